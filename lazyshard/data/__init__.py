@@ -1,0 +1,12 @@
+"""Streams as data sets for training. The only place of lazyshard that imports torch.
+
+- `dataset`: the data set; `index_space`: what its indices mean; `rank`: whose they are
+- `encode`, `cache`, `bad_samples`: from a row to a sample
+- `shared`: what a data set's processes tell each other
+"""
+
+from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.data.rank import resolve_rank
+from lazyshard.data.shared import Stats
+
+__all__ = ["LazyShardedDataset", "Stats", "resolve_rank"]

@@ -1,0 +1,379 @@
+"""`LazyShardedDataset`: a stream as a map-style data set, each data-parallel rank with its own chunks.
+
+The stock `torch.utils.data.DataLoader` and samplers drive it. An index is turned into a sample number by arithmetic
+(`lazyshard.plan`), so no index is built and nothing is agreed upon between ranks; a sample that is not published yet is
+waited for.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from torch.utils.data import Dataset, get_worker_info
+
+from lazyshard.data.bad_samples import BadSamples, OnBadSample, substitutes
+from lazyshard.data.cache import SampleCache
+from lazyshard.data.encode import EncodeFn, Encoder
+from lazyshard.data.index_space import IndexSpace, LayoutName, Order, UnitName
+from lazyshard.data.rank import Rank, resolve_rank
+from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
+from lazyshard.errors import BadSample, ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.plan import Draw, Run
+from lazyshard.storage import Published, StreamReader
+from lazyshard.storage.chunk import parse_lines
+
+_NOTHING: Final[tuple[int, list[bytes], int]] = (0, [], 0)
+"""Nothing read ahead: index of the first line, lines of it and of the indices that follow it, epoch."""
+
+_loads = orjson.loads
+
+
+class LazyShardedDataset(Dataset[Any]):
+    """A stream, live or ended, as a map-style data set.
+
+    It has dp_size * B indices; B, the samples of one rank in an epoch, is a multiple of `batch_size`. Any index works on any
+    rank; with the layout that fits the sampler a rank meets only its own chunks. For a plain loop, `rank_indices` is a
+    sampler::
+
+        dataset = LazyShardedDataset("stream", template.encode, batch_size=8, max_total_samples=1_000_000)
+        loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=8, num_workers=2, collate_fn=collate)
+
+    The order: samples are dealt to the ranks in units; with `unit="chunk"`, chunk k is rank k % dp_size's, and each rank
+    reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size * batch_size left over.
+
+    Args:
+        directory: the stream's directory; if there is no stream in it yet, the constructor waits for one.
+        encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as ms-swift's
+            `template.encode` does. None returns the rows as they are.
+        dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`), when
+            the data set is first used.
+        dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
+        samples_per_chunk: only for directories that another program fills; streams of ours know it.
+        max_total_samples: the most samples of an epoch, over all ranks. Needed while the stream is live, since samplers ask
+            for a length before it has one. If the stream ends with fewer, later indices go on with the next epoch.
+        batch_size: samples of one rank in a micro batch.
+        unit: what is dealt in turn: "chunk", "sample", "batch", or a number of samples.
+        layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
+            ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same without
+            shuffle, Hugging Face's).
+        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
+        seed: of the shuffle.
+        max_wait: how many seconds to wait at the most for anything that is still to be published.
+        on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its chunk, the
+            same on every rank and in every run, and logs it; "raise" raises.
+        max_bad_samples: how many different bad samples one process (each DataLoader worker) substitutes before it raises.
+        cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first pass over
+            a stream nothing comes back.
+
+    Raises:
+        WaitTimeout: no stream has appeared.
+        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
+        RankInvalid: rank and size are impossible.
+        ValueError: another argument is.
+
+    The rank and the length are resolved when they are first needed, and never change after that. Not guaranteed: that ranks
+    agree on the length if a live stream ends just while they ask for it; pass the same `max_total_samples` or start ranks
+    while it is clearly live or ended.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        encode_fn: EncodeFn | None = None,
+        *,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        samples_per_chunk: int | None = None,
+        max_total_samples: int | None = None,
+        batch_size: int = 1,
+        unit: UnitName | int = "chunk",
+        layout: LayoutName = "block",
+        shuffle_window: int = 0,
+        seed: int = 0,
+        max_wait: float = 600.0,
+        on_bad_sample: OnBadSample = "substitute",
+        max_bad_samples: int = 100,
+        cache_bytes: int = 0,
+    ) -> None:
+        self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples)
+        self._bad = BadSamples(on_bad_sample, max_bad_samples)
+        self._encode = None if encode_fn is None else Encoder(encode_fn)
+        if cache_bytes < 0:
+            raise ValueError(f"cache_bytes is 0 or more, got {cache_bytes}")
+        self._cache = SampleCache(cache_bytes if self._encode else 0)
+        self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
+        self._shared = SharedNumbers()
+        self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
+        self._space: IndexSpace | None = None
+        self._step = 1
+        self._reported = (0, 0, 0.0)
+        self._attach()
+
+    def _attach(self) -> None:
+        # Lines read ahead. One value that is only ever replaced, so that threads which share the data set never see the lines
+        # of one place with the index of another.
+        self._ahead = _NOTHING
+        # The run that was located last: lane, epoch and run.
+        self._run: tuple[int, int, Run] | None = None
+        self._numbers = self._shared.view
+        self._pid = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
+        self._indices()
+        state = self.__dict__ | {"_cache": self._cache.fresh()}
+        for name in ("_ahead", "_run", "_numbers", "_pid"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes up what is not pickled."""
+        self.__dict__.update(state)
+        self._attach()
+
+    @property
+    def directory(self) -> Path:
+        """The stream's directory."""
+        return self._reader.directory
+
+    @property
+    def stream_id(self) -> str | None:
+        """The stream's identity; None for a directory that another program fills."""
+        return self._reader.stream_id
+
+    @property
+    def samples_per_chunk(self) -> int:
+        """Rows in every chunk but possibly the last."""
+        return self._reader.samples_per_chunk
+
+    @property
+    def rank(self) -> Rank:
+        """Data-parallel rank and size."""
+        return self._indices().rank
+
+    @property
+    def rank_indices(self) -> range:
+        """The indices of this rank, in order: a sampler. ``rank_indices[consumed:]`` goes on after so many samples."""
+        space = self._indices()
+        return space.layout.lane_indices(space.rank.dp_rank)
+
+    @property
+    def leftover(self) -> int | None:
+        """Samples that no rank draws in an epoch, fewer than dp_size * batch_size; None while the end is open."""
+        total = self._order.known_total(self.published())
+        return None if total is None else self._indices().plan.leftover(total)
+
+    def published(self) -> Published:
+        """Looks what is published now."""
+        return self._reader.refresh()
+
+    def stats(self) -> Stats:
+        """Returns what this process and its DataLoader workers have met so far."""
+        return self._shared.stats()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Starts another epoch: the indices draw that epoch's order from now on, in running workers too.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        if epoch < 0:
+            raise ValueError(f"epoch is 0 or more, got {epoch}")
+        self._numbers[EPOCH] = epoch
+
+    def draw(self, index: int) -> Draw:
+        """Returns epoch and number of the sample that an index draws, without reading it.
+
+        Waits until that is certain. On a live stream that has ended before `max_total_samples` the epoch tells where it
+        ended, and to all ranks alike: ``if dataset.draw(dataset.rank_indices[done]).epoch: break``.
+
+        Raises:
+            IndexError: outside the data set.
+            WaitTimeout: it was not certain within `max_wait`.
+        """
+        return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
+
+    def __len__(self) -> int:
+        """Number of indices: exact if the stream had ended when first asked, else from `max_total_samples`.
+
+        Raises:
+            LengthUnknown: the stream was live and there is no `max_total_samples`.
+        """
+        return self._indices().layout.size
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns a sample, waiting for it if it is not published yet.
+
+        Raises:
+            IndexError: outside the data set.
+            WaitTimeout: not published within `max_wait`.
+            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
+        """
+        first, lines, epoch = self._ahead
+        place, step = index - first, self._step
+        if step != 1:
+            place = -1 if place % step else place // step
+        if 0 <= place < len(lines) and self._encode is None and epoch == self._numbers[EPOCH]:
+            try:
+                row = _loads(lines[place])
+            except orjson.JSONDecodeError:
+                row = None
+            if type(row) is dict:
+                return row
+        return self._fetch([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Returns the samples of a batch. Raises as `__getitem__` does."""
+        first, lines, epoch = self._ahead
+        if lines and indices and self._encode is None and epoch == self._numbers[EPOCH]:
+            start, step = indices[0], self._step
+            place = start - first
+            if step != 1:
+                place = -1 if place % step else place // step
+            stop = place + len(indices)
+            if 0 <= place and stop <= len(lines) and indices == list(range(start, first + stop * step, step)):
+                rows = parse_lines(lines[place:stop])
+                if rows:
+                    return rows
+        return self._fetch(indices)
+
+    def _indices(self) -> IndexSpace:
+        if self._space is None:
+            self._space = IndexSpace(self._order, self._rank or resolve_rank(), self._reader)
+            self._step = 1 if self._order.layout == "block" else self._space.rank.dp_size
+        return self._space
+
+    def _fetch(self, indices: Sequence[int]) -> list[Any]:
+        if self._pid != os.getpid():
+            self._enter_process()
+        try:
+            samples: list[Any] = []
+            while len(samples) < len(indices):
+                index, count = self._consecutive(indices, len(samples))
+                samples += self._read(index, count)
+            return samples
+        except LazyShardError as error:
+            if get_worker_info() is not None:
+                error.carry_fields()
+            raise
+        finally:
+            self._report()
+
+    def _enter_process(self) -> None:
+        # A forked worker begins with what its parent had counted.
+        self._pid = os.getpid()
+        self._reader.waited_s = 0.0
+        self._reader.chunks_opened = 0
+        self._reported = (0, 0, 0.0)
+        self._bad = self._bad.fresh()
+        space, worker = self._indices(), get_worker_info()
+        rank = f"rank {space.rank.dp_rank} of {space.rank.dp_size}"
+        self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
+
+    def _consecutive(self, indices: Sequence[int], start: int) -> tuple[int, int]:
+        """Returns the index at a place of a batch, and how many from there on follow each other as a rank's do."""
+        index, step = operator.index(indices[start]), self._step
+        count = len(indices) - start
+        if count == 1 or (start == 0 and indices == list(range(index, index + count * step, step))):
+            return index, count
+        count = 1
+        while start + count < len(indices) and indices[start + count] == index + count * step:
+            count += 1
+        return index, count
+
+    def _read(self, index: int, count: int) -> list[Any]:
+        """Returns the samples of the first of `count` consecutive indices: at least one of them."""
+        epoch = self._numbers[EPOCH]
+        sample, stop = self._locate(index, epoch)
+        try:
+            lines = self._lines_ahead(index, count, epoch)
+            if not lines:
+                # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+                self._ahead = _NOTHING
+                ahead = self._reader.lines_published(sample, stop, count)
+                self._ahead = (index, ahead, epoch)
+                lines = ahead[:count]
+            rows = self._reader.parse(lines, sample)
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return [self._substitute(sample, cause)]
+        return rows if self._encode is None else [self._finish(sample + i, row) for i, row in enumerate(rows)]
+
+    def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
+        """Returns the lines of the first of `count` consecutive indices that were read ahead."""
+        first, lines, ahead_epoch = self._ahead
+        place, beside = divmod(index - first, self._step)
+        return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
+
+    def _locate(self, index: int, epoch: int) -> tuple[int, int]:
+        """Returns the sample of an index, and the sample before which those of the following indices stop to follow it."""
+        space = self._indices()
+        if space.plan.window:
+            sample = space.draw(index, epoch, self._reader).sample
+            return sample, sample + 1
+        lane, position = space.layout.locate(index)
+        known = self._run
+        if known is None or known[:2] != (lane, epoch) or not known[2].first <= position < known[2].stop:
+            known = self._run = (lane, epoch, space.run(lane, position, epoch, self._reader))
+        run = known[2]
+        return run.sample + position - run.first, run.sample + run.stop - run.first
+
+    def _finish(self, sample: int, row: dict[str, Any]) -> Any:
+        """Encodes a row unless that was done before; returns a substitute's sample if it fails."""
+        assert self._encode is not None
+        kept = self._cache.get(sample)
+        if kept is not None:
+            return kept
+        try:
+            encoded = self._encode(row)
+        except MemoryError:
+            raise
+        except Exception as cause:
+            return self._substitute(sample, cause)
+        self._cache.put(sample, encoded)
+        return encoded
+
+    def _substitute(self, sample: int, cause: Exception) -> Any:
+        """Returns another sample of the chunk, or raises what `on_bad_sample` says."""
+        if isinstance(cause, ChunkCorrupt) and cause.row is None:
+            raise cause
+        self._bad.meet(sample, self._where(sample, cause), cause)
+        chunk = self._reader.chunk(sample // self.samples_per_chunk)
+        for other in substitutes(sample, len(chunk), self.samples_per_chunk):
+            try:
+                row = self._reader.read_published(other, other + 1)[0]
+                return row if self._encode is None else self._encode(row)
+            except (MemoryError, OSError):
+                raise
+            except Exception as also:
+                self._bad.meet(other, self._where(other, also), also)
+        raise BadSample(
+            f"{chunk.path}: no usable substitute for sample {sample}: all rows that were tried are bad too",
+            file=str(chunk.path),
+            sample=sample,
+            chunk=chunk.number,
+        ) from cause
+
+    def _where(self, sample: int, cause: Exception) -> BadSample:
+        number, row = divmod(sample, self.samples_per_chunk)
+        chunk = self._reader.chunk(number)
+        byte = chunk.offset(row)
+        reason = getattr(cause, "reason", None) or f"{type(cause).__name__}: {cause}"
+        return BadSample(
+            f"{chunk.path}: row {row} (line {row + 1}, byte {byte}, sample {sample}): {reason}",
+            file=str(chunk.path),
+            sample=sample,
+            chunk=number,
+            row=row,
+            byte=byte,
+        )
+
+    def _report(self) -> None:
+        met = (len(self._bad), self._reader.chunks_opened, self._reader.waited_s)
+        if met != self._reported:
+            self._reported = met
+            self._shared.report(*met)

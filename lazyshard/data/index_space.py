@@ -1,0 +1,135 @@
+"""What the indices of a data set mean: which sample each draws, and from when on that is known.
+
+Every number here follows from the stream's published total and the settings, so all ranks agree without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lazyshard.data.rank import Rank
+from lazyshard.errors import LengthUnknown
+from lazyshard.plan import Deal, Draw, Layout, Plan, Run, make_layout
+from lazyshard.storage import Published, StreamReader
+
+LayoutName = Literal["block", "strided"]
+UnitName = Literal["chunk", "sample", "batch"]
+
+_log = logging.getLogger("lazyshard")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The settings that decide which sample is drawn when.
+
+    Attributes:
+        batch_size: samples of one rank in a micro batch.
+        unit: what is dealt to the ranks in turn: "chunk", "sample", "batch", or a number of samples.
+        layout: "block" (rank r has the indices [r * B, (r + 1) * B)) or "strided" (r, r + dp_size, ...).
+        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
+        seed: of the shuffle.
+        max_total_samples: the stream is taken to end there at the latest; None for no bound.
+    """
+
+    batch_size: int
+    unit: UnitName | int
+    layout: LayoutName
+    shuffle_window: int
+    seed: int
+    max_total_samples: int | None
+
+    def __post_init__(self) -> None:
+        """Checks what the plan cannot check."""
+        if self.layout not in get_args(LayoutName):
+            raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {self.layout!r}")
+        if self.unit not in get_args(UnitName) and (type(self.unit) is not int or self.unit < 1):
+            raise ValueError(f"unit is one of {', '.join(get_args(UnitName))} or a number from 1, got {self.unit!r}")
+        if type(self.shuffle_window) is not int or self.shuffle_window < 0:
+            raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
+        limit = self.max_total_samples
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"max_total_samples is a number from 1, got {limit!r}")
+        # The plan's own checks, before a stream is waited for.
+        self.plan(1, 1)
+
+    def plan(self, dp_size: int, samples_per_chunk: int) -> Plan:
+        """Returns the plan for so many ranks."""
+        units = {"chunk": samples_per_chunk, "sample": 1, "batch": self.batch_size}
+        unit = self.unit if isinstance(self.unit, int) else units[self.unit]
+        # A window is made of whole units, so that it is known to be published when its stripes are.
+        window = -(-self.shuffle_window * samples_per_chunk // unit) * unit
+        return Plan(Deal(dp_size, unit), batch_size=self.batch_size, window=window, seed=self.seed)
+
+    def known_total(self, published: Published) -> int | None:
+        """Returns how many samples there are to draw, None as long as that is open."""
+        limit = self.max_total_samples
+        if published.ended:
+            return published.samples if limit is None else min(published.samples, limit)
+        return limit if limit is not None and published.samples >= limit else None
+
+
+class IndexSpace:
+    """The indices of one data set. Fixed once made, whatever the stream does afterwards.
+
+    Args:
+        order: the settings.
+        rank: whose data set it is.
+        reader: the stream.
+
+    Raises:
+        LengthUnknown: the stream is live and there is no max_total_samples.
+    """
+
+    def __init__(self, order: Order, rank: Rank, reader: StreamReader) -> None:
+        self.order = order
+        self.rank = rank
+        self.plan = order.plan(rank.dp_size, reader.samples_per_chunk)
+        published = reader.refresh()
+        known = order.known_total(published)
+        total = order.max_total_samples if known is None else known
+        if total is None:
+            raise LengthUnknown(
+                f"{reader.directory}: the stream is still being produced ({published.samples} samples so far), so the data "
+                f"set has no length yet; pass max_total_samples, the most samples that you want to train an epoch on",
+                directory=str(reader.directory),
+            )
+        self.layout: Layout = make_layout(order.layout, rank.dp_size, self.plan.epoch_length(total))
+        if known is not None and self.plan.leftover(known) and rank.dp_rank == 0:
+            _log.warning(
+                "%s: %d samples; left over in each epoch: %d, fewer than dp_size * batch_size = %d * %d",
+                reader.directory,
+                known,
+                self.plan.leftover(known),
+                rank.dp_size,
+                order.batch_size,
+            )
+
+        # Positions up to this one are certain, given this total: what needs fewer published samples than something that was
+        # waited for needs no look.
+        self._certain = -1
+        self._certain_total: int | None = None
+
+    def draw(self, index: int, epoch: int, reader: StreamReader) -> Draw:
+        """Returns epoch and sample of an index, waiting until they are certain.
+
+        Raises:
+            IndexError: outside the index space, or the stream has ended with less than one batch a rank.
+            WaitTimeout: what decides it was not published in time.
+        """
+        lane, position = self.layout.locate(index)
+        return self.plan.draw(lane, position, self._total(position, reader), epoch)
+
+    def run(self, lane: int, position: int, epoch: int, reader: StreamReader) -> Run:
+        """Returns the neighbours of a position that draw consecutive samples. Raises as `draw` does."""
+        return self.plan.run(lane, position, self._total(position, reader), epoch)
+
+    def _total(self, position: int, reader: StreamReader) -> int | None:
+        if position > self._certain:
+            needed = self.plan.needed(position)
+            limit = self.order.max_total_samples
+            published = reader.wait_for(needed if limit is None else min(needed, limit))
+            self._certain_total = self.order.known_total(published)
+            self._certain = position if self._certain_total is None else self.layout.block
+        return self._certain_total

@@ -1,0 +1,262 @@
+"""Every error that lazyshard raises on purpose.
+
+All of them extend `LazyShardError` and the builtin that they refine, so ``except TimeoutError`` and
+``except LazyShardError`` both work. Each class declares its fields as annotated attributes; a field that does not apply
+is None. Errors survive pickling whole, and they survive `torch.utils.data.DataLoader` too, which rebuilds a worker's
+error from the text of its traceback alone: see `LazyShardError.carry_fields`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any, Final
+
+_FIELDS_MARK: Final = "lazyshard-error-fields: "
+"""Begins the line that carries an error's fields through a rebuild from text."""
+
+_FIELDS_LINE: Final = re.compile(rf"\n?^{_FIELDS_MARK}(\{{.*\}})$", re.MULTILINE)
+
+
+class LazyShardError(Exception):
+    """Root of all errors of lazyshard.
+
+    Args:
+        message: what happened, where, what was expected and what to do next.
+        fields: values for the attributes that the class declares.
+
+    Raises:
+        TypeError: a field that the class does not declare.
+    """
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        message, carried = _split_fields(message)
+        super().__init__(message)
+        declared = _declared(type(self))
+        for name in fields:
+            if name not in declared:
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
+        # What the text carries may be the cause's, which has other fields than the error that it led to.
+        vars(self).update({name: value for name, value in carried.items() if name in declared} | fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles message and fields; the default would lose the fields."""
+        return _rebuild, (type(self), str(self.args[0]), self._fields())
+
+    def carry_fields(self) -> None:
+        """Writes the fields into the message, for a journey on which only text survives.
+
+        A DataLoader worker sends only the class and the formatted traceback of an error, and the parent calls the class
+        with that text. The line added here is found, read and taken out again by the constructor, so the parent's error
+        has its fields too. An error without fields gets a line as well: its cause's, further up, must not count as its.
+        """
+        message = str(self.args[0])
+        if _split_fields(message)[0] == message:
+            self.args = (f"{message}\n{_FIELDS_MARK}{json.dumps(self._fields(), default=_plain)}",)
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name in _declared(type(self))}
+
+
+def _declared(cls: type[LazyShardError]) -> set[str]:
+    return {name for base in cls.__mro__ if issubclass(base, LazyShardError) for name in inspect.get_annotations(base)}
+
+
+def _rebuild(cls: type[LazyShardError], message: str, fields: dict[str, Any]) -> LazyShardError:
+    return cls(message, **fields)
+
+
+def _split_fields(message: str) -> tuple[str, dict[str, Any]]:
+    """Returns the message without the lines that carry fields, and the last one's: a traceback ends in its error."""
+    fields: dict[str, Any] = {}
+
+    def take(line: re.Match[str]) -> str:
+        try:
+            found = json.loads(line[1])
+        except ValueError:
+            return line[0]
+        fields.clear()
+        fields.update(found)
+        return ""
+
+    return (_FIELDS_LINE.sub(take, message) if _FIELDS_MARK in message else message), fields
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold: the Python number in a numpy scalar, else the text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+class FormatInvalid(LazyShardError, ValueError):
+    """Bytes of a stream's own files that do not say what the format asks for."""
+
+    file: str | None = None
+    field: str | None = None
+    expected: str | None = None
+    actual: str | None = None
+
+
+class ManifestInvalid(FormatInvalid):
+    """`stream.json` cannot be used."""
+
+
+class SealInvalid(FormatInvalid):
+    """A `.completed` file cannot be used."""
+
+    chunk: int | None = None
+
+
+class HeadInvalid(FormatInvalid):
+    """`head.json` cannot be used."""
+
+
+class EndInvalid(FormatInvalid):
+    """`stream.end` cannot be used."""
+
+
+class OwnerInvalid(FormatInvalid):
+    """`stream.owner` cannot be used."""
+
+
+class VersionUnsupported(FormatInvalid):
+    """A file of a later format than this release reads."""
+
+
+class RowInvalid(LazyShardError, ValueError):
+    """A row that is not one JSON object in UTF-8.
+
+    `file`, `line` (from 1) and `byte` (offset in the file, from 0) are known where the row came from a file.
+    """
+
+    reason: str | None = None
+    file: str | None = None
+    line: int | None = None
+    byte: int | None = None
+
+
+class ChunkCorrupt(LazyShardError, ValueError):
+    """A sealed chunk whose bytes are not those that were sealed."""
+
+    file: str | None = None
+    chunk: int | None = None
+    row: int | None = None
+    byte: int | None = None
+    expected: str | None = None
+    actual: str | None = None
+
+
+class ChunkMissing(LazyShardError, FileNotFoundError):
+    """A published chunk of which a file is not there."""
+
+    file: str | None = None
+    chunk: int | None = None
+    waited: float | None = None
+
+
+class FileRefused(LazyShardError, OSError):
+    """Not a plain file of the stream where one should be: a directory, FIFO, device or link out of it."""
+
+    file: str | None = None
+    kind: str | None = None
+
+
+class FileUnreadable(LazyShardError, PermissionError):
+    """A file of the stream that this process may not read."""
+
+    file: str | None = None
+    uid: int | None = None
+
+
+class StreamMissing(LazyShardError, FileNotFoundError):
+    """There is no stream in the directory, or it has gone."""
+
+    directory: str | None = None
+
+
+class StreamUnsealed(LazyShardError, ValueError):
+    """A directory of chunk files with no `.completed` marker at all: nothing tells which of them are complete."""
+
+    directory: str | None = None
+
+
+class StreamInvalid(LazyShardError, ValueError):
+    """The files of a stream contradict each other: a gap, two files for one chunk, a short chunk in the middle."""
+
+    directory: str | None = None
+    chunk: int | None = None
+
+
+class StreamMismatch(LazyShardError, ValueError):
+    """The stream is another one than the caller asked for, for instance with another number of samples per chunk."""
+
+    directory: str | None = None
+    expected: str | None = None
+    actual: str | None = None
+
+
+class StreamEnded(LazyShardError, ValueError):
+    """The stream has ended: nothing can be added to it."""
+
+    directory: str | None = None
+    samples: int | None = None
+
+
+class ProducerLocked(LazyShardError, BlockingIOError):
+    """Another producer on this machine holds the stream."""
+
+    directory: str | None = None
+    holder: str | None = None
+
+
+class ProducerFenced(LazyShardError, RuntimeError):
+    """Another producer has taken the stream over; this one must stop."""
+
+    directory: str | None = None
+    holder: str | None = None
+
+
+class WriterFailed(LazyShardError, OSError):
+    """A write failed; what was published stands, the open chunk is dropped, and opening the stream again resumes."""
+
+    directory: str | None = None
+    published_samples: int | None = None
+
+
+class WaitTimeout(LazyShardError, TimeoutError):
+    """What a reader needs was not published in time."""
+
+    directory: str | None = None
+    chunk: int | None = None
+    waited: float | None = None
+    state: str | None = None
+    heartbeat_age: float | None = None
+
+
+class LengthUnknown(LazyShardError, TypeError):
+    """A live stream has no length yet, and no `max_total_samples` was given."""
+
+    directory: str | None = None
+
+
+class BadSample(LazyShardError, ValueError):
+    """A sample that cannot be read or encoded."""
+
+    file: str | None = None
+    sample: int | None = None
+    chunk: int | None = None
+    row: int | None = None
+    byte: int | None = None
+
+
+class TooManyBadSamples(BadSample):
+    """More bad samples than `max_bad_samples` allows."""
+
+    count: int | None = None
+
+
+class RankInvalid(LazyShardError, ValueError):
+    """A data-parallel rank or size that cannot be."""
+
+    dp_rank: int | None = None
+    dp_size: int | None = None

@@ -1,0 +1,32 @@
+"""The files of a stream directory as values: encode, decode, validate. No I/O, no clock.
+
+- `names`: file names; `fields`: how JSON of other people's making is read
+- `manifest`, `head`, `end`, `owner`, `seal`: one file of the directory each
+- `row`: one line of a chunk
+
+The specification for other languages is `docs/format.md`.
+"""
+
+from lazyshard.format.end import End
+from lazyshard.format.fields import FORMAT
+from lazyshard.format.head import STATES, Head, ProducerState
+from lazyshard.format.manifest import Manifest, check_samples_per_chunk
+from lazyshard.format.owner import Owner
+from lazyshard.format.row import check_row, encode_row, has_duplicate_keys, parse_row
+from lazyshard.format.seal import Seal
+
+__all__ = [
+    "FORMAT",
+    "STATES",
+    "End",
+    "Head",
+    "Manifest",
+    "Owner",
+    "ProducerState",
+    "Seal",
+    "check_row",
+    "check_samples_per_chunk",
+    "encode_row",
+    "has_duplicate_keys",
+    "parse_row",
+]

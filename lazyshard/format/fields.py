@@ -1,0 +1,145 @@
+"""Reads typed fields out of JSON that someone else wrote, and says exactly what is wrong with them.
+
+Unknown fields are ignored, so that a later release may add some. A format number above ours is refused.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+import reprlib
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from lazyshard.errors import FormatInvalid, VersionUnsupported
+
+FORMAT: Final = 1
+"""The only stream format there is; every file of a stream carries it."""
+
+MAX_CHUNKS: Final = 10**15
+MAX_SAMPLES: Final = 2**62
+"""Bounds that no real stream meets, so that all index arithmetic stays within 64 bits."""
+
+_SHOWN_MAX: Final = 80
+"""Characters of a wrong value that a message shows."""
+
+_SHORTENED: Final = reprlib.Repr()
+"""Neither a value of many megabytes nor one nested as deep as orjson reads (past Python's own limit) is shown whole."""
+_SHORTENED.maxstring = _SHOWN_MAX
+
+
+class Fields:
+    """The fields of one JSON object, read one by one with checks.
+
+    Args:
+        data: the file's bytes.
+        file: how to call the file in messages.
+        error: the class of error to raise.
+
+    Raises:
+        FormatInvalid: (of the class given) not UTF-8, not JSON, not an object, or another format.
+    """
+
+    def __init__(self, data: bytes, file: str, error: type[FormatInvalid]) -> None:
+        self.file = file
+        self.error = error
+        try:
+            values = orjson.loads(data)
+        except orjson.JSONDecodeError as cause:
+            raise self.refuse(None, "a JSON object", f"{_shown(data)} ({cause})") from cause
+        if not isinstance(values, dict):
+            raise self.refuse(None, "a JSON object", _shown(values))
+        self.values: dict[str, Any] = values
+        version = self.integer("format", 1, 2**31)
+        if version > FORMAT:
+            raise VersionUnsupported(
+                f"{file}: written in stream format {version}, this release of lazyshard reads format {FORMAT}; "
+                f"install a newer lazyshard",
+                file=file,
+                field="format",
+                expected=str(FORMAT),
+                actual=str(version),
+            )
+
+    def refuse(self, field: str | None, expected: str, actual: str) -> FormatInvalid:
+        """Returns the error for a field that is not as expected."""
+        where = f"{self.file}: field {field!r}" if field else self.file
+        return self.error(
+            f"{where}: expected {expected}, found {actual}",
+            file=self.file,
+            field=field,
+            expected=expected,
+            actual=actual,
+        )
+
+    def integer(self, field: str, low: int, high: int) -> int:
+        """Returns an integer of the closed range [low, high]."""
+        value = self.values.get(field)
+        if type(value) is not int or not low <= value <= high:
+            raise self.refuse(field, f"an integer from {low} to {high}", self._found(field))
+        return value
+
+    def number(self, field: str) -> float:
+        """Returns a finite number."""
+        value = self.values.get(field)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self.refuse(field, "a number", self._found(field))
+        return float(value)
+
+    def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
+        """Returns a non-empty string, one of `choices` if there are any."""
+        value = self.values.get(field)
+        if not isinstance(value, str) or not value or (choices and value not in choices):
+            raise self.refuse(field, f"one of {', '.join(choices)}" if choices else "a string", self._found(field))
+        return value
+
+    def boolean(self, field: str) -> bool:
+        """Returns true or false."""
+        value = self.values.get(field)
+        if not isinstance(value, bool):
+            raise self.refuse(field, "true or false", self._found(field))
+        return value
+
+    def packed(self, field: str, dtype: str, count: int) -> npt.NDArray[Any]:
+        """Returns an array of `count` numbers, kept as base64 of its little-endian bytes.
+
+        Args:
+            field: the field's name.
+            dtype: "<u8" or "<u4".
+            count: how many numbers there must be.
+        """
+        value = self.values.get(field)
+        if not isinstance(value, str):
+            raise self.refuse(field, "a base64 string", self._found(field))
+        try:
+            data = pybase64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError) as cause:
+            raise self.refuse(field, "a base64 string", f"{_shown(value)} ({cause})") from cause
+        size = np.dtype(dtype).itemsize
+        if len(data) != count * size:
+            raise self.refuse(field, f"{count} numbers of {size} bytes", f"{len(data)} bytes")
+        return np.frombuffer(data, dtype=dtype)
+
+    def _found(self, field: str) -> str:
+        return _shown(self.values[field]) if field in self.values else "no such field"
+
+
+def pack(numbers: npt.ArrayLike, dtype: str) -> str:
+    """Returns base64 of the numbers' little-endian bytes, the inverse of `Fields.packed`."""
+    return pybase64.b64encode(np.asarray(numbers, dtype=dtype).tobytes()).decode("ascii")
+
+
+def encode(values: dict[str, Any]) -> bytes:
+    """Returns the JSON of one of a stream's own files, ended by a newline."""
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return orjson.dumps(value).decode()
+    text = repr(value[: _SHOWN_MAX + 1]) if isinstance(value, bytes) else _SHORTENED.repr(value)
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."

@@ -1,0 +1,75 @@
+"""The manifest, `stream.json`: what never changes about a stream.
+
+Written once when the stream is created. Lifetime: as long as the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from lazyshard.errors import ManifestInvalid
+from lazyshard.format.fields import FORMAT, Fields, encode
+from lazyshard.format.names import MANIFEST
+
+MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
+"""A seal holds 16 bytes a row and more, base64; past this one is no longer read in a reasonable time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What never changes about a stream.
+
+    Attributes:
+        stream_id: 32 hexadecimal digits chosen at random when the stream was created.
+        samples_per_chunk: rows in every chunk but possibly the last of an ended stream.
+        created_at: seconds since 1970, UTC.
+    """
+
+    stream_id: str
+    samples_per_chunk: int
+    created_at: float
+
+    def __post_init__(self) -> None:
+        """Checks the number of samples per chunk."""
+        check_samples_per_chunk(self.samples_per_chunk)
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        return encode(
+            {
+                "format": FORMAT,
+                "stream_id": self.stream_id,
+                "samples_per_chunk": self.samples_per_chunk,
+                "created_at": self.created_at,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, file: str = MANIFEST) -> Manifest:
+        """Reads the file's bytes.
+
+        Raises:
+            ManifestInvalid: a field is missing or wrong.
+            VersionUnsupported: a later format.
+        """
+        fields = Fields(data, file, ManifestInvalid)
+        stream_id = fields.text("stream_id")
+        if len(stream_id) != 32 or not set(stream_id) <= set("0123456789abcdef"):
+            raise fields.refuse("stream_id", "32 hexadecimal digits", repr(stream_id))
+        return cls(
+            stream_id=stream_id,
+            samples_per_chunk=fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
+            created_at=fields.number("created_at"),
+        )
+
+
+def check_samples_per_chunk(value: int) -> int:
+    """Returns the value if it can be a number of samples per chunk.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if type(value) is not int or not 1 <= value <= MAX_SAMPLES_PER_CHUNK:
+        raise ValueError(f"samples_per_chunk is an integer from 1 to {MAX_SAMPLES_PER_CHUNK}, got {value!r}")
+    return value

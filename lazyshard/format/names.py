@@ -1,0 +1,54 @@
+"""Names of the files of a stream directory.
+
+```
+stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
+head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
+stream.end               end of stream          stream.owner                  who may write
+.producer.lock, .tmp/    the writer's own
+```
+
+A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
+that other programs fill may pad otherwise, so parsing takes any number of digits.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MANIFEST: Final = "stream.json"
+HEAD: Final = "head.json"
+END: Final = "stream.end"
+OWNER: Final = "stream.owner"
+LOCK: Final = ".producer.lock"
+TEMPORARY: Final = ".tmp"
+SEAL_SUFFIX: Final = ".completed"
+
+_CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
+"""255: no file name is longer."""
+
+
+def chunk_name(chunk: int) -> str:
+    """Returns the canonical name of a chunk's data file.
+
+    Raises:
+        ValueError: the number is negative.
+    """
+    if chunk < 0:
+        raise ValueError(f"a chunk number is 0 or more, got {chunk}")
+    return f"chunk_{chunk:05d}.jsonl"
+
+
+def seal_name(chunk: int) -> str:
+    """Returns the canonical name of a chunk's seal."""
+    return chunk_name(chunk) + SEAL_SUFFIX
+
+
+def parse_chunk_name(name: str) -> tuple[int, bool] | None:
+    """Returns (chunk number, whether it is the seal), or None where the name is not that of a chunk or seal.
+
+    >>> parse_chunk_name("chunk_00012.jsonl"), parse_chunk_name("chunk_7.jsonl.completed"), parse_chunk_name("x.jsonl")
+    ((12, False), (7, True), None)
+    """
+    found = _CHUNK.fullmatch(name)
+    return (int(found[1]), found[2] is not None) if found else None

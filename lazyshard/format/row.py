@@ -1,0 +1,203 @@
+"""A row: one JSON object in UTF-8 on one line.
+
+What every reader can parse to the same value is accepted, all else refused with the reason and the byte: numbers that
+JSON readers round differently (integers past 64 bits, 1e999) are refused rather than changed in silence.
+
+Everything that walks a row does so without recursion: orjson reads objects nested deeper than Python may recurse.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final
+
+import orjson
+
+from lazyshard.errors import RowInvalid
+
+_QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
+"""Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
+
+_QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
+"""Tokens of a valid row: an escape, a quote and whether a colon follows, a brace."""
+
+_BLANK_BEFORE_COLON: Final = re.compile(rb'"[ \t\r\n]+:')
+
+_UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
+_NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def parse_row(line: bytes | memoryview) -> dict[str, Any]:
+    """Returns the object in a line, with or without its line end.
+
+    Raises:
+        RowInvalid: with `reason` and `byte` (offset in the line).
+    """
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as cause:
+        raise refuse_row(bytes(line), cause) from None
+    if type(row) is not dict:
+        raise _invalid(f"expected a JSON object, found {_kind(row)}", 0)
+    return row
+
+
+def check_row(line: bytes) -> dict[str, Any]:
+    """Returns the object in a line that is to be published, with or without its line end.
+
+    Stricter than `parse_row`: also refuses line ends between the tokens and integers that do not fit into 64 bits.
+
+    Raises:
+        RowInvalid: with `reason` and `byte` (offset in the line).
+    """
+    row = parse_row(line)
+    end = len(line) - line.endswith(b"\n")
+    end -= line.endswith(b"\r", 0, end)
+    for line_end in (b"\n", b"\r"):
+        at = line.find(line_end, 0, end)
+        if at >= 0:
+            raise _invalid("a line end within the row: expected one object on one line", at)
+    if _has_huge_float(row):
+        _check_integers(line)
+    return row
+
+
+def encode_row(row: object) -> bytes:
+    """Returns the line of an object, with its newline.
+
+    Raises:
+        RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
+            infinities are refused, not made null.
+    """
+    if not isinstance(row, dict):
+        raise _invalid(f"expected a dict, found {type(row).__name__}", None)
+    try:
+        line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
+    except (orjson.JSONEncodeError, RecursionError) as cause:
+        raise _invalid(f"cannot be written as JSON: {cause}", None) from None
+    if b"null" in line and _has_non_finite(row):
+        raise _invalid("NaN and infinities are not JSON", None)
+    return line
+
+
+def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
+    """Whether an object of the line names a key twice; `row` is what it parsed to (the last one counts)."""
+    blanks = any(blank in line for blank in (b" :", b"\t:", b"\r:", b"\n:")) and _BLANK_BEFORE_COLON.search(line)
+    if not blanks and line.count(b'":') <= _keys(row):
+        return False
+    objects: list[set[str]] = []
+    start = -1  # of the string that the token is in
+    for token in _QUOTES_AND_BRACES.finditer(line):
+        if token[0].startswith(b'"'):
+            if start < 0:
+                start = token.start()
+                continue
+            if token[1]:
+                key = orjson.loads(line[start : token.start() + 1])
+                if key in objects[-1]:
+                    return True
+                objects[-1].add(key)
+            start = -1
+        elif start < 0 and token[0] == b"{":
+            objects.append(set())
+        elif start < 0 and token[0] == b"}":
+            objects.pop()
+    return False
+
+
+def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
+    """Returns the error for a line that orjson refused, in the words of someone who has to mend the file."""
+    stripped = line.rstrip(b"\r\n")
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or _UTF16.match(line):
+        encoding = "UTF-16" if line[0] >= 0xFE else "UTF-16BE" if line[0] == 0 else "UTF-16LE"
+        return _invalid(f"UTF-16 text: expected UTF-8; convert it with `iconv -f {encoding} -t UTF-8`", 0)
+    if stripped.endswith(b"\0"):
+        return _invalid("ends in NUL bytes; torn by a crash of the machine that wrote it?", len(stripped.rstrip(b"\0")))
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        return _invalid(f"not UTF-8: byte 0x{line[bad.start]:02x}", bad.start)
+    if not stripped.strip():
+        return _invalid("nothing but blanks", 0)
+    byte = len(text[: cause.pos].encode("utf-8"))
+    if line.startswith(_BOM, byte):
+        return _invalid("a byte order mark, which is only allowed at the start of a file", byte)
+    if _NON_FINITE.match(line, byte) or _NON_FINITE.match(line, max(0, byte - 1)):
+        return _invalid("NaN and infinities are not JSON; write null or a string", byte)
+    before = line[:byte]
+    if b"\r" in before[len(before.rstrip(b" \t\r")) :]:
+        return _invalid("carriage returns as line ends: expected newlines; convert it with `tr '\\r' '\\n'`", byte)
+    return _invalid(cause.msg, byte)
+
+
+def _invalid(reason: str, byte: int | None) -> RowInvalid:
+    at = "" if byte is None else f" (byte {byte} of the row)"
+    return RowInvalid(f"not a row: {reason}{at}", reason=reason, byte=byte)
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _check_integers(line: bytes) -> None:
+    inside = False  # a string
+    for token in _QUOTES_AND_INTEGERS.finditer(line):
+        if token[0] == b'"':
+            inside = not inside
+        elif token[1] and not inside:
+            digits = token[1].decode()
+            # int() of more than 4,300 digits raises, and 21 characters are past any 64-bit integer.
+            if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+                shown = digits if len(digits) <= 24 else digits[:20] + "..."
+                raise _invalid(f"the integer {shown} does not fit into 64 bits; write it as a string", token.start())
+
+
+def _has_huge_float(row: dict[str, Any]) -> bool:
+    # orjson reads an integer that does not fit into 64 bits as a float, so only a row that holds such a float can hold
+    # one. A walk over the parsed values is some twenty times faster than a search of the text for long numbers.
+    pending: list[Iterable[Any]] = [row.values()]
+    while pending:
+        for item in pending.pop():
+            kind = type(item)
+            if kind is float:
+                if abs(item) >= 2**63:
+                    return True
+            elif kind is dict:
+                pending.append(item.values())
+            elif kind is list:
+                pending.append(item)
+    return False
+
+
+def _keys(row: dict[str, Any]) -> int:
+    count = 0
+    pending: list[Any] = [row]
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            count += len(value)
+            pending.extend(value.values())
+        elif type(value) is list:
+            pending.extend(value)
+    return count
+
+
+def _has_non_finite(row: object) -> bool:
+    pending = [row]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return True
+        if isinstance(value, Enum):
+            pending.append(value.value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+    return False

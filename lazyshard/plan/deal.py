@@ -1,0 +1,179 @@
+"""The deal: which sample of the stream is which position of which lane.
+
+A stream is dealt in stripes. A stripe is `dp` units, one a lane, and a unit is `unit` samples in a row. With
+`dp=2, unit=3`, the samples of each lane by position::
+
+    position   0   1   2 |  3   4   5 |  6   7
+    lane 0     0   1   2 |  6   7   8 | 12  14
+    lane 1     3   4   5 |  9  10  11 | 13  15
+               stripe 0  |  stripe 1  | tail of a stream of 16
+
+Three well-known rules are this one with another `unit`: the samples of a chunk give `chunk % dp == rank`, 1 gives
+sample-level sharding (rank r takes r, r + dp, ...), and the batch size gives the batch-aware rule of the Hugging Face
+Trainer's `IterableDatasetShard`.
+
+What fills no whole stripe once the stream has ended, the tail, is dealt row by row. So lanes differ by at most one
+sample however few chunks there are. Since the stripes before it hold as many samples in every lane, the tail's position
+q of lane l is simply the sample `start + q * dp + l`.
+
+As long as the end is not known (`total` None), every position is taken to lie in a whole stripe. That is the same
+sample as later, with the end known, for every position whose stripe turns out to be whole: see `Deal.needed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.plan._bounds import check_field, int64_array, outside
+
+__all__ = ["Deal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """The samples of a stream from `start` on, dealt to `dp` lanes.
+
+    Throughout, `total` is the end of the half-open range [start, total) of the samples dealt, once it is known.
+
+    Attributes:
+        dp: number of lanes, one per data-parallel rank, >= 1.
+        unit: samples a lane gets in a row, >= 1.
+        start: number of the first sample dealt, >= 0.
+
+    Raises:
+        ValueError: a field is no `int` or outside its range.
+    """
+
+    dp: int
+    unit: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_field("dp", self.dp, 1)
+        check_field("unit", self.unit, 1)
+        check_field("start", self.start, 0)
+
+    @property
+    def stripe_samples(self) -> int:
+        """Samples in a whole stripe, over all lanes."""
+        return self.dp * self.unit
+
+    def sample(self, lane: int, position: int, total: int | None = None) -> int:
+        """Return the number of the sample at `position` of `lane`.
+
+        Raises:
+            IndexError: `lane` is not in [0, dp), or `position` not in [0, lane_length(lane, total)).
+            ValueError: `total` is less than `start`.
+        """
+        dp = self.dp
+        if not 0 <= lane < dp:
+            raise outside("lane", lane, dp)
+        if position < 0:
+            raise outside("position", position, None)
+        if total is not None and position >= self.whole_positions(total):
+            number = self.start + position * dp + lane
+            if number >= total:
+                raise self._past_end(lane, position, total)
+            return number
+        unit = self.unit
+        stripe, within = divmod(position, unit)
+        return self.start + (stripe * dp + lane) * unit + within
+
+    def samples(
+        self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return `sample` for arrays or integers, broadcast against each other.
+
+        Returns:
+            int64, of the shape that `lanes` and `positions` broadcast to.
+
+        Raises:
+            IndexError: a lane or a position is outside the range that `sample` gives; the first such one is named.
+            ValueError: `total` is less than `start`, or a number is not an integer.
+        """
+        lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
+        # (stripe * dp + lane) * unit + position % unit, with the remainder written out as position - stripe * unit: one
+        # division, not two. In place, since for millions of positions it is memory that costs.
+        numbers = np.asarray(position // self.unit)
+        numbers *= self.dp - 1
+        numbers += lane
+        numbers *= self.unit
+        numbers += position
+        numbers += self.start
+        if total is None:
+            return numbers
+        in_tail = position >= self.whole_positions(total)
+        if in_tail.any():
+            numbers[in_tail] = self.start + position[in_tail] * self.dp + lane[in_tail]
+            past = numbers >= total
+            if past.any():
+                raise self._past_end(int(lane[past][0]), int(position[past][0]), total)
+        return numbers
+
+    def place(self, sample: int, total: int | None = None) -> tuple[int, int]:
+        """Return the lane and the position of a sample: the inverse of `sample`.
+
+        Raises:
+            IndexError: `sample` is not in [start, total).
+            ValueError: `total` is less than `start`.
+        """
+        stop = None if total is None else self.start + self.dealt(total)
+        if sample < self.start or (stop is not None and sample >= stop):
+            raise outside("sample", sample, stop, low=self.start)
+        offset = sample - self.start
+        if total is not None and offset >= self.whole_positions(total) * self.dp:
+            position, lane = divmod(offset, self.dp)
+            return lane, position
+        piece, within = divmod(offset, self.unit)
+        stripe, lane = divmod(piece, self.dp)
+        return lane, stripe * self.unit + within
+
+    def dealt(self, total: int) -> int:
+        """Return how many samples are dealt, over all lanes.
+
+        Raises:
+            ValueError: `total` is less than `start`.
+        """
+        if total < self.start:
+            raise ValueError(f"total must be >= start = {self.start}, got {total}")
+        return total - self.start
+
+    def whole_positions(self, total: int) -> int:
+        """Return how many positions of each lane lie in whole stripes; the tail's begin there.
+
+        Raises:
+            ValueError: `total` is less than `start`.
+        """
+        return self.dealt(total) // (self.dp * self.unit) * self.unit
+
+    def lane_length(self, lane: int, total: int) -> int:
+        """Return how many samples `lane` holds; lanes differ by at most one, the first ones being the longer.
+
+        Raises:
+            IndexError: `lane` is not in [0, dp).
+            ValueError: `total` is less than `start`.
+        """
+        if not 0 <= lane < self.dp:
+            raise outside("lane", lane, self.dp)
+        # Whole stripes fill all lanes alike and the tail goes round, so this is round-robin's count.
+        return (self.dealt(total) + self.dp - 1 - lane) // self.dp
+
+    def needed(self, position: int) -> int:
+        """Return how many samples must be published for the stripe of `position` to be whole, in every lane.
+
+        From then on `sample` gives the same with any `total` as with None.
+
+        Raises:
+            IndexError: `position` is negative.
+        """
+        if position < 0:
+            raise outside("position", position, None)
+        return self.start + (position // self.unit + 1) * self.stripe_samples
+
+    def _past_end(self, lane: int, position: int, total: int) -> IndexError:
+        why = f" in lane {lane} of {self.dp} over samples [{self.start}, {total})"
+        return outside("position", position, self.lane_length(lane, total), why)

@@ -1,0 +1,246 @@
+"""The plan: what each lane draws, position by position, epoch after epoch.
+
+A `Plan` puts three rules on top of the deal.
+
+**Epochs.** Ranks train in lockstep, so in an epoch each draws the same number of positions, B, in whole micro batches.
+What is left over is fewer than `dp * batch_size` samples. Position B is the first of the next epoch::
+
+    position   0 ........ B-1 | B ....... 2B-1 | 2B ...
+    epoch      0              | 1              | 2
+
+**Windows.** Positions are shuffled inside windows of `window` positions: position p is drawn as position
+`w * window + pi(p % window)` of the lane, with `w = p // window` and pi the `permutation` of the key (seed, epoch,
+lane, w). The last window of an ended lane is as long as what the lane still holds, what will be left over included.
+With `window=4` and a lane of 10::
+
+    drawn at   0  1  2  3 | 4  5  6  7 | 8  9
+    position   2  0  3  1 | 4  7  5  6 | 9  8         (some permutation of each window)
+
+**Readiness.** While the stream grows, a position may be drawn as soon as nothing published later could change what is
+drawn there: `Plan.needed`. A decision taken then is the one that is taken after the end, in every lane, and no rank has
+to ask another.
+
+It all depends on the arguments alone; there is no state to save but the position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.plan._bounds import check_field, int64_array, outside
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.shuffle import permutation
+
+__all__ = ["Draw", "Plan", "Run"]
+
+
+class Draw(NamedTuple):
+    """What is drawn at a position: the number of the `sample`, and the `epoch` in which it is drawn."""
+
+    epoch: int
+    sample: int
+
+
+class Run(NamedTuple):
+    """Positions [first, stop) of one lane that are drawn as consecutive samples, `sample` being that of `first`."""
+
+    first: int
+    stop: int
+    sample: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each lane of a deal draws.
+
+    Throughout, `total` is the end of the half-open range [deal.start, total) of samples once it is known, and None
+    while the stream grows. `epoch` is the epoch in which position 0 lies.
+
+    Attributes:
+        deal: how samples come to lanes.
+        batch_size: samples of one lane in a micro batch, >= 1.
+        window: positions of one lane that are shuffled together, a multiple of `deal.unit`; 0 draws in order.
+        seed: of the shuffle, in [0, 2**63).
+
+    Raises:
+        ValueError: a field is no `int` or outside its range.
+    """
+
+    deal: Deal
+    batch_size: int = 1
+    window: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_field("batch_size", self.batch_size, 1)
+        check_field("window", self.window, 0)
+        check_field("seed", self.seed, 0, 2**63)
+        if self.window % self.deal.unit:
+            raise ValueError(f"window must be a multiple of unit = {self.deal.unit}, got {self.window}")
+
+    def epoch_length(self, total: int) -> int:
+        """Return B, how many positions each lane draws in one epoch: a multiple of `batch_size`, 0 if too few.
+
+        Raises:
+            ValueError: `total` is less than the deal's start.
+        """
+        return self.deal.dealt(total) // (self.deal.dp * self.batch_size) * self.batch_size
+
+    def leftover(self, total: int) -> int:
+        """Return how many samples an epoch leaves undrawn, over all lanes: fewer than dp * batch_size.
+
+        Raises:
+            ValueError: `total` is less than the deal's start.
+        """
+        return self.deal.dealt(total) - self.deal.dp * self.epoch_length(total)
+
+    def needed(self, position: int) -> int:
+        """Return how many samples must be published before `position` of epoch 0 may be drawn with the end unknown.
+
+        These are all samples of its window (in order: its stripe), and enough for its whole batch to belong to epoch 0.
+        For every `total >= needed(p)`, `draw(lane, p, total) == draw(lane, p, None)`. Never less for a later position.
+
+        Raises:
+            IndexError: `position` is negative.
+        """
+        if position < 0:
+            raise outside("position", position, None)
+        span = self.window or self.deal.unit
+        batch = self.batch_size
+        return self.deal.start + self.deal.dp * max((position // span + 1) * span, (position // batch + 1) * batch)
+
+    def draw(self, lane: int, position: int, total: int | None, epoch: int = 0) -> Draw:
+        """Return what `lane` draws at `position`.
+
+        With `total` None the position is taken to lie in the first epoch: whether it may be drawn yet is `needed`.
+
+        Raises:
+            IndexError: `lane` is not in [0, dp), `position` is negative, or an epoch is empty.
+            ValueError: `total` is less than the deal's start, or `epoch` is negative.
+        """
+        deal = self.deal
+        if not 0 <= lane < deal.dp:
+            raise outside("lane", lane, deal.dp)
+        if position < 0:
+            raise outside("position", position, None)
+        if epoch < 0:
+            raise ValueError(f"epoch must be >= 0, got {epoch}")
+        if total is not None:
+            turns, position = divmod(position, self._filled_epoch(total))
+            epoch += turns
+        if self.window:
+            number, within = divmod(position, self.window)
+            order = self._window_order(epoch, lane, number, total)
+            position = number * self.window + order.item(within)
+        return Draw(epoch, deal.sample(lane, position, total))
+
+    def draws(
+        self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None, epoch: int = 0
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return `draw` for arrays or integers, broadcast against each other.
+
+        Positions of one window that stand together are cheapest; any order is right.
+
+        Returns:
+            The epochs and the samples, int64, of the shape that `lanes` and `positions` broadcast to.
+
+        Raises:
+            IndexError: as `draw`; the first number outside its range is named.
+            ValueError: as `draw`, or a number is not an integer.
+        """
+        lane, position = np.broadcast_arrays(
+            int64_array("lane", lanes, self.deal.dp), int64_array("position", positions)
+        )
+        if epoch < 0:
+            raise ValueError(f"epoch must be >= 0, got {epoch}")
+        epochs = np.full(position.shape, epoch, dtype=np.int64)
+        if total is not None:
+            length = self._filled_epoch(total)
+            turns = position // length
+            epochs += turns
+            position = np.asarray(position - turns * length)
+        if self.window:
+            position = self._shuffled(epochs, lane, position, total)
+        return epochs, self.deal.samples(lane, position, total)
+
+    def run(self, lane: int, position: int, total: int | None, epoch: int = 0) -> Run:
+        """Return positions around `position` that are drawn as consecutive samples, in the same epoch.
+
+        In order these are the positions of its stripe; in the tail or with a window, `position` alone. With `total`
+        None, no position in it needs more samples published than `position` does.
+
+        Raises:
+            IndexError: as `draw`.
+            ValueError: as `draw`.
+        """
+        drawn = self.draw(lane, position, total, epoch)
+        deal = self.deal
+        if total is None:
+            # The batches that are certain by the time `position` is.
+            ready = (self.needed(position) - deal.start) // deal.dp
+            before, limit, whole = 0, ready // self.batch_size * self.batch_size, ready
+        else:
+            limit, whole = self.epoch_length(total), deal.whole_positions(total)
+            before = position - position % limit
+        within = (position - before) % deal.unit
+        first = position - before - within
+        if self.window or first >= whole:
+            return Run(position, position + 1, drawn.sample, drawn.epoch)
+        return Run(before + first, before + min(first + deal.unit, limit), drawn.sample - within, drawn.epoch)
+
+    def _filled_epoch(self, total: int) -> int:
+        length = self.epoch_length(total)
+        if not length:
+            raise IndexError(
+                f"an epoch is empty: samples [{self.deal.start}, {total}) are fewer than dp * batch_size = "
+                f"{self.deal.dp} * {self.batch_size}"
+            )
+        return length
+
+    def _window_order(self, epoch: int, lane: int, number: int, total: int | None) -> npt.NDArray[np.int64]:
+        size = self.window
+        if total is not None:
+            size = min(size, self.deal.lane_length(lane, total) - number * size)
+        return permutation(size, self.seed, epoch, lane, number)
+
+    def _shuffled(
+        self,
+        epochs: npt.NDArray[np.int64],
+        lanes: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        total: int | None,
+    ) -> npt.NDArray[np.int64]:
+        """Apply to each position, already inside its epoch, the permutation of its window; all of the same shape."""
+        if not positions.size:
+            return positions
+        epoch, lane, position = epochs.ravel(), lanes.ravel(), positions.ravel()
+        number = position // self.window
+        # One number for each (epoch, lane, window), in place, as in `Deal.samples`.
+        group = epoch - epoch.min()
+        group *= self.deal.dp
+        group += lane
+        group *= int(number.max()) + 1
+        group += number
+        order = None
+        if (group[1:] < group[:-1]).any():
+            # Sorted by window, so that each permutation is made once however the positions come.
+            order = np.argsort(group, kind="stable")
+            epoch, lane, position, number, group = (x[order] for x in (epoch, lane, position, number, group))
+        drawn = np.empty_like(position)
+        ends = (np.flatnonzero(group[1:] != group[:-1]) + 1).tolist()
+        for first, stop in zip([0, *ends], [*ends, len(group)], strict=True):
+            window = int(number[first])
+            begin = window * self.window
+            moves = self._window_order(int(epoch[first]), int(lane[first]), window, total)
+            drawn[first:stop] = moves[position[first:stop] - begin] + begin
+        if order is not None:
+            back = np.empty_like(drawn)
+            back[order] = drawn
+            drawn = back
+        return drawn.reshape(positions.shape)

@@ -1,0 +1,11 @@
+"""The only place of lazyshard that touches files.
+
+- `durable`: the steps of a durable write; `open_chunk`, `recovery`, `lock`, `rate`, `writer`: the producer's side
+- `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
+"""
+
+from lazyshard.storage.reader import StreamReader
+from lazyshard.storage.stream import Published
+from lazyshard.storage.writer import ChunkWriter
+
+__all__ = ["ChunkWriter", "Published", "StreamReader"]

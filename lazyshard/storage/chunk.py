@@ -1,0 +1,285 @@
+"""A published chunk, open for reading: rows by their offsets, each checked against its digest before anybody sees it.
+
+Files are read with `pread`, never mapped: a mapped file that is cut short or fails on a network filesystem kills the
+process with SIGBUS and no word of explanation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from array import array
+from bisect import bisect_right
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from lazyshard.errors import ChunkCorrupt, RowInvalid
+from lazyshard.format import Seal, parse_row
+from lazyshard.storage.files import OpenFile, again_if_stale, open_file
+
+_STALE_TRIES: Final = 5
+"""As in `lazyshard.storage.files`."""
+
+_SCAN_BYTES: Final = 1 << 20
+
+_BOM: Final = b"\xef\xbb\xbf"
+
+_BLANKS: Final = b" \t\r\n"
+"""What JSON takes for white space."""
+
+_digest = xxhash.xxh3_64_intdigest
+_loads = orjson.loads
+
+
+class Chunk:
+    """An open chunk.
+
+    Args:
+        file: the data file.
+        number: the chunk's number.
+        offsets: row starts, and the end of the last one: n + 1 numbers.
+        digests: XXH3 of each row, or None where nobody took any.
+
+    Raises:
+        ChunkCorrupt: the file is shorter or longer than the offsets say.
+    """
+
+    __slots__ = ("_digests", "_file", "_offsets", "number")
+
+    def __init__(self, file: OpenFile, number: int, offsets: array[int], digests: array[int] | None) -> None:
+        self.number = number
+        self._file = file
+        self._offsets = offsets
+        self._digests = digests
+        if file.size != offsets[-1]:
+            known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
+            raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._offsets) - 1
+
+    @property
+    def path(self) -> Path:
+        """The data file."""
+        return self._file.path
+
+    def offset(self, row: int) -> int:
+        """Byte at which a row starts."""
+        return self._offsets[row]
+
+    def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
+        """Reads and checks rows of [first, stop), in one system call, and returns their bytes.
+
+        Args:
+            first: first row.
+            stop: row before which to stop in any case.
+            at_least: how many rows to read if they are good, even past the budget. Of what is read beyond that the
+                number is a multiple of it.
+            budget: how many bytes to read at the most beyond that.
+
+        Returns:
+            Lines from `first` on, their newlines included. Fewer than `at_least`, but never none, where a bad row
+            follows.
+
+        Raises:
+            ChunkCorrupt: row `first` is not what was sealed, or the file was cut.
+            OSError: the filesystem failed.
+        """
+        offsets = self._offsets
+        start = offsets[first]
+        if at_least == 1 and start + budget <= offsets[first + 1]:
+            return [self.line(first)]
+        fit = bisect_right(offsets, start + budget, first, stop + 1) - 1 - first
+        stop = max(first + fit - fit % at_least, min(first + at_least, stop))
+        data = self._read(start, offsets[stop] - start)
+        if self._digests is not None:
+            # The quick way for good rows: split at newlines, and let the digests say whether those are the rows.
+            lines = BytesIO(data).readlines()
+            if list(map(_digest, lines)) == self._digests[first:stop].tolist():
+                return lines
+        return self._lines_one_by_one(data, first, stop)
+
+    def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        """Parses checked lines, `first` being the row of the first one.
+
+        Returns:
+            Rows from `first` on; fewer than lines, but never none, where one follows that is not a JSON object.
+
+        Raises:
+            RowInvalid: row `first` is not a JSON object.
+        """
+        if rows := parse_lines(lines):
+            return rows
+        rows = [self._parse(lines[0], first)]
+        with contextlib.suppress(RowInvalid):
+            rows.extend(self._parse(line, first + 1 + i) for i, line in enumerate(lines[1:]))
+        return rows
+
+    def rows(self, first: int, stop: int, at_least: int, budget: int) -> list[dict[str, Any]]:
+        """Reads, checks and parses rows of [first, stop); arguments and errors as for `lines` and `parse`."""
+        return self.parse(self.lines(first, stop, at_least, budget), first)
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Reads, checks and parses one row. Raises as `rows` does."""
+        line = self.line(row)
+        try:
+            parsed = _loads(line)
+        except orjson.JSONDecodeError:
+            parsed = None
+        return parsed if type(parsed) is dict else self._parse(line, row)
+
+    def line(self, row: int) -> bytes:
+        """Reads and checks the bytes of one row, its newline included. Raises as `rows` does."""
+        start = self._offsets[row]
+        line = self._read(start, self._offsets[row + 1] - start)
+        self._check(line, row)
+        return line
+
+    def _lines_one_by_one(self, data: bytes, first: int, stop: int) -> list[bytes]:
+        """Cuts lines by their offsets up to the first bad one; raises if that is the first."""
+        lines: list[bytes] = []
+        start = self._offsets[first]
+        for row in range(first, stop):
+            line = data[self._offsets[row] - start : self._offsets[row + 1] - start]
+            try:
+                self._check(line, row)
+            except ChunkCorrupt:
+                if not lines:
+                    raise
+                break
+            lines.append(line)
+        return lines
+
+    def _read(self, start: int, size: int) -> bytes:
+        tries = 0
+        data = b""
+        while len(data) < size:
+            # This reference keeps the descriptor open while another thread replaces a stale one.
+            file = self._file
+            try:
+                part = os.pread(file.fd, size - len(data), start + len(data))
+            except OSError as error:
+                tries += 1
+                if error.errno != errno.ESTALE or tries > _STALE_TRIES:
+                    raise
+                # The server has forgotten this descriptor; a sealed file is the same whenever it is opened.
+                self._file = open_file(file.path)
+                continue
+            if not part:
+                at = start + len(data)
+                raise self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {at}")
+            data = data + part if data else part
+        return data
+
+    def _check(self, line: bytes, row: int) -> None:
+        if self._digests is not None and (found := _digest(line)) != self._digests[row]:
+            raise self._corrupt(row, f"XXH3 {self._digests[row]:016x} as sealed", f"{found:016x}")
+
+    def _parse(self, line: bytes, row: int) -> dict[str, Any]:
+        try:
+            return parse_row(line)
+        except RowInvalid as cause:
+            byte = self._offsets[row] + (cause.byte or 0)
+            number = self._line_number(line, row)
+            raise RowInvalid(
+                f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}",
+                reason=cause.reason,
+                file=str(self.path),
+                line=number,
+                byte=byte,
+            ) from None
+
+    def _line_number(self, line: bytes, row: int) -> int:
+        """Returns where a row is, counted from 1: with blank lines before it, further down than its own number says."""
+        if self._digests is not None:
+            return row + 1
+        number = 1 + line[: len(line) - len(line.lstrip(_BLANKS))].count(b"\n")
+        start = self._offsets[row]
+        for position in range(0, start, _SCAN_BYTES):
+            number += self._read(position, min(_SCAN_BYTES, start - position)).count(b"\n")
+        return number
+
+    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
+        byte = None if row is None else self._offsets[row]
+        where = "" if row is None else f" row {row} (byte {byte}):"
+        return ChunkCorrupt(
+            f"{self.path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was "
+            f"{'marked complete' if self._digests is None else 'sealed'}. Restore it from a copy",
+            file=str(self.path),
+            chunk=self.number,
+            row=row,
+            byte=byte,
+            expected=expected,
+            actual=actual,
+        )
+
+
+def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Parses lines quickly if all are JSON objects; returns nothing if one is not, and `Chunk.parse` tells which."""
+    try:
+        rows: list[dict[str, Any]] = list(map(_loads, lines))
+    except orjson.JSONDecodeError:
+        return []
+    for row in rows:
+        if type(row) is not dict:
+            return []
+    return rows
+
+
+def open_sealed(path: Path, seal: Seal) -> Chunk:
+    """Opens a chunk that has a seal. Raises as `open_file` and `Chunk` do."""
+    return Chunk(open_file(path), seal.chunk, _numbers(seal.offsets), _numbers(seal.digests))
+
+
+def open_foreign(path: Path, number: int) -> Chunk:
+    """Opens a chunk with an empty marker: finds its rows by one scan of the file, in bounded memory.
+
+    Blank lines count as part of the row before them, in front of all rows as part of the first. A byte order mark at
+    the start is passed over. The last line may lack its newline. A file without rows gives a chunk of none.
+
+    Raises:
+        FileNotFoundError, FileRefused, FileUnreadable, OSError: as `open_file`.
+        ChunkCorrupt: the file has grown or shrunk meanwhile.
+    """
+
+    def opened() -> Chunk:
+        file = open_file(path)
+        return Chunk(file, number, _scan(file), None)
+
+    return again_if_stale(opened)
+
+
+def _scan(file: OpenFile) -> array[int]:
+    position = len(_BOM) if os.pread(file.fd, len(_BOM), 0) == _BOM else 0
+    offsets = array("Q", [position])
+    blank = True
+    while block := os.pread(file.fd, _SCAN_BYTES, position):
+        start = 0
+        while (newline := block.find(b"\n", start)) >= 0:
+            blank = blank and not block[start:newline].strip(_BLANKS)
+            if not blank:
+                offsets.append(position + newline + 1)
+            elif len(offsets) > 1:
+                offsets[-1] = position + newline + 1
+            blank = True
+            start = newline + 1
+        blank = blank and not block[start:].strip(_BLANKS)
+        position += len(block)
+    if blank:
+        offsets[-1] = position
+    else:
+        offsets.append(position)
+    return offsets
+
+
+def _numbers(values: npt.NDArray[np.uint64]) -> array[int]:
+    # array indexes to plain ints three times faster than numpy.
+    return array("Q", values.astype("=u8").tobytes())

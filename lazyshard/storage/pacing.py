@@ -1,0 +1,100 @@
+"""When to look again, when to speak, and what to say while waiting. Decisions only: time goes in as numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lazyshard.storage.stream import Published
+
+FIRST_POLL_S: Final = 0.005
+LAST_POLL_S: Final = 5.0
+"""Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
+metadata server (4,000 of them: 800 opens a second), and is the longest that a chunk can lie unseen."""
+
+_POLL_SHARE: Final = 0.1
+"""A pause is a tenth of the time that has passed or is expected to pass, so polling adds at most that share."""
+
+FIRST_REPORT_S: Final = 10.0
+LAST_REPORT_S: Final = 600.0
+"""Reports come after 10 s, 20 s later, 40 s later and so on, at least every ten minutes."""
+
+_FORESEEABLE_S: Final = 30 * 86400.0
+"""A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
+
+_STALE_HEARTBEAT_S: Final = 60.0
+"""Producers beat every few seconds while rows come; a minute without is worth a word."""
+
+
+def next_poll(waited: float, expected: float | None) -> float:
+    """Returns the pause in seconds before the next look.
+
+    Args:
+        waited: seconds waited so far.
+        expected: seconds that the producer's rate suggests are left, None where unknown.
+    """
+    pause = _POLL_SHARE * (waited if expected is None else max(expected, waited * _POLL_SHARE))
+    return min(LAST_POLL_S, max(FIRST_POLL_S, pause))
+
+
+def next_report(last: float) -> float:
+    """Returns after how many seconds of waiting to report; `last`: when the last report was due, 0 for none yet."""
+    return last + min(LAST_REPORT_S, last + FIRST_REPORT_S)
+
+
+def expected_wait(samples: int, published: Published) -> float | None:
+    """Returns in how many seconds so many samples should be published at the producer's rate, None where unknown.
+
+    Unknown is also what lies more than a month ahead.
+    """
+    head = published.head
+    if head is None or head.rate <= 0 or head.state not in ("running", "waiting"):
+        return None
+    left = max(0, samples - published.samples)
+    return left / head.rate if left < head.rate * _FORESEEABLE_S else None
+
+
+def describe_producer(published: Published, samples: int, now: float) -> str:
+    """Returns in words what the producer is doing, and when so many samples can be expected.
+
+    Args:
+        published: what is published.
+        samples: how many samples are waited for.
+        now: seconds since 1970, by this machine's clock.
+    """
+    gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
+    if published.short is not None:
+        gap += f"; the newest chunk holds only {published.short} rows, so it counts once stream.end says that it is the last"
+    head = published.head
+    if head is None:
+        return f"{published.chunks} chunks are complete, nothing is known of the producer{gap}"
+    age = heartbeat_age(published, now) or 0.0
+    who = f"the producer (pid {head.pid} on {head.host})"
+    expected = expected_wait(samples, published)
+    if expected is not None:
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so expect it in about {format_seconds(expected)}"
+    elif head.state == "failed":
+        doing = "has failed; look at its log and start it again"
+    elif head.state == "idle":
+        doing = "was stopped; start it again"
+    else:
+        doing = f"is {head.state}"
+    beat = f"; its last heartbeat is {format_seconds(age)} old" if age > _STALE_HEARTBEAT_S else ""
+    dead = ", it may be dead" if beat and head.state in ("running", "waiting") else ""
+    return f"{published.samples} samples are published, {who} {doing}{beat}{dead}{gap}"
+
+
+def heartbeat_age(published: Published, now: float) -> float | None:
+    """Returns how many seconds ago the producer last gave a sign, None where it gives none. Clocks may differ."""
+    return None if published.head is None else max(0.0, now - published.head.updated_at)
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a duration for people: 3 s, 2 min 5 s, 1 h 20 min, no limit."""
+    if seconds == float("inf"):
+        return "no limit"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,332 @@
+"""`StreamReader`: rows of a stream by sample number, waiting for those that are not there yet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMissing, WaitTimeout
+from lazyshard.storage.chunk import Chunk
+from lazyshard.storage.pacing import (
+    describe_producer,
+    expected_wait,
+    format_seconds,
+    heartbeat_age,
+    next_poll,
+    next_report,
+)
+from lazyshard.storage.stream import Published, Stream, open_stream
+from lazyshard.storage.watch import Waker
+
+OPEN_CHUNKS: Final = 256
+"""Chunks held open at the most: a quarter of the usual limit of 1,024 descriptors."""
+
+OPEN_ROWS: Final = 1 << 20
+"""Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""
+
+GRACE_S: Final = 60.0
+"""How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
+minute that a name did not exist."""
+
+_QUIET_S: Final = 0.02
+"""Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
+
+_AHEAD_BYTES: Final = 256 << 10
+_FIRST_AHEAD_BYTES: Final = 16 << 10
+"""Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger("lazyshard")
+
+
+class StreamReader:
+    """Reads a stream, live or ended, native or foreign.
+
+    Sample n is row n % samples_per_chunk of chunk n // samples_per_chunk.
+
+    Every row is checked against its digest before it is returned. Safe under fork, and can be pickled (open files stay
+    behind). Several threads may share one.
+
+    Args:
+        directory: the stream's directory. If there is no stream in it yet, the constructor waits for one.
+        samples_per_chunk: needed for a foreign directory only; otherwise None or what the stream's manifest says.
+        max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
+
+    Raises:
+        WaitTimeout: no stream has appeared.
+        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: see `lazyshard.errors`.
+        ValueError: samples_per_chunk is needed or impossible, or max_wait is negative.
+
+    Attributes:
+        directory: the stream's directory.
+        stream_id: the stream's identity, None for a foreign directory.
+        samples_per_chunk: rows in every chunk but possibly the last.
+        label: how to call this reader in log lines; empty by default.
+        waited_s: seconds spent waiting for the producer.
+        chunks_opened: how many times a chunk was opened.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], samples_per_chunk: int | None = None, *, max_wait: float = 600.0
+    ) -> None:
+        if not max_wait >= 0:
+            raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
+        self.directory = Path(directory)
+        self.max_wait = float(max_wait)
+        self.label = ""
+        self.waited_s = 0.0
+        self.chunks_opened = 0
+        self._chunks: OrderedDict[int, Chunk] = OrderedDict()
+        self._next = 0
+        self._ahead = _FIRST_AHEAD_BYTES
+        self._seen = Published(0, 0, False)
+        self._stream = self._wait_for_stream(samples_per_chunk)
+        self.samples_per_chunk = self._stream.samples_per_chunk
+        self.stream_id = self._stream.stream_id
+        self.refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves open files behind."""
+        return self.__dict__ | {"_chunks": OrderedDict(), "waited_s": 0.0, "chunks_opened": 0}
+
+    @property
+    def seen(self) -> Published:
+        """What was published at the last look; costs nothing."""
+        return self._seen
+
+    def refresh(self) -> Published:
+        """Looks what is published now.
+
+        Raises:
+            StreamMissing: the stream's directory has gone.
+            StreamInvalid: it has ended with fewer samples than were published.
+            StreamMismatch: another stream is in its place.
+            FormatInvalid, OSError: see `lazyshard.storage.stream.Stream`.
+        """
+        seen = self._seen
+        try:
+            found = self._stream.published()
+            if found.samples < seen.samples:
+                # A stream that was made anew in the same place has other rows.
+                self._stream.check_identity()
+        except FileNotFoundError as cause:
+            raise StreamMissing(
+                f"{self.directory}: the stream has gone while it was being read",
+                directory=str(self.directory),
+            ) from cause
+        # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
+        if found.samples < seen.samples:
+            if found.ended:
+                raise StreamInvalid(
+                    f"{self.directory}: the stream has ended with {found.samples} samples, but {seen.samples} were "
+                    f"published before; restore what is missing from a copy",
+                    directory=str(self.directory),
+                )
+        elif found.ended or not seen.ended:
+            self._seen = found
+        return self._seen
+
+    def wait_for(self, samples: int) -> Published:
+        """Returns once so many samples are published or the stream has ended.
+
+        While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
+
+        Args:
+            samples: how many samples, counted from the start of the stream.
+
+        Raises:
+            WaitTimeout: not within `max_wait`.
+            StreamMissing: the stream's directory has gone.
+        """
+        if self._seen.ended or self._seen.samples >= samples:
+            return self._seen
+
+        def look() -> Published | None:
+            found = self.refresh()
+            return found if found.ended or found.samples >= samples else None
+
+        return self._wait(look, samples)
+
+    def read(self, sample: int) -> dict[str, Any]:
+        """Returns one row, waiting for it if need be.
+
+        Raises:
+            IndexError: the stream has ended before it.
+            WaitTimeout: it was not published within `max_wait`.
+            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+        """
+        self._check(sample)
+        return self.read_published(sample, sample + 1, 1)[0]
+
+    def lines_published(self, first: int, stop: int, at_least: int = 1) -> list[bytes]:
+        """Returns the checked lines of rows that are known to be published, for callers that have asked `wait_for`.
+
+        When calls follow each other in order it reads ahead, up to `stop`, at most to the end of the chunk.
+
+        Args:
+            first: first sample.
+            stop: sample before which to stop.
+            at_least: how many lines to return if the chunk has them and they are good.
+
+        Returns:
+            At least one line; fewer than `at_least` where the chunk ends or a bad row follows.
+
+        Raises:
+            ChunkCorrupt: row `first` is bad.
+            ChunkMissing: a file of its chunk did not appear within the grace period.
+            OSError: the filesystem failed.
+        """
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
+        lines = chunk.lines(row, min(row + stop - first, len(chunk)), at_least, budget)
+        self._ahead = max(budget, _FIRST_AHEAD_BYTES)
+        self._next = first + len(lines)
+        return lines
+
+    def read_published(self, first: int, stop: int, at_least: int = 1) -> list[dict[str, Any]]:
+        """Returns rows that are known to be published: `lines_published`, parsed.
+
+        Raises:
+            RowInvalid: row `first` is not a JSON object.
+            ChunkCorrupt, ChunkMissing, OSError: as `lines_published`.
+        """
+        return self.parse(self.lines_published(first, stop, at_least), first)
+
+    def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        """Parses lines of `lines_published`, of which the first is sample `first`; see `Chunk.parse`."""
+        number, row = divmod(first, self.samples_per_chunk)
+        return self.chunk(number).parse(lines, row)
+
+    def line(self, sample: int) -> bytes:
+        """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
+        self._check(sample)
+        number, row = divmod(sample, self.samples_per_chunk)
+        return self.chunk(number).line(row)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yields all rows in order to the end of the stream, waiting for those to come. Raises as `read` does."""
+        sample = 0
+        while True:
+            published = self.wait_for(sample + 1)
+            if published.samples <= sample:
+                return
+            rows = self.read_published(sample, published.samples)
+            yield from rows
+            sample += len(rows)
+
+    def chunk(self, number: int) -> Chunk:
+        """Returns a published chunk, open. Few stay open, see `OPEN_CHUNKS`. Raises as `read_published` does."""
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._open(number)
+            self._chunks[number] = chunk
+            if len(self._chunks) > min(OPEN_CHUNKS, max(1, OPEN_ROWS // self.samples_per_chunk)):
+                self._chunks.popitem(last=False)
+        else:
+            # Another thread may just have put it out.
+            with contextlib.suppress(KeyError):
+                self._chunks.move_to_end(number)
+        return chunk
+
+    def _check(self, sample: int) -> None:
+        if sample < 0 or self.wait_for(sample + 1).samples <= sample:
+            raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self._seen.samples} from 0 on")
+
+    def _open(self, number: int) -> Chunk:
+        started = time.monotonic()
+        reported = 0.0
+        while True:
+            try:
+                chunk = self._stream.open_chunk(number)
+            except FileNotFoundError as cause:
+                waited = time.monotonic() - started
+                self.refresh()
+                if waited > min(GRACE_S, self.max_wait):
+                    raise ChunkMissing(
+                        f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
+                        f"{format_seconds(waited)}; was it deleted?",
+                        file=str(cause.filename),
+                        chunk=number,
+                        waited=waited,
+                    ) from cause
+                if waited >= next_report(reported):
+                    reported = next_report(reported)
+                    who = f"{self.label}: " if self.label else ""
+                    _log.warning("%schunk %d is published, waiting for %s to appear", who, number, cause.filename)
+                time.sleep(next_poll(waited, None))
+                continue
+            self._check_rows(chunk)
+            self.chunks_opened += 1
+            return chunk
+
+    def _check_rows(self, chunk: Chunk) -> None:
+        rows = len(chunk)
+        if rows == self.samples_per_chunk:
+            return
+        seen = self._seen if self._seen.ended else self.refresh()
+        wanted = min(self.samples_per_chunk, seen.samples - chunk.number * self.samples_per_chunk)
+        if not seen.ended or rows != wanted:
+            raise StreamInvalid(
+                f"{chunk.path}: expected {wanted if seen.ended else self.samples_per_chunk} rows, found {rows}; only "
+                f"the last chunk of a stream that has ended may hold fewer than {self.samples_per_chunk}",
+                directory=str(self.directory),
+                chunk=chunk.number,
+            )
+
+    def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
+        return self._wait(lambda: open_stream(self.directory, samples_per_chunk), 0)
+
+    def _wait(self, look: Callable[[], _T | None], samples: int) -> _T:
+        started = time.monotonic()
+        reported = 0.0
+        with Waker(self.directory) as waker:
+            while True:
+                found = look()
+                waited = time.monotonic() - started
+                if found is not None:
+                    self.waited_s += waited
+                    return found
+                if waited >= self.max_wait:
+                    raise self._timeout(samples, waited)
+                if waited >= next_report(reported):
+                    reported = next_report(reported)
+                    _log.warning("%s", self._describe_wait(samples, waited))
+                expected = expected_wait(samples, self._seen)
+                pause = min(next_poll(waited, expected), self.max_wait - waited, next_report(reported) - waited)
+                if waited < _QUIET_S:
+                    time.sleep(pause)
+                else:
+                    waker.sleep(pause)
+
+    def _describe_wait(self, samples: int, waited: float) -> str:
+        who = f"{self.label}: " if self.label else ""
+        if not samples:
+            return (
+                f"{who}{self.directory}: no stream there yet, waiting for a producer to create it "
+                f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)})"
+            )
+        chunk = (samples - 1) // self.samples_per_chunk
+        producer = describe_producer(self._seen, samples, time.time())
+        return (
+            f"{who}waiting for chunk {chunk} of {self.directory} ({format_seconds(waited)} of at most "
+            f"{format_seconds(self.max_wait)}): {producer}"
+        )
+
+    def _timeout(self, samples: int, waited: float) -> WaitTimeout:
+        head = self._seen.head
+        hint = "start its producer" if not samples or head is None else "see to its producer"
+        return WaitTimeout(
+            f"{self._describe_wait(samples, waited)}. Gave up: {hint}, or wait longer with max_wait",
+            directory=str(self.directory),
+            chunk=(samples - 1) // self.samples_per_chunk if samples else None,
+            waited=waited,
+            state=head.state if head else None,
+            heartbeat_age=heartbeat_age(self._seen, time.time()),
+        )

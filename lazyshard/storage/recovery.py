@@ -1,0 +1,123 @@
+"""What a producer finds when it opens a stream, and what it clears away first.
+
+A crash can leave a file under `.tmp/` or a data file with no seal; neither was ever published. It can also leave seals
+that are visible but not yet durable, so the directory is synced before any of them is believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
+from lazyshard.format import End, Manifest, Seal
+from lazyshard.format.names import END, TEMPORARY, chunk_name, seal_name
+from lazyshard.storage.durable import remove, sync_directory
+from lazyshard.storage.files import open_file, read_file
+from lazyshard.storage.listing import Listing, list_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What is published in a stream.
+
+    Attributes:
+        chunks: sealed chunks.
+        samples: rows in them.
+        last: seal of the last one, None if there is none.
+        ended: `stream.end` is there.
+        closing: the last chunk is a partial one, so the stream was being ended and only `stream.end` is missing.
+    """
+
+    chunks: int
+    samples: int
+    last: Seal | None
+    ended: bool
+    closing: bool
+
+
+def recover(directory: Path, manifest: Manifest) -> Recovered:
+    """Clears what was never published and returns what was. The caller holds the writer's lock.
+
+    Raises:
+        StreamInvalid: there is a gap, or `stream.end` says otherwise than the seals.
+        ChunkCorrupt, ChunkMissing, SealInvalid: the last chunk is not as it was sealed.
+        OSError: the filesystem failed.
+    """
+    sync_directory(directory)
+    listing = list_chunks(directory)
+    _check_gaps(directory, listing)
+    last = _last_seal(directory, listing)
+    if last is not None and last.samples > manifest.samples_per_chunk:
+        raise StreamInvalid(
+            f"{directory}: chunk {last.chunk} holds {last.samples} samples, the stream has "
+            f"{manifest.samples_per_chunk} a chunk",
+            directory=str(directory),
+            chunk=last.chunk,
+        )
+    short = 0 if last is None else manifest.samples_per_chunk - last.samples
+    samples = listing.sealed * manifest.samples_per_chunk - short
+    ended = _check_end(directory, listing.sealed, samples)
+    _clear(directory, listing)
+    return Recovered(listing.sealed, samples, last, ended, closing=short > 0 and not ended)
+
+
+def _check_gaps(directory: Path, listing: Listing) -> None:
+    beyond = [chunk for chunk in listing.seals if chunk >= listing.sealed]
+    if beyond:
+        raise StreamInvalid(
+            f"{directory}: {seal_name(listing.sealed)} is missing although {listing.seals[min(beyond)]} is there; "
+            f"restore it from a copy, a producer cannot go on past a gap",
+            directory=str(directory),
+            chunk=listing.sealed,
+        )
+    for chunk in range(listing.sealed):
+        if chunk not in listing.data:
+            raise ChunkMissing(
+                f"{directory / chunk_name(chunk)}: sealed, but its data file is missing; restore it from a copy",
+                file=str(directory / chunk_name(chunk)),
+                chunk=chunk,
+            )
+
+
+def _last_seal(directory: Path, listing: Listing) -> Seal | None:
+    if not listing.sealed:
+        return None
+    chunk = listing.sealed - 1
+    path = directory / listing.seals[chunk]
+    seal = Seal.decode(read_file(path), chunk, str(path))
+    data = directory / listing.data[chunk]
+    size = open_file(data).size
+    if size != seal.size:
+        raise ChunkCorrupt(
+            f"{data}: expected {seal.size} bytes as sealed, found {size}; restore the file from a copy",
+            file=str(data),
+            chunk=chunk,
+            expected=f"{seal.size} bytes",
+            actual=f"{size} bytes",
+        )
+    return seal
+
+
+def _check_end(directory: Path, chunks: int, samples: int) -> bool:
+    path = directory / END
+    try:
+        end = End.decode(read_file(path), str(path))
+    except FileNotFoundError:
+        return False
+    if (end.chunks, end.samples) != (chunks, samples):
+        raise StreamInvalid(
+            f"{path}: says {end.chunks} chunks with {end.samples} samples, the seals say {chunks} with {samples}",
+            directory=str(directory),
+        )
+    return True
+
+
+def _clear(directory: Path, listing: Listing) -> None:
+    for chunk, name in listing.data.items():
+        if chunk not in listing.seals:
+            remove(directory / name)
+    temporary = directory / TEMPORARY
+    if temporary.is_dir():
+        for path in temporary.iterdir():
+            remove(path)

@@ -1,0 +1,254 @@
+"""The two kinds of stream directory behind one face: what is published, and chunks opened by number.
+
+`NativeStream` has a manifest and seals of ours. `ForeignStream` is what other people's scripts make: `chunk_*.jsonl`
+beside empty `.completed` files, perhaps closed by an empty `stream.end`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lazyshard.errors import EndInvalid, FormatInvalid, HeadInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.format import End, Head, Manifest, Seal, check_samples_per_chunk
+from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
+from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.storage.files import read_file
+from lazyshard.storage.listing import list_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is published at one moment.
+
+    Attributes:
+        chunks: complete chunks: those of the half-open range [0, chunks).
+        samples: rows in them.
+        ended: nothing will follow.
+        head: what the producer tells of itself, None where it does not.
+        gap: a chunk that lacks its data or its marker although it should have both, None if there is no such chunk.
+        short: rows of the newest chunk of a foreign stream where they are fewer than samples_per_chunk, so that it counts
+            only once the stream has ended; None otherwise.
+    """
+
+    chunks: int
+    samples: int
+    ended: bool
+    head: Head | None = None
+    gap: int | None = None
+    short: int | None = None
+
+
+class Stream(Protocol):
+    """A stream directory, for reading."""
+
+    directory: Path
+    stream_id: str | None
+    samples_per_chunk: int
+
+    def published(self) -> Published:
+        """Looks what is published now.
+
+        Raises:
+            FileNotFoundError: the directory has gone.
+            FormatInvalid, StreamInvalid: what is there contradicts itself.
+        """
+
+    def check_identity(self) -> None:
+        """Looks whether this is still the stream that was opened.
+
+        Raises:
+            StreamMismatch: another one is in its place.
+        """
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk, whose number of rows the caller checks.
+
+        Raises:
+            FileNotFoundError: a file of it is not there (yet).
+            ChunkCorrupt, SealInvalid: it is not as it was sealed.
+            FileRefused, FileUnreadable, OSError: it cannot be opened.
+        """
+
+
+def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None:
+    """Opens what is in a directory, or returns None if there is no stream in it yet.
+
+    Args:
+        directory: the stream's directory.
+        samples_per_chunk: needed for a foreign directory; otherwise None or what the manifest says.
+
+    Raises:
+        StreamMismatch: the manifest has another samples_per_chunk.
+        StreamUnsealed: chunk files without any marker.
+        StreamInvalid: files of a producer of ours, but no manifest.
+        ValueError: samples_per_chunk is needed or impossible.
+        NotADirectoryError, FileUnreadable, OSError: the directory cannot be read.
+    """
+    if samples_per_chunk is not None:
+        check_samples_per_chunk(samples_per_chunk)
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.decode(read_file(path), str(path))
+    except FileNotFoundError:
+        return _open_foreign(directory, samples_per_chunk)
+    if samples_per_chunk not in (None, manifest.samples_per_chunk):
+        raise StreamMismatch(
+            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, samples_per_chunk is "
+            f"{samples_per_chunk}; leave it out, a stream with a {MANIFEST} knows its own",
+            directory=str(directory),
+            expected=str(samples_per_chunk),
+            actual=str(manifest.samples_per_chunk),
+        )
+    return NativeStream(directory, manifest)
+
+
+def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
+    try:
+        listing = list_chunks(directory)
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return None
+    # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
+    if MANIFEST in names or (not listing.data and not listing.seals):
+        return None
+    if HEAD in names:
+        raise StreamInvalid(
+            f"{directory}: there are chunks and {HEAD}, but {MANIFEST} is missing; restore it from a copy",
+            directory=str(directory),
+        )
+    if not listing.seals:
+        raise StreamUnsealed(
+            f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "
+            f"are complete. If nobody writes to them any more, mark them: "
+            f"`lazyshard adopt {directory}`; a producer should make each marker when its chunk is complete",
+            directory=str(directory),
+        )
+    if samples_per_chunk is None:
+        raise ValueError(
+            f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but "
+            f"the last holds"
+        )
+    return ForeignStream(directory, samples_per_chunk)
+
+
+class NativeStream:
+    """A stream with a manifest. Looking costs one open and one read, however long the stream."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.stream_id: str | None = manifest.stream_id
+        self.samples_per_chunk = manifest.samples_per_chunk
+
+    def published(self) -> Published:
+        """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
+        path = self.directory / HEAD
+        try:
+            head = Head.decode(read_file(path), str(path))
+        except (FileNotFoundError, HeadInvalid):
+            return self._listed()
+        self._check_samples(path, HeadInvalid, head.chunks, head.samples, head.ended)
+        return Published(head.chunks, head.samples, head.ended, head)
+
+    def _check_samples(self, path: Path, error: type[FormatInvalid], chunks: int, samples: int, ended: bool) -> None:
+        short = chunks * self.samples_per_chunk - samples
+        if not 0 <= short < self.samples_per_chunk or (short and not ended):
+            raise error(
+                f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples} samples in "
+                f"all; start the producer again, or restore the file from a copy",
+                file=str(path),
+                field="samples",
+                expected=str(chunks * self.samples_per_chunk),
+                actual=str(samples),
+            )
+
+    def _listed(self) -> Published:
+        listing = list_chunks(self.directory)
+        try:
+            path = self.directory / END
+            end = End.decode(read_file(path), str(path))
+        except FileNotFoundError:
+            # The last seal may be that of a partial chunk whose stream.end is still to come.
+            chunks = max(0, listing.complete - 1)
+            return Published(chunks, chunks * self.samples_per_chunk, False, gap=listing.gap)
+        self._check_samples(path, EndInvalid, end.chunks, end.samples, True)
+        return Published(end.chunks, end.samples, True)
+
+    def check_identity(self) -> None:
+        """Compares the manifest."""
+        path = self.directory / MANIFEST
+        found = Manifest.decode(read_file(path), str(path))
+        if found.stream_id != self.stream_id:
+            raise StreamMismatch(
+                f"{self.directory}: stream {self.stream_id} was replaced by stream {found.stream_id} while it was "
+                f"being read; open the directory again to read the new one",
+                directory=str(self.directory),
+                expected=str(self.stream_id),
+                actual=found.stream_id,
+            )
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk by its seal."""
+        path = self.directory / seal_name(chunk)
+        seal = Seal.decode(read_file(path), chunk, str(path))
+        return open_sealed(self.directory / chunk_name(chunk), seal)
+
+
+class ForeignStream:
+    """A directory that somebody else fills. Looking lists it; opening a chunk scans it once."""
+
+    def __init__(self, directory: Path, samples_per_chunk: int) -> None:
+        self.directory = directory
+        self.stream_id: str | None = None
+        self.samples_per_chunk = samples_per_chunk
+        self._names: dict[int, str] = {}
+        self._newest: tuple[int, int] | None = None
+
+    def published(self) -> Published:
+        """Lists the markers, and counts the rows of the newest chunk once."""
+        ended = (self.directory / END).exists()
+        listing = list_chunks(self.directory)
+        gap = listing.gap
+        if ended and gap is None and len(listing.data) > listing.complete:
+            # Rows that were written but never marked complete: the end must not drop them in silence.
+            gap = listing.complete
+        ended = ended and gap is None
+        self._names = listing.data
+        chunks = listing.complete
+        rows = self.samples_per_chunk
+        if chunks:
+            try:
+                rows = self._rows_of_newest(chunks - 1)
+            except FileNotFoundError:
+                # Listed, but the filesystem still remembers that it was not there.
+                return Published(chunks - 1, (chunks - 1) * self.samples_per_chunk, False, gap=chunks - 1)
+        short = rows if rows < self.samples_per_chunk and not ended else None
+        if short is not None:
+            # The marker of the last chunk comes before `stream.end`; until that is there, a short one does not count.
+            chunks, rows = chunks - 1, self.samples_per_chunk
+        samples = chunks * self.samples_per_chunk - (self.samples_per_chunk - rows)
+        return Published(chunks, samples, ended, gap=gap, short=short)
+
+    def check_identity(self) -> None:
+        """Does nothing: a foreign stream has no identity."""
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk and finds its rows."""
+        if chunk not in self._names:
+            self._names = list_chunks(self.directory).data
+        return open_foreign(self.directory / self._names.get(chunk, chunk_name(chunk)), chunk)
+
+    def _rows_of_newest(self, chunk: int) -> int:
+        if self._newest is None or self._newest[0] != chunk:
+            opened = self.open_chunk(chunk)
+            if len(opened) > self.samples_per_chunk:
+                raise StreamInvalid(
+                    f"{opened.path}: expected at most {self.samples_per_chunk} rows (samples_per_chunk), found "
+                    f"{len(opened)}",
+                    directory=str(self.directory),
+                    chunk=chunk,
+                )
+            self._newest = (chunk, len(opened))
+        return self._newest[1]

@@ -1,0 +1,48 @@
+"""The command `lazyshard-producer`: its entry point and its exit codes.
+
+    code  meaning                                                       what to do
+       0  the stream has ended (now or before), or SIGTERM came         nothing; after SIGTERM the same command goes on
+       1  the command's own requirements are not installed              pip install 'lazyshard[producer]'
+       2  usage: an option is missing or impossible                     see --help
+       3  bad input row                                                 mend the line named, run again
+       4  a source is missing, unreadable, compressed or has changed    put it back or unpack it, run again
+       5  the stream cannot take these rows: another chunk size,        use another --out
+          another program's, its files contradict each other
+       6  another producer has the stream                               stop one of the two
+       7  the filesystem failed: disk full, read-only, no permission    make room, run again
+      70  unexpected error                                              run again with --debug, report it
+     130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on
+
+Whatever the code, chunks that are published stay, and nothing half done is visible to readers.
+
+This module imports nothing slow, so that Ctrl-C is answered before the rest is loaded, and typer may be missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lazyshard_producer.stop import Stop
+
+_REQUIRED = ("typer", "rich", "click")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code.
+
+    Args:
+        arguments: the command line after the program's name; None for that of the process.
+    """
+    with Stop() as stop:
+        try:
+            from lazyshard_producer.command import execute
+        except ModuleNotFoundError as cause:
+            if cause.name is None or cause.name.partition(".")[0] not in _REQUIRED:
+                raise
+            message = (
+                f"lazyshard-producer needs {cause.name}, which is not installed: pip install 'lazyshard[producer]'"
+            )
+            print(message, file=sys.stderr)
+            return 1
+        return execute(sys.argv[1:] if arguments is None else arguments, stop)

@@ -1,0 +1,179 @@
+"""Source files on disk: opening them without ever blocking, telling their kind, and knowing them again after a restart.
+
+The fingerprint covers the first and the last 4 KiB of the committed part, so checking one costs the same however long
+the file is. Not noticed: a change in the middle that keeps the length. Bytes after the committed part are not looked
+at: they may be mended.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import xxhash
+
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import FilePosition
+
+FINGERPRINT_BYTES: Final = 4096
+"""A page: read in one go, and long enough that two data sets hardly share one."""
+
+_READ_BYTES: Final = 1 << 20
+
+_MAGIC: Final = (
+    (b"\x1f\x8b", "gzip-compressed", "gzip -dk"),
+    (b"\x28\xb5\x2f\xfd", "zstd-compressed", "zstd -dk"),
+    (b"\xfd7zXZ\0", "xz-compressed", "xz -dk"),
+    (b"BZh", "bzip2-compressed", "bzip2 -dk"),
+    (b"PK\x03\x04", "a zip archive", "unzip"),
+)
+"""How each kind of packed file begins, its name, and what unpacks it."""
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_source_file(path: str) -> BinaryIO:
+    """Opens a plain file of text for reading.
+
+    Raises:
+        SourceRefused: there is no such file, it is something else, this process may not read it, or it is compressed.
+    """
+    try:
+        # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(fd)
+        expected = "a plain file (a restart has to find its place again)"
+        raise _refuse(path, expected, _KINDS.get(kind, "something else"))
+    file = os.fdopen(fd, "rb", buffering=_READ_BYTES)
+    try:
+        start = read_at(file, path, 8, 0)
+        for magic, packed, unpack in _MAGIC:
+            if start.startswith(magic):
+                raise _refuse(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_source_files(paths: tuple[str, ...], out: str) -> None:
+    """Checks that every file can be read, that none is given twice, and that none lies in the stream's own directory.
+
+    Raises:
+        SourceRefused: one of them is not so.
+    """
+    seen: dict[tuple[int, int], str] = {}
+    stream = Path(out).resolve()
+    for path in paths:
+        with open_source_file(path) as file:
+            status = os.fstat(file.fileno())
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            raise _refuse(path, "every source once", f"the same file as {seen[identity]}")
+        seen[identity] = path
+        if stream in Path(path).resolve().parents:
+            raise _refuse(path, f"a file outside the stream's directory {out}", "one inside it")
+
+
+def file_size(path: str) -> int:
+    """Returns a file's size in bytes, 0 where it cannot be found out: for what is shown, not for what is done."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read_at(file: BinaryIO, path: str, count: int, offset: int) -> bytes:
+    """Returns `count` bytes from an offset, fewer at the end of the file.
+
+    Raises:
+        SourceRefused: the filesystem failed.
+    """
+    parts = []
+    try:
+        while count > 0 and (part := os.pread(file.fileno(), count, offset)):
+            parts.append(part)
+            offset, count = offset + len(part), count - len(part)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
+    return b"".join(parts)
+
+
+def committed_ends(file: BinaryIO, path: str, offset: int) -> tuple[bytes, bytes]:
+    """Returns the first and the last bytes of the part [0, offset), which may overlap.
+
+    Raises:
+        SourceRefused: the file is shorter.
+    """
+    count = min(offset, FINGERPRINT_BYTES)
+    head, tail = read_at(file, path, count, 0), read_at(file, path, count, offset - count)
+    if len(head) < count or len(tail) < count:
+        raise refuse_truncated(file, path, offset)
+    return head, tail
+
+
+def digest(part: bytes) -> str:
+    """Returns the XXH3 (64 bits) in hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(part)
+
+
+def check_committed(file: BinaryIO, path: str, position: FilePosition) -> None:
+    """Checks that the part of a file whose rows are published is still what it was.
+
+    Raises:
+        SourceRefused: the file was truncated or replaced, or its last line was continued.
+    """
+    head, tail = committed_ends(file, path, position.offset)
+    if position.offset == 0:
+        return
+    for where, expected, part in (("first", position.head, head), ("last", position.tail, tail)):
+        if digest(part) != expected:
+            raise SourceRefused(
+                f"{path}: not the file whose rows are published: expected XXH3 {expected} of the {where} {len(part)} "
+                f"bytes of the part read ({position.offset} bytes, {position.line} lines), found {digest(part)}; "
+                f"put the old file back (appending is fine), or choose another --out",
+                file=path,
+                expected=expected,
+                actual=digest(part),
+            )
+    rest = read_at(file, path, 2, position.offset) if position.open_end else b""
+    if rest and rest != b"\r" and not rest.startswith((b"\n", b"\r\n")):
+        raise SourceRefused(
+            f"{path}:{position.line}: the row is published as it stood at the end of the file, byte {position.offset}; "
+            f"expected a line end there, found {rest[:1]!r}: the line was continued since",
+            file=path,
+            expected="a line end",
+            actual=repr(rest[:1]),
+        )
+
+
+def refuse_truncated(file: BinaryIO, path: str, offset: int) -> SourceRefused:
+    """Returns the error for a file that is shorter than what was read of it."""
+    size = os.fstat(file.fileno()).st_size
+    return _refuse(path, f"at least the {offset} bytes that were read", f"{size}: the file was truncated or replaced")
+
+
+def refuse_os_error(path: str, cause: OSError) -> SourceRefused:
+    """Returns the error for a file that the filesystem does not give."""
+    if isinstance(cause, PermissionError):
+        hint = "check the permissions of the file and of the directories above it"
+        return _refuse(path, "a readable file", f"uid {os.geteuid()} may not read it", f"; {hint}")
+    return _refuse(path, "a readable file", (cause.strerror or str(cause)).lower())
+
+
+def _refuse(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:
+    return SourceRefused(
+        f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
+    )

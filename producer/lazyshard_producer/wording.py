@@ -1,0 +1,133 @@
+"""What the command says: sentences for people, key=value lines for logs. Text only, nothing is printed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+NAME: Final = "lazyshard-producer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How far a run is.
+
+    Attributes:
+        samples: rows in the stream, those of the open chunk included.
+        published: rows of sealed chunks.
+        chunks: sealed chunks.
+        new: rows that this run has read.
+        blank: blank lines skipped, earlier runs included.
+        duplicate: rows that name a key twice, earlier runs included.
+        bytes_read: bytes read of the sources, earlier runs included.
+        bytes_total: bytes of the sources when the run started.
+        seconds: how long the run has taken.
+    """
+
+    samples: int
+    published: int
+    chunks: int
+    new: int
+    blank: int
+    duplicate: int
+    bytes_read: int
+    bytes_total: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Rows a second of this run; 0 until time has passed."""
+        return self.new / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run came out.
+
+    Attributes:
+        end: finished: the stream has ended now; interrupted, terminated: by SIGINT or SIGTERM, and resumable.
+        out: the stream's directory.
+        tally: how far it came.
+    """
+
+    end: Literal["finished", "interrupted", "terminated"]
+    out: str
+    tally: Tally
+
+
+def one_line(text: str) -> str:
+    """Returns a text with control characters escaped: a file name may hold a line end, a message must not."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def error_line(text: str) -> str:
+    """Returns the line for an error."""
+    return one_line(f"{NAME}: error: {text}")
+
+
+def warning_line(text: str) -> str:
+    """Returns the line for a warning."""
+    return one_line(f"{NAME}: warning: {text}")
+
+
+def log_line(event: str, time: str, **values: str | int | float) -> str:
+    """Returns a line for a log.
+
+    >>> log_line("end", "2026-01-02T03:04:05Z", out="a dir", samples=3, seconds=1.25)
+    'time=2026-01-02T03:04:05Z event=end out="a dir" samples=3 seconds=1.2'
+    """
+    pairs = {"time": time, "event": event} | values
+    return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
+
+
+def tally_values(tally: Tally) -> dict[str, str | int | float]:
+    """Returns what a log line says of how far a run is."""
+    return {
+        "samples": tally.samples,
+        "published": tally.published,
+        "chunks": tally.chunks,
+        "rate": tally.rate,
+        "seconds": tally.seconds,
+        "bytes": tally.bytes_read,
+        "bytes_total": tally.bytes_total,
+        "blank_lines": tally.blank,
+        "duplicate_key_rows": tally.duplicate,
+    }
+
+
+def summary(outcome: Outcome) -> str:
+    """Returns the last line of a run for people."""
+    tally = outcome.tally
+    speed = f"{tally.new:,} read in {tally.seconds:.1f} s ({tally.rate:,.0f} samples/s)"
+    extras = f"{count(tally.blank, 'blank line')} skipped, {count(tally.duplicate, 'row')} with duplicate keys"
+    if outcome.end == "finished":
+        holds = f"{count(tally.samples, 'sample')} in {count(tally.chunks, 'chunk')}"
+        return one_line(f"finished: {outcome.out} holds {holds}; {speed}; {extras}")
+    return one_line(f"{stopped(outcome)}; {speed}; {extras}")
+
+
+def stopped(outcome: Outcome) -> str:
+    """Returns what is published after a signal, and how to go on."""
+    tally = outcome.tally
+    waste = tally.samples - tally.published
+    again = f" ({count(waste, 'row')} of the unfinished chunk will be read again)" if waste else ""
+    published = f"{count(tally.published, 'sample')} in {count(tally.chunks, 'chunk')}"
+    return f"{outcome.end}: {published} published in {outcome.out}; run the same command again to go on{again}"
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with its noun.
+
+    >>> count(1, "row"), count(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _value(value: str | int | float) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    text = str(value)
+    if text and not set(text) & set(' "=\\'):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,233 @@
+"""Imports point one way: producer and swift -> data -> storage -> plan | format -> errors.
+
+Read from the source with `ast`, so an import inside a function or under TYPE_CHECKING counts like any other.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = {
+    "lazyshard": ROOT / "lazyshard",
+    "lazyshard_producer": ROOT / "producer" / "lazyshard_producer",
+    "lazyshard_swift": ROOT / "integrations" / "swift" / "lazyshard_swift",
+}
+
+# Longest name first where one holds another. The facade is lazyshard/__init__.py itself.
+LAYERS: Final = {
+    "lazyshard.errors": "errors",
+    "lazyshard.format": "format",
+    "lazyshard.plan": "plan",
+    "lazyshard.storage": "storage",
+    "lazyshard.data": "data",
+    "lazyshard.cli": "cli",
+    "lazyshard": "facade",
+    "lazyshard_producer": "producer",
+    "lazyshard_swift": "swift",
+}
+
+# What a layer may import besides itself.
+MAY_IMPORT: Final[dict[str, set[str]]] = {
+    "errors": set(),
+    "format": {"errors"},
+    "plan": {"errors"},
+    "storage": {"format", "plan", "errors"},
+    "data": {"storage", "format", "plan", "errors"},
+    "facade": {"data", "storage", "format", "plan", "errors"},
+    "cli": {"facade", "storage", "format", "plan", "errors"},
+    "producer": {"facade", "storage", "format", "plan", "errors"},
+    "swift": {"facade", "data", "storage", "format", "plan", "errors"},
+}
+
+# Public names whose home is lazyshard.data: taking them from the facade is importing it.
+NAMES_OF_DATA: Final = {"LazyShardedDataset", "streaming_shard"}
+
+TORCH_LAYERS: Final = {"data", "swift"}
+SWIFT_LAYERS: Final = {"swift"}
+
+PURE_LAYERS: Final = {"format", "plan"}
+NOT_PURE_MODULES: Final = {
+    *("asyncio", "concurrent", "datetime", "fcntl", "filelock", "glob", "io", "logging", "mmap", "multiprocessing"),
+    *("os", "pathlib", "random", "secrets", "select", "shutil", "signal", "socket", "subprocess", "tempfile"),
+    *("threading", "time", "torch", "urllib", "uuid", "watchdog"),
+}
+NOT_PURE_CALLS: Final = {"input", "open", "print"}
+
+EMPTY_NAMES: Final = {"common", "helper", "helpers", "misc", "util", "utils"}
+
+
+class Module(NamedTuple):
+    name: str
+    is_package: bool
+    source: str
+
+
+def imported(module: Module) -> Iterator[tuple[int, str, str | None]]:
+    """Every import as (line, module, name taken from it or None), relative ones resolved."""
+    package = module.name if module.is_package else module.name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(module.source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, None
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join(parents[: len(parents) - node.level + 1])
+                source = f"{base}.{source}" if source else base
+            for alias in node.names:
+                yield node.lineno, source, alias.name
+        elif isinstance(node, ast.Call) and node.args:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            first = node.args[0]
+            if (
+                called in {"import_module", "__import__"}
+                and isinstance(first, ast.Constant)
+                and isinstance(first.value, str)
+            ):
+                yield node.lineno, first.value, None
+
+
+def layer_of(name: str) -> str | None:
+    """The layer of a dotted name, None outside the project."""
+    for prefix, layer in LAYERS.items():
+        if layer != "facade" and (name == prefix or name.startswith(f"{prefix}.")):
+            return layer
+    return "facade" if name == "lazyshard" else "unknown" if name.startswith("lazyshard.") else None
+
+
+def violations(module: Module) -> list[str]:
+    """What the module imports, is named or does against the rules, a sentence each."""
+    own = layer_of(module.name)
+    if own is None or own == "unknown":
+        return [f"{module.name}: belongs to no layer; name its layer in LAYERS"]
+    found = []
+    last = module.name.rpartition(".")[2]
+    if last.strip("_") in EMPTY_NAMES:
+        found.append(f"{module.name}: {last!r} says nothing; name the module after its one concept")
+    for line, source, name in imported(module):
+        where = f"{module.name}:{line}"
+        target, shown = layer_of(source), source
+        if target == "facade" and name is not None:
+            # `from lazyshard import storage` imports lazyshard.storage; `import ChunkWriter`, the facade.
+            if name in NAMES_OF_DATA:
+                target, shown = "data", f"{source}.{name}"
+            elif layer_of(f"lazyshard.{name}") != "unknown":
+                target, shown = layer_of(f"lazyshard.{name}"), f"{source}.{name}"
+        if target is not None and target != own and target not in MAY_IMPORT[own]:
+            found.append(f"{where}: {own} may not import {target} ({shown})")
+        top = source.partition(".")[0]
+        if top == "torch" and own not in TORCH_LAYERS:
+            found.append(f"{where}: {own} may not import torch")
+        elif top == "swift" and own not in SWIFT_LAYERS:
+            found.append(f"{where}: {own} may not import ms-swift")
+        elif top in NOT_PURE_MODULES and own in PURE_LAYERS:
+            found.append(f"{where}: {own} is pure and may not import {top}")
+    if own in PURE_LAYERS:
+        for node in ast.walk(ast.parse(module.source)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NOT_PURE_CALLS:
+                found.append(f"{module.name}:{node.lineno}: {own} is pure and may not call {node.func.id}()")
+    return found
+
+
+def modules_of(package: str, folder: Path) -> Iterator[Module]:
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        yield Module(name, is_package, path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    modules = list(modules_of(package, PACKAGES[package]))
+    assert modules, f"no source under {PACKAGES[package]}"
+    assert [line for module in modules for line in violations(module)] == []
+
+
+def test_every_layer_has_sources() -> None:
+    layers = {layer_of(module.name) for package, folder in PACKAGES.items() for module in modules_of(package, folder)}
+    assert layers == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("folder", ["producer", "integrations", "integrations/swift"])
+def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("lazyshard.errors", "from lazyshard.format import seal", "errors may not import format"),
+        ("lazyshard.format.seal", "from lazyshard.plan.deal import Deal", "format may not import plan"),
+        ("lazyshard.format.seal", "import lazyshard", "format may not import facade"),
+        ("lazyshard.plan.deal", "import lazyshard.format", "plan may not import format"),
+        ("lazyshard.plan.deal", "from ..format import seal", "plan may not import format"),
+        ("lazyshard.plan.deal", "from .. import storage", "plan may not import storage"),
+        ("lazyshard.plan.deal", "from lazyshard import storage", "plan may not import storage"),
+        ("lazyshard.plan.deal", "from lazyshard import ChunkWriter", "plan may not import facade"),
+        ("lazyshard.plan.deal", "def f():\n    import time", "plan is pure and may not import time"),
+        ("lazyshard.plan.deal", "from pathlib import Path", "plan is pure and may not import pathlib"),
+        ("lazyshard.plan.deal", "print(1)", "plan is pure and may not call print()"),
+        ("lazyshard.format.head", "import os.path", "format is pure and may not import os"),
+        ("lazyshard.format.head", "open('x')", "format is pure and may not call open()"),
+        ("lazyshard.format.head", "import torch", "format may not import torch"),
+        ("lazyshard.storage.writer", "from lazyshard.data import dataset", "storage may not import data"),
+        ("lazyshard.storage.writer", "import torch.utils.data", "storage may not import torch"),
+        ("lazyshard.storage.writer", "import lazyshard.cli.main", "storage may not import cli"),
+        (
+            "lazyshard.storage.writer",
+            "import importlib\nimportlib.import_module('lazyshard.data')",
+            "storage may not import data",
+        ),
+        ("lazyshard.storage.writer", "import lazyshard.extras", "storage may not import unknown"),
+        ("lazyshard.data.dataset", "import lazyshard_swift", "data may not import swift"),
+        ("lazyshard.data.dataset", "import swift.dataloader", "data may not import ms-swift"),
+        ("lazyshard.cli.status", "from lazyshard.data import dataset", "cli may not import data"),
+        ("lazyshard", "import torch", "facade may not import torch"),
+        ("lazyshard_producer.cli", "import lazyshard.data", "producer may not import data"),
+        ("lazyshard_producer.cli", "from lazyshard import LazyShardedDataset", "producer may not import data"),
+        ("lazyshard_producer.cli", "from lazyshard_swift import hook", "producer may not import swift"),
+        ("lazyshard_producer.cli", "import torch", "producer may not import torch"),
+        ("lazyshard_swift.hook", "import lazyshard_producer", "swift may not import producer"),
+        (
+            "lazyshard_swift.hook",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import lazyshard_producer",
+            "swift may not import producer",
+        ),
+        ("lazyshard.storage.utils", "", "'utils' says nothing"),
+        ("lazyshard.plan._helpers", "", "'_helpers' says nothing"),
+        ("lazyshard.extras", "", "belongs to no layer"),
+    ],
+)
+def test_a_bad_source_is_found(name: str, source: str, expected: str) -> None:
+    found = violations(Module(name, name.count(".") == 0, source))
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        (
+            "lazyshard.format.seal",
+            "import base64\nimport numpy as np\nfrom .row import Row\nfrom lazyshard import errors",
+        ),
+        ("lazyshard.plan.deal", "from ..errors import LazyShardError\nfrom lazyshard.plan import lane"),
+        ("lazyshard.storage.writer", "import os\nfrom lazyshard.format import seal\nfrom ..plan import deal"),
+        ("lazyshard.data.dataset", "import torch\nfrom lazyshard.storage.reader import StreamReader"),
+        (
+            "lazyshard.cli.status",
+            "from lazyshard import StreamReader, __version__\nfrom lazyshard.storage import reader",
+        ),
+        ("lazyshard", "from .data import LazyShardedDataset\nfrom .storage import ChunkWriter"),
+        ("lazyshard_producer.cli", "from lazyshard import ChunkWriter\nfrom lazyshard.errors import LazyShardError"),
+        ("lazyshard_swift.hook", "import swift\nimport torch\nfrom lazyshard.data import dataset"),
+    ],
+)
+def test_a_good_source_passes(name: str, source: str) -> None:
+    assert violations(Module(name, name.count(".") == 0, source)) == []

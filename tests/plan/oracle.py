@@ -1,0 +1,61 @@
+"""The plan again, as anyone would write it first: lists of sample numbers, dealt, cut and reordered one by one.
+
+Slow, in need of the whole stream, and obviously right. It shares no code with the package: the permutations, too, are
+made from their published definition, in plain integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def splitmix_output(state: int) -> int:
+    """Return the output of SplitMix64 at `state`, already advanced."""
+    z = state % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def permutation(size: int, key: Sequence[int]) -> list[int]:
+    """Order 0 .. size-1 by 64-bit words made from `key`."""
+    golden = 0x9E3779B97F4A7C15
+    base = 0
+    for part in key:
+        base = splitmix_output((base ^ part) + golden)
+    return sorted(range(size), key=lambda i: splitmix_output(base + (i + 1) * golden))
+
+
+def dealt(dp: int, unit: int, start: int, total: int) -> list[list[int]]:
+    """Deal samples [start, total) to `dp` lanes: units while there is one for every lane, then one by one."""
+    lanes: list[list[int]] = [[] for _ in range(dp)]
+    left = list(range(start, total))
+    while len(left) >= dp * unit:
+        for lane in lanes:
+            lane.extend(left[:unit])
+            del left[:unit]
+    for turn, sample in enumerate(left):
+        lanes[turn % dp].append(sample)
+    return lanes
+
+
+def shuffled(lane: list[int], window: int, seed: int, epoch: int, number: int) -> list[int]:
+    """Reorder lane `number` inside its windows for one epoch."""
+    if not window:
+        return lane
+    order = []
+    for w in range(0, len(lane), window):
+        piece = lane[w : w + window]
+        order += [piece[i] for i in permutation(len(piece), (seed, epoch, number, w // window))]
+    return order
+
+
+def epoch_of_draws(
+    dp: int, unit: int, start: int, total: int, batch_size: int, window: int, seed: int, epoch: int
+) -> list[list[int]]:
+    """Return the samples that each lane draws in `epoch`, in order: as many whole batches as every lane can fill."""
+    lanes = dealt(dp, unit, start, total)
+    batches = min(len(lane) for lane in lanes) // batch_size
+    # A batch more may be wanting one sample in some lane only: then no lane draws it, since ranks train in lockstep.
+    length = batches * batch_size
+    return [shuffled(lane, window, seed, epoch, number)[:length] for number, lane in enumerate(lanes)]

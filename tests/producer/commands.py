@@ -1,0 +1,110 @@
+"""Runs the command, in a process of its own or in this one, and reads what it has published."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEADLINE_S: Final = 60.0
+STREAM_ID_FILES: Final = {"stream.json", "stream.owner", "head.json"}
+
+
+def environment() -> dict[str, str]:
+    # The plain terminal: no colours, no wrapping. One thread for numpy: the processes are many and the cores few.
+    paths = [str(ROOT), str(ROOT / "producer")]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OPENBLAS_NUM_THREADS": "1",
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+
+
+def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "lazyshard_producer", *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    with start(*arguments, **options) as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_arguments(out: Path, sources: Sequence[Path], samples_per_chunk: int = 10, *more: object) -> list[str]:
+    pairs = [part for source in sources for part in ("--source", str(source))]
+    return ["run", *pairs, "--out", str(out), "--samples-per-chunk", str(samples_per_chunk), *map(str, more)]
+
+
+def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def published(out: Path) -> int:
+    """Chunks, as readers are told."""
+    try:
+        chunks: int = json.loads((out / "head.json").read_bytes())["chunks"]
+    except FileNotFoundError:
+        return 0
+    return chunks
+
+
+def rows(first: int, last: int) -> bytes:
+    return b"".join(b'{"id":%d,"text":"row %d"}\n' % (number, number) for number in range(first, last))
+
+
+def ids(out: Path) -> list[int]:
+    """Ids of all published rows, each checked against its seal; nothing but sealed chunks may be there."""
+    found = []
+    chunks = len(list(out.glob("chunk_*.completed")))
+    for chunk in range(chunks):
+        seal = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk)
+        lines = (out / chunk_name(chunk)).read_bytes().splitlines(keepends=True)
+        assert [xxhash.xxh3_64_intdigest(line) for line in lines] == seal.digests.tolist()
+        assert all(line.endswith(b"}\n") for line in lines)
+        found += [json.loads(line)["id"] for line in lines]
+    return found
+
+
+def seal(out: Path, chunk: int) -> Any:
+    return json.loads((out / seal_name(chunk)).read_bytes())
+
+
+def chunk_files(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("chunk_*.jsonl")}
+
+
+def sources_in_seals(out: Path) -> list[Any]:
+    return [seal(out, chunk)["source"] for chunk in range(len(list(out.glob("chunk_*.completed"))))]
+
+
+def assert_one_line(text: str, *parts: str) -> None:
+    """Whether there is one line of error and nothing of a traceback; lines of the log may be around it."""
+    errors = [line for line in text.splitlines() if "error: " in line]
+    assert len(errors) == 1, text
+    assert "Traceback" not in text
+    for part in parts:
+        assert part in errors[0], text

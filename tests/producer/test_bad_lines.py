@@ -1,0 +1,168 @@
+"""Every class of bad source line, through the command: what is said, what is published, and how it goes on."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from lazyshard_producer.cli import main
+from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run, run_arguments
+
+BOM = b"\xef\xbb\xbf"
+
+BAD = {
+    "malformed": (b'{"id":25 "text":1}', 9, ""),
+    "cut": (b'{"id":25,"te', 12, ""),
+    "blanks": (b"   ", 0, "nothing but blanks"),
+    "tab": (b"\t", 0, "nothing but blanks"),
+    "invalid UTF-8": (b'{"id":"\xff"}', 7, "not UTF-8"),
+    "UTF-16": ('{"id":25}'.encode("utf-16"), 0, "iconv"),
+    "BOM within the file": (BOM + b'{"id":25}', 0, "byte order mark"),
+    "CR only": (b'{"id":25}\r{"id":26}', 10, "carriage returns"),
+    "lone surrogate": (b'{"id":"\\ud800"}', None, "surrogate"),
+    "raw NUL": (b'{"id":"\0"}', 7, "control character"),
+    "NaN": (b'{"id":NaN}', 6, "NaN"),
+    "Infinity": (b'{"id":-Infinity}', None, "infinities are not JSON"),
+    "1e999": (b'{"id":1e999}', 6, ""),
+    "integer of 5,000 digits": (b'{"id":' + b"9" * 5000 + b"}", 6, ""),
+    "integer past 64 bits": (b'{"id":18446744073709551616}', 6, "64 bits"),
+    "two values": (b'{"id":25} {"id":26}', 10, ""),
+    "array": (b"[25]", 0, "expected a JSON object, found an array"),
+    "number": (b"25", 0, "expected a JSON object"),
+    "nesting of 100,000": (b'{"id":' * 100_000 + b"1" + b"}" * 100_000, None, ""),
+    "NUL tail": (b'{"id":25}' + b"\0" * 100, 9, "torn by a crash"),
+    "too long": (b'{"id":"' + b"x" * 2_000_000 + b'"}', 0, "--max-row-bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line, byte, reason = BAD[name]
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 25) + line + b"\n" + rows(26, 40))
+    arguments = run_arguments(out, [source], 10, "--max-row-bytes", 1_000_000)
+
+    assert main(arguments) == 3
+    at = len(rows(0, 25)) + (byte or 0)
+    where = f"byte {at} of the file" if byte is not None else "byte "
+    assert_one_line(capsys.readouterr().err, f"{source}:26: {where}", reason)
+    assert ids(out) == list(range(20))
+
+    source.write_bytes(rows(0, 40))
+    assert main(arguments) == 0
+    assert ids(out) == list(range(40))
+
+
+def test_bad_line_of_the_second_file_in_the_first_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_bytes(rows(0, 3))
+    b.write_bytes(b"\n" + rows(3, 4) + b"oops\n")
+    assert main(run_arguments(tmp_path / "out", [a, b])) == 3
+    assert_one_line(capsys.readouterr().err, f"{b}:3: byte {1 + len(rows(3, 4))} of the file")
+    assert ids(tmp_path / "out") == []
+
+
+GOOD = {
+    "no newline at the end": rows(0, 5)[:-1],
+    "BOM at the start": BOM + rows(0, 5),
+    "CRLF": rows(0, 5).replace(b"\n", b"\r\n"),
+    "CRLF, the last line cut to CR": rows(0, 5).replace(b"\n", b"\r\n")[:-1],
+    "blank lines": b"\n\r\n" + rows(0, 3) + b"\n" + rows(3, 5) + b"\n\n",
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_lines(name: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(GOOD[name])
+    assert main(run_arguments(out, [source])) == 0
+    assert chunk_files(out) == {"chunk_00000.jsonl": rows(0, 5)}
+
+
+def test_rows_with_every_separator_of_unicode_stay_one_row(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes('{"id":0,"text":"a\u2028b\u2029c\u0085d"}\n'.encode())
+    assert main(run_arguments(out, [source])) == 0
+    assert chunk_files(out)["chunk_00000.jsonl"] == source.read_bytes()
+
+
+def test_blank_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(GOOD["blank lines"])
+    assert main(run_arguments(tmp_path / "out", [source], 2)) == 0
+    assert "blank_lines=5 " in capsys.readouterr().err
+
+
+def test_duplicate_keys_are_warned_of_once_a_file_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    twice = b'{"id":0,"x":{"y":1,"y":2}}\n'
+    a.write_bytes(rows(0, 1) + twice * 3)
+    b.write_bytes(twice)
+    assert main(run_arguments(tmp_path / "out", [a, b], 2)) == 0
+    err = capsys.readouterr().err
+    assert [line.split(": a key")[0] for line in err.splitlines() if "warning" in line] == [
+        f"lazyshard-producer: warning: {a}:2",
+        f"lazyshard-producer: warning: {b}:1",
+    ]
+    assert "duplicate_key_rows=4" in err
+
+
+def test_duplicate_keys_and_blanks_count_once_through_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    twice = b'\n{"id":0,"id":0}\n'
+    source.write_bytes(twice * 5 + b"bad\n")
+    arguments = run_arguments(out, [source], 2)
+    assert main(arguments) == 3
+    source.write_bytes(twice * 6)
+    assert main(arguments) == 0
+    err = capsys.readouterr().err
+    assert err.count("warning") == 1
+    assert "blank_lines=6 duplicate_key_rows=6" in err
+
+
+@pytest.mark.parametrize("data", [b"", BOM, b"\n\r\n"])
+def test_empty_file_ends_with_no_samples_and_a_warning(
+    data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(data)
+    assert main(run_arguments(out, [source])) == 0
+    assert f"warning: {source}: holds no rows" in capsys.readouterr().err
+    assert (out / "stream.end").exists()
+    assert ids(out) == []
+
+
+def test_a_line_of_a_gigabyte_needs_bounded_memory(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    with source.open("wb") as file:
+        file.write(rows(0, 10))
+        file.truncate(1 << 30)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+
+    done = run(*run_arguments(out, [source]), preexec_fn=limit)
+    assert done.returncode == 3, done.stderr
+    at = len(rows(0, 10))
+    assert_one_line(done.stderr, f"{source}:11: byte {at} of the file: longer than the 67108864 bytes", "NUL bytes")
+    assert ids(out) == list(range(10))
+
+
+def test_packed_files_are_refused_by_their_first_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    starts = {
+        b"\x1f\x8b\x08": "gzip",
+        b"\x28\xb5\x2f\xfd": "zstd",
+        b"BZh9": "bzip2",
+        b"\xfd7zXZ\0": "xz",
+        b"PK\x03\x04": "zip",
+    }
+    for start, name in starts.items():
+        source = tmp_path / "a.jsonl"
+        source.write_bytes(start + bytes(100))
+        assert main(run_arguments(tmp_path / "out", [source])) == 4
+        assert_one_line(capsys.readouterr().err, str(source), name, "unpack it first")
+    assert not (tmp_path / "out").exists()

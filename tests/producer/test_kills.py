@@ -1,0 +1,118 @@
+"""`kill -9` at points that were waited for and at random ones: every row once, in order, in the same chunks."""
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from lazyshard_producer.cli import main
+from tests.producer.commands import (
+    assert_one_line,
+    chunk_files,
+    ids,
+    published,
+    rows,
+    run,
+    run_arguments,
+    start,
+    wait_until,
+)
+
+ROWS = 4000
+PER_CHUNK = 37
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "a").write_bytes(b"\xef\xbb\xbf" + rows(0, 1501)[:-1])
+    (folder / "b").write_bytes(b"\n")
+    (folder / "c").write_bytes(rows(1501, ROWS).replace(b"\n", b"\r\n\r\n"))
+    return [folder / "a", folder / "b", folder / "c"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("uninterrupted") / "out"
+    assert main(run_arguments(out, sources, PER_CHUNK)) == 0
+    assert ids(out) == list(range(ROWS))
+    return chunk_files(out)
+
+
+def assert_whole(out: Path, uninterrupted: dict[str, bytes]) -> None:
+    assert ids(out) == list(range(ROWS))
+    assert chunk_files(out) == uninterrupted
+    assert not (out / ".tmp").exists()
+
+
+def test_killed_after_chunks_that_were_waited_for(
+    sources: list[Path], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = run_arguments(out, sources, PER_CHUNK, "--rate", 4000)
+    for chunks in (1, 3, 39, 41, 42, 80):
+        process = start(*arguments)
+        wait_until(lambda chunks=chunks: published(out) >= chunks, process)  # type: ignore[misc]
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        done = ids(out)
+        assert done == list(range(len(done)))
+        assert len(done) >= chunks * PER_CHUNK
+    assert run(*run_arguments(out, sources, PER_CHUNK)).returncode == 0
+    assert_whole(out, uninterrupted)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_random(seed: int, sources: list[Path], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    dice = random.Random(seed)
+    arguments = run_arguments(out, sources, PER_CHUNK)
+    kills = 0
+    for _ in range(100):
+        process = start(*arguments)
+        # Anywhere from the first file that is made to well into the chunks; the clock only picks the point.
+        goal = published(out) + dice.randrange(12)
+        try:
+            wait_until(lambda goal=goal: (out / "stream.owner").exists() and published(out) >= goal, process)  # type: ignore[misc]
+        except AssertionError:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.communicate()
+        kills += 1
+        done = ids(out)
+        assert done == list(range(len(done)))
+    assert kills >= 5
+    assert_whole(out, uninterrupted)
+
+
+def test_a_second_producer_is_refused_naming_the_first(sources: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = start(*run_arguments(out, sources, PER_CHUNK, "--rate", 1))
+    try:
+        wait_until(lambda: (out / "head.json").exists(), first)
+        second = run(*run_arguments(out, sources, PER_CHUNK))
+        assert second.returncode == 6
+        assert_one_line(second.stderr, f"process {first.pid} on ", "already producing into this stream")
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_producer_whose_stream_was_taken_over_stops(sources: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = start(*run_arguments(out, sources, 10, "--rate", 50))
+    wait_until(lambda: published(out) >= 1, first)
+    first.send_signal(signal.SIGSTOP)
+    # As from a machine on which the lock does not hold.
+    (out / ".producer.lock").unlink(missing_ok=True)
+    assert run(*run_arguments(out, sources, 10)).returncode == 0
+    before = chunk_files(out)
+    first.send_signal(signal.SIGCONT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 6
+    assert_one_line(err, "taken this stream over")
+    assert chunk_files(out) == before
+    assert ids(out) == list(range(ROWS))

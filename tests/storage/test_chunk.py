@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from lazyshard import ChunkWriter
+from lazyshard.errors import ChunkCorrupt, RowInvalid
+from lazyshard.format.names import chunk_name
+from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.storage.files import open_file
+from tests.storage.streams import open_descriptors, seal
+
+LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
+
+
+def sealed(directory: Path, lines: list[bytes]) -> Path:
+    with ChunkWriter(directory, len(lines)) as writer:
+        for line in lines:
+            writer.write(line)
+    return directory / chunk_name(0)
+
+
+def opened(data: Path) -> Chunk:
+    return open_sealed(data, seal(data.parent, 0))
+
+
+def damage(data: Path, row: int, line: bytes) -> None:
+    lines = data.read_bytes().splitlines(keepends=True)
+    lines[row] = line
+    data.write_bytes(b"".join(lines))
+
+
+def take(chunk: Chunk, first: int, stop: int, at_least: int = 1, budget: int = 1 << 18) -> list[dict[str, Any]]:
+    return chunk.parse(chunk.lines(first, stop, at_least, budget), first)
+
+
+def unsealed_check(directory: Path, lines: list[bytes]) -> Chunk:
+    """A chunk whose digests fit bytes that are no rows, as only a foreign or broken producer would make."""
+    data = b"".join(lines)
+    (directory / "data").write_bytes(data)
+    offsets = array("Q", [0])
+    for line in lines:
+        offsets.append(offsets[-1] + len(line))
+    digests = array("Q", [xxhash.xxh3_64_intdigest(line) for line in lines])
+    return Chunk(open_file(directory / "data"), 0, offsets, digests)
+
+
+def test_lines_and_line_agree_for_every_range_and_budget(tmp_path: Path) -> None:
+    chunk = opened(sealed(tmp_path, LINES))
+    assert [chunk.line(row) for row in range(4)] == LINES
+    for first in range(4):
+        for stop in range(first + 1, 5):
+            for at_least in range(1, stop - first + 1):
+                for budget in (0, 9, 20, 1000):
+                    found = chunk.lines(first, stop, at_least, budget)
+                    assert at_least <= len(found) <= stop - first
+                    assert found == LINES[first : first + len(found)]
+
+
+def test_budget_bounds_what_is_read_ahead(tmp_path: Path) -> None:
+    chunk = opened(sealed(tmp_path, LINES))
+    assert [len(chunk.lines(0, 4, 1, budget)) for budget in (0, 9, 18, 35, 36, 10**9)] == [1, 1, 2, 3, 4, 4]
+
+
+def test_rows_larger_than_any_buffer_are_whole(tmp_path: Path) -> None:
+    big = [b'{"text":"%s"}\n' % (b"x" * size) for size in (3_000_000, 5, 1_500_000)]
+    chunk = opened(sealed(tmp_path, big))
+    assert chunk.lines(0, 3, 3, 0) == big
+    assert [chunk.line(row) for row in range(3)] == big
+
+
+def test_digest_mismatch_names_file_row_byte_expected_and_actual(tmp_path: Path) -> None:
+    data = sealed(tmp_path, LINES)
+    damage(data, 2, b'{"id":7}\n')
+    want, have = (f"{xxhash.xxh3_64_intdigest(line):016x}" for line in (LINES[2], b'{"id":7}\n'))
+    for read in (lambda chunk: chunk.line(2), lambda chunk: chunk.lines(2, 4, 2, 0)):
+        with pytest.raises(ChunkCorrupt) as caught:
+            read(opened(data))
+        error = caught.value
+        assert (error.file, error.chunk, error.row, error.byte) == (str(data), 0, 2, 18)
+        assert (error.expected, error.actual) == (f"XXH3 {want} as sealed", have)
+        assert str(data) in str(error) and "row 2 (byte 18)" in str(error)
+
+
+def test_bad_row_behind_good_ones_is_raised_only_when_it_comes_first(tmp_path: Path) -> None:
+    data = sealed(tmp_path, LINES)
+    damage(data, 2, b'{"id":7}\n')
+    assert opened(data).lines(0, 4, 4, 1000) == LINES[:2]
+    assert opened(data).lines(3, 4, 1, 1000) == LINES[3:]
+
+
+def test_newline_moved_between_rows_does_not_pass(tmp_path: Path) -> None:
+    data = sealed(tmp_path, [b'{"a":1}\n', b'{"b":22}\n'])
+    data.write_bytes(b'{"a":1 }\n' + b'{"b":2}\n')
+    with pytest.raises(ChunkCorrupt, match="row 0"):
+        opened(data).lines(0, 2, 2, 1000)
+
+
+@pytest.mark.parametrize("bad", [b"[1]\n", b"nonsense\n", b"1\n", b'{"a":"\xff"}\n'])
+def test_row_that_is_no_object_ends_the_good_prefix_and_names_line_and_byte(bad: bytes, tmp_path: Path) -> None:
+    chunk = unsealed_check(tmp_path, [LINES[0], LINES[1], bad, LINES[3]])
+    assert take(chunk, 0, 4, 4) == [{"id": 0}, {"id": 1}]
+    with pytest.raises(RowInvalid) as caught:
+        take(chunk, 2, 4, 2)
+    assert caught.value.line == 3
+    assert caught.value.byte is not None and 18 <= caught.value.byte < 18 + len(bad)
+    assert caught.value.file == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize(("change", "actual"), [(b"", "0 bytes"), (b"{}\n", "3 bytes"), (b"x" * 99, "99 bytes")])
+def test_file_of_another_size_than_sealed_is_corrupt(change: bytes, actual: str, tmp_path: Path) -> None:
+    data = sealed(tmp_path, LINES)
+    data.write_bytes(change)
+    before = open_descriptors()
+    with pytest.raises(ChunkCorrupt) as caught:
+        opened(data)
+    assert (caught.value.expected, caught.value.actual) == ("36 bytes as sealed", actual)
+    del caught
+    assert open_descriptors() == before
+
+
+def test_file_cut_after_opening_is_corrupt_and_no_bus_error(tmp_path: Path) -> None:
+    data = sealed(tmp_path, LINES)
+    chunk = opened(data)
+    os.truncate(data, 12)
+    assert chunk.line(0) == LINES[0]
+    with pytest.raises(ChunkCorrupt, match="the end of the file at byte 12"):
+        chunk.line(1)
+
+
+def test_chunk_of_one_row(tmp_path: Path) -> None:
+    chunk = opened(sealed(tmp_path, LINES[:1]))
+    assert (len(chunk), take(chunk, 0, 1)) == (1, [{"id": 0}])
+
+
+def test_stale_descriptor_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = opened(sealed(tmp_path, LINES))
+    pread, left = os.pread, [2]
+
+    def stale(fd: int, size: int, offset: int) -> bytes:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", stale)
+    before = open_descriptors()
+    assert chunk.lines(0, 4, 4, 0) == LINES
+    assert open_descriptors() == before
+    left[0] = 10**9
+    with pytest.raises(OSError, match="Stale"):
+        chunk.line(0)
+
+
+def test_short_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = opened(sealed(tmp_path, LINES))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 5), offset))
+    assert chunk.lines(0, 4, 4, 0) == LINES
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (b'{"a":1}\n{"a":2}\n', [1, 2]),
+        (b'{"a":1}\n{"a":2}', [1, 2]),
+        (b'{"a":1}\r\n{"a":2}\r\n', [1, 2]),
+        (b'\n \t\n{"a":1}\n{"a":2}\n', [1, 2]),
+        (b'{"a":1}\n\n\r\n{"a":2}\n', [1, 2]),
+        (b'{"a":1}\n{"a":2}\n\n  \n', [1, 2]),
+        (b'{"a":1}\n{"a":2}\n   ', [1, 2]),
+        (b'\xef\xbb\xbf{"a":1}\n{"a":2}\n', [1, 2]),
+        (b'\xef\xbb\xbf\n{"a":1}\n', [1]),
+        (b"", []),
+        (b"\n", []),
+        (b"  ", []),
+        (b" \r\n\n", []),
+        (b"\xef\xbb\xbf", []),
+        ('{"a":"\u2028\u2029\x85"}\n'.encode(), ["\u2028\u2029\x85"]),
+    ],
+)
+def test_foreign_rows_are_found_by_newlines(data: bytes, wanted: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(data)
+    chunk = open_foreign(tmp_path / "data", 0)
+    assert len(chunk) == len(wanted)
+    if wanted:
+        assert [row["a"] for row in take(chunk, 0, len(wanted), len(wanted))] == wanted
+        assert [take(chunk, row, row + 1)[0]["a"] for row in range(len(wanted))] == wanted
+
+
+@pytest.mark.parametrize("shift", range(-3, 4))
+def test_foreign_rows_across_the_border_of_a_block(shift: int, tmp_path: Path) -> None:
+    first = b'{"a":"%s"}\n' % (b"x" * ((1 << 20) + shift - 9))
+    (tmp_path / "data").write_bytes(first + b' \n{"a":2}\n')
+    chunk = open_foreign(tmp_path / "data", 0)
+    assert len(chunk) == 2
+    assert take(chunk, 1, 2) == [{"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("bad", "byte"), [(b"[1]", 11), (b"nope", 11), (b'{"a":"\xff"}', 17), (b'{"a":1}{"a":2}', 18), (b"\x0c", 11)]
+)
+def test_foreign_bad_row_names_its_line_in_the_file_and_spares_the_others(
+    bad: bytes, byte: int, tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_bytes(b'\n{"a":1}\n\r\n' + bad + b'\n{"a":3}\n')
+    chunk = open_foreign(tmp_path / "data", 0)
+    assert take(chunk, 0, 3, 3) == [{"a": 1}]
+    assert take(chunk, 2, 3) == [{"a": 3}]
+    with pytest.raises(RowInvalid) as caught:
+        take(chunk, 1, 3)
+    assert (caught.value.line, caught.value.byte) == (4, byte)
+    assert "row 1 (line 4," in str(caught.value)
+
+
+def test_foreign_file_that_grows_while_it_is_scanned_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b'{"a":1}\n')
+    pread = os.pread
+
+    def grow(fd: int, size: int, offset: int) -> bytes:
+        with data.open("ab") as file:
+            file.write(b"{}\n" if data.stat().st_size < 20 else b"")
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", grow)
+    with pytest.raises(ChunkCorrupt, match="marked complete"):
+        open_foreign(data, 0)
+
+
+def test_foreign_stale_scan_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_bytes(b'{"a":1}\n')
+    pread, left = os.pread, [1]
+
+    def stale(fd: int, size: int, offset: int) -> bytes:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", stale)
+    assert take(open_foreign(tmp_path / "data", 0), 0, 1) == [{"a": 1}]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import ProducerFenced, ProducerLocked
+from lazyshard.format import Owner
+from lazyshard.storage.writer import ChunkWriter as Writer
+from tests.storage.streams import DEADLINE_S, HERE, forked, head, names, produce, python, rows, seal
+
+OPEN = "import sys\nfrom lazyshard import ChunkWriter\nwriter = ChunkWriter(sys.argv[1], 2)\n"
+
+
+def owner(directory: Path) -> Owner:
+    return Owner.decode((directory / "stream.owner").read_bytes())
+
+
+def take_over(directory: Path, writer: Writer) -> ChunkWriter:
+    """Opens the stream as a producer on another machine would, where the lock of this one does not hold."""
+    writer._lock.release()
+    return ChunkWriter(directory)
+
+
+def test_second_writer_in_the_same_process_is_refused_and_names_the_holder(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2)
+    with pytest.raises(ProducerLocked) as caught:
+        ChunkWriter(tmp_path, 2)
+    assert caught.value.holder == f"process {os.getpid()} on {os.uname().nodename}"
+    assert str(tmp_path) in str(caught.value) and str(caught.value.holder) in str(caught.value)
+    writer.write({"id": 0})
+    writer.close()
+    assert list(StreamReader(tmp_path)) == rows(0, 1)
+
+
+def test_second_writer_in_another_process_is_refused_and_names_the_holder(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2)
+    done = python(OPEN, tmp_path)
+    assert done.returncode == 1
+    assert f"ProducerLocked: {tmp_path}: process {os.getpid()} on " in done.stderr
+    writer.close()
+
+
+def test_lock_of_a_holder_that_was_killed_is_free(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", OPEN + "writer.write({'id': 0})\nprint('open', flush=True)\nsys.stdin.read()", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "open\n"
+        with pytest.raises(ProducerLocked, match=f"process {holder.pid} on"):
+            ChunkWriter(tmp_path, 2)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(DEADLINE_S)
+    produce(tmp_path, 3)
+    assert list(StreamReader(tmp_path)) == rows(0, 3)
+
+
+def test_each_start_raises_the_epoch(tmp_path: Path) -> None:
+    for epoch in (1, 2, 3):
+        writer = ChunkWriter(tmp_path, 2)
+        assert (owner(tmp_path).epoch, owner(tmp_path).pid) == (epoch, os.getpid())
+        writer.close(end=False)
+
+
+def test_torn_owner_file_does_not_keep_the_next_producer_out(tmp_path: Path) -> None:
+    produce(tmp_path, 2, end=False)
+    (tmp_path / "stream.owner").write_bytes(b"")
+    produce(tmp_path, 3)
+    assert list(StreamReader(tmp_path)) == rows(0, 3)
+
+
+@pytest.mark.parametrize("step", ["publish", "heartbeat", "close"])
+def test_fenced_writer_stops_at_its_next_step_and_publishes_nothing(step: str, tmp_path: Path) -> None:
+    old = ChunkWriter(tmp_path, 2)
+    for row in rows(0, 3):
+        old.write(row)
+    new = take_over(tmp_path, old)
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path) if name != ".tmp"}
+    with pytest.raises(ProducerFenced, match="has taken this stream over") as caught:
+        {"publish": lambda: old.write({"id": 99}), "heartbeat": old.heartbeat, "close": old.close}[step]()
+    assert caught.value.holder == str(owner(tmp_path))
+    if step != "close":
+        with pytest.raises(ProducerFenced):
+            old.write({"id": 99})
+        with pytest.raises(ProducerFenced):
+            old.close()
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path) if name != ".tmp"} == before
+    for row in rows(new.published_samples, 5):
+        new.write(row)
+    new.close()
+    assert list(StreamReader(tmp_path)) == rows(0, 5)
+    assert ".tmp" not in names(tmp_path)
+
+
+def test_fenced_writer_that_leaves_does_not_disturb_its_successor(tmp_path: Path) -> None:
+    old = ChunkWriter(tmp_path, 2)
+    new = take_over(tmp_path, old)
+    old.close(end=False)
+    assert head(tmp_path).state == "running"
+    new.heartbeat()
+    new.write({"id": 0})
+    new.close()
+    assert list(StreamReader(tmp_path)) == rows(0, 1)
+
+
+def test_fenced_writer_says_so_even_where_its_successor_has_finished(tmp_path: Path) -> None:
+    old = ChunkWriter(tmp_path, 2)
+    old.write({"id": 0})
+    new = take_over(tmp_path, old)
+    for row in rows(0, 3):
+        new.write(row)
+    new.close()
+    with pytest.raises(ProducerFenced):
+        old.write({"id": 99})
+
+
+def test_chunk_that_somebody_else_has_published_is_not_replaced(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path / "a", 2)
+    produce(tmp_path / "b", 2)
+    writer.write({"id": 8})
+    for name in ("chunk_00000.jsonl", "chunk_00000.jsonl.completed"):
+        (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
+    with pytest.raises(ValueError, match="somebody else has published this chunk"):
+        writer.write({"id": 9})
+    assert StreamReader(tmp_path / "b").line(0) == (tmp_path / "a" / "chunk_00000.jsonl").read_bytes()[:9]
+
+
+def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 3)
+    writer.write({"id": 0})
+    writer._chunk._flush()
+
+    def child() -> None:
+        for call in (lambda: writer.write({"id": 99}), writer.heartbeat, writer.close):
+            with pytest.raises(RuntimeError, match=f"belongs to process {os.getppid()}"):
+                call()
+        writer.close(end=False)
+        writer._lock._lock.__del__()
+        with pytest.raises(ProducerLocked):
+            ChunkWriter(tmp_path, 3)
+
+    assert forked(child) == 0
+    with pytest.raises(ProducerLocked):
+        ChunkWriter(tmp_path, 3)
+    assert python(OPEN.replace("2", "3"), tmp_path).stderr.count("ProducerLocked: ") == 1
+    for row in rows(1, 4):
+        writer.write(row)
+    writer.close()
+    assert list(StreamReader(tmp_path)) == rows(0, 4)
+    assert [seal(tmp_path, n).samples for n in range(2)] == [3, 1]
+
+
+def test_fork_that_lives_on_does_not_hold_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    ready, go = os.pipe(), os.pipe()
+
+    def parent() -> None:
+        writer = ChunkWriter(tmp_path, 2)
+        if os.fork() == 0:
+            os.close(go[1])
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        writer.write({"id": 0})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        assert forked(parent) == -signal.SIGKILL
+        produce(tmp_path, 2)
+    finally:
+        for fd in (*ready, *go):
+            os.close(fd)
+    assert list(StreamReader(tmp_path)) == rows(0, 2)

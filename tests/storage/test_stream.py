@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import StreamReader
+from lazyshard.errors import (
+    EndInvalid,
+    HeadInvalid,
+    ManifestInvalid,
+    SealInvalid,
+    StreamInvalid,
+    StreamMismatch,
+    StreamUnsealed,
+    VersionUnsupported,
+    WaitTimeout,
+)
+from lazyshard.storage.stream import ForeignStream, NativeStream, open_stream
+from tests.storage.streams import foreign, names, produce, rows
+
+
+def native(directory: Path) -> NativeStream:
+    stream = open_stream(directory, None)
+    assert isinstance(stream, NativeStream)
+    return stream
+
+
+def set_head(directory: Path, **fields: Any) -> None:
+    values = json.loads((directory / "head.json").read_bytes())
+    (directory / "head.json").write_text(json.dumps(values | fields))
+
+
+def test_native_stream_is_known_by_its_head(tmp_path: Path) -> None:
+    found = native(produce(tmp_path, 4, end=False)).published()
+    assert (found.chunks, found.samples, found.ended, found.gap) == (2, 4, False, None)
+    assert found.head is not None and found.head.state == "idle"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b'{"format":1,"chu', b"\0" * 80])
+def test_native_stream_without_a_usable_head_is_listed(damage: bytes | None, tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    (tmp_path / "head.json").unlink()
+    if damage is not None:
+        (tmp_path / "head.json").write_bytes(damage)
+    found = native(tmp_path).published()
+    # The last seal might be that of a partial chunk, so it does not count before the end is there.
+    assert (found.chunks, found.samples, found.ended, found.head) == (1, 2, False, None)
+    (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":4}')
+    found = native(tmp_path).published()
+    assert (found.chunks, found.samples, found.ended) == (2, 4, True)
+
+
+def test_head_of_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    set_head(tmp_path, format=2)
+    with pytest.raises(VersionUnsupported, match=r"head\.json: written in stream format 2, .* reads format 1"):
+        StreamReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunks": 2, "samples": 5},
+        {"chunks": 2, "samples": 3, "ended": False},
+        {"chunks": 3, "samples": 4},
+        {"chunks": 10**12, "samples": 10**12},
+    ],
+)
+def test_head_that_contradicts_the_manifest_is_an_error(fields: dict[str, Any], tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    set_head(tmp_path, **fields)
+    with pytest.raises(HeadInvalid, match="chunks of 2 samples"):
+        StreamReader(tmp_path)
+
+
+def test_end_that_contradicts_the_manifest_is_an_error(tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    (tmp_path / "head.json").unlink()
+    (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":9}')
+    with pytest.raises(EndInvalid, match="expected 2 chunks of 2 samples, found 9"):
+        StreamReader(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}'])
+def test_torn_manifest_is_a_clear_error_at_once(data: bytes, tmp_path: Path) -> None:
+    produce(tmp_path, 1)
+    (tmp_path / "stream.json").write_bytes(data)
+    with pytest.raises(ManifestInvalid, match=r"stream\.json"):
+        StreamReader(tmp_path)
+
+
+def test_wrong_samples_per_chunk_is_refused(tmp_path: Path) -> None:
+    produce(tmp_path, 1)
+    with pytest.raises(StreamMismatch) as caught:
+        StreamReader(tmp_path, 3)
+    assert (caught.value.expected, caught.value.actual) == ("3", "2")
+    assert StreamReader(tmp_path, 2).samples_per_chunk == 2
+
+
+@pytest.mark.parametrize("wrong", [0, -2, 1.5, True])
+def test_impossible_samples_per_chunk_is_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="samples_per_chunk is an integer"):
+        StreamReader(foreign(tmp_path, b"{}\n"), wrong)
+
+
+def test_manifest_lost_beside_a_head_is_an_error(tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    (tmp_path / "stream.json").unlink()
+    with pytest.raises(StreamInvalid, match=r"stream\.json is missing; restore it"):
+        StreamReader(tmp_path, 2)
+
+
+def test_manifest_that_is_listed_but_not_found_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(tmp_path, 4)
+    real = os.open
+
+    def forgetful(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).endswith("stream.json"):
+            raise FileNotFoundError(2, "a name that the filesystem remembers not to exist", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", forgetful)
+    assert open_stream(tmp_path, None) is None
+    monkeypatch.undo()
+    assert native(tmp_path).published().samples == 4
+
+
+def test_short_chunk_in_the_middle_is_an_error_and_no_end(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "stream", 6)
+    for name in ("chunk_00001.jsonl", "chunk_00001.jsonl.completed"):
+        (stream / name).write_bytes((produce(tmp_path / name, 3) / name).read_bytes())
+    reader = StreamReader(stream)
+    for sample in (2, 3):
+        with pytest.raises(StreamInvalid, match=r"chunk_00001.jsonl: expected 2 rows, found 1") as caught:
+            reader.read(sample)
+        assert caught.value.chunk == 1
+    assert [reader.read(sample)["id"] for sample in (0, 1, 4, 5)] == [0, 1, 4, 5]
+
+
+def test_seal_of_too_many_rows_or_of_another_chunk_is_an_error(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "stream", 4)
+    other = produce(tmp_path / "other", 6, 3)
+    for name in ("chunk_00001.jsonl", "chunk_00001.jsonl.completed"):
+        (stream / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(StreamInvalid, match="expected 2 rows, found 3"):
+        StreamReader(stream).read(2)
+    (stream / "chunk_00001.jsonl.completed").write_bytes((stream / "chunk_00000.jsonl.completed").read_bytes())
+    with pytest.raises(SealInvalid, match="expected 1, as in the file's name, found 0"):
+        StreamReader(stream).read(2)
+
+
+def test_foreign_stream_is_read_by_its_markers(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}', b'{"id":4}\n', end=True)
+    reader = StreamReader(tmp_path, 2)
+    assert list(reader) == rows(0, 5)
+    assert (reader.stream_id, reader.seen.chunks, reader.seen.ended) == (None, 3, True)
+    assert reader.line(3) == b'{"id":3}'
+
+
+def test_foreign_stream_needs_samples_per_chunk(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="samples_per_chunk must be given"):
+        StreamReader(foreign(tmp_path, b"{}\n"))
+
+
+def test_foreign_stream_without_markers_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(StreamUnsealed, match=f"`lazyshard adopt {tmp_path}`") as caught:
+        StreamReader(tmp_path, 1)
+    assert caught.value.directory == str(tmp_path)
+
+
+def test_foreign_numbers_are_ordered_as_numbers_whatever_their_padding(tmp_path: Path) -> None:
+    for number, name in enumerate(["chunk_0", "chunk_01", "chunk_002", *(f"chunk_{n}" for n in range(3, 12))]):
+        (tmp_path / f"{name}.jsonl").write_bytes(b'{"id":%d}\n' % number)
+        (tmp_path / f"{name}.jsonl.completed").touch()
+    (tmp_path / "stream.end").touch()
+    assert list(StreamReader(tmp_path, 1)) == rows(0, 12)
+
+
+def test_foreign_numbers_past_five_digits_are_ordered_as_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chunk_100000.jsonl").write_bytes(b'{"id":7}\n')
+    listed = [f"chunk_{n:05d}.jsonl{end}" for n in range(100_001) for end in ("", ".completed")]
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listed))
+    reader = StreamReader(tmp_path, 1)
+    assert (reader.seen.chunks, reader.seen.samples) == (100_001, 100_001)
+    assert reader.read(100_000) == {"id": 7}
+
+
+def test_foreign_numbers_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    foreign(tmp_path, b"{}\n")
+    (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(StreamInvalid, match=r"chunk_0.jsonl and chunk_00000.jsonl are both chunk 0"):
+        StreamReader(tmp_path, 1)
+
+
+@pytest.mark.parametrize("missing", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
+@pytest.mark.parametrize("end", [True, False])
+def test_foreign_gap_is_waited_for_and_named(missing: str, end: bool, tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', end=end)
+    content = (tmp_path / missing).read_bytes()
+    (tmp_path / missing).unlink()
+    reader = StreamReader(tmp_path, 1, max_wait=0)
+    assert (reader.seen.chunks, reader.seen.ended, reader.seen.gap) == (1, False, 1)
+    assert reader.read(0) == {"id": 0}
+    with pytest.raises(WaitTimeout, match="chunk 1 lacks its data or its marker"):
+        reader.read(1)
+    (tmp_path / missing).write_bytes(content)
+    assert [reader.read(n)["id"] for n in (1, 2)] == [1, 2]
+    assert reader.refresh().gap is None and reader.refresh().ended is end
+
+
+def test_foreign_last_chunk_without_a_marker_is_not_dropped_at_the_end(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n', end=True)
+    (tmp_path / "chunk_00001.jsonl").write_bytes(b'{"id":1}\n')
+    reader = StreamReader(tmp_path, 1, max_wait=0)
+    assert (reader.seen.ended, reader.seen.gap) == (False, 1)
+    with pytest.raises(WaitTimeout, match="chunk 1 lacks"):
+        list(reader)
+    (tmp_path / "chunk_00001.jsonl.completed").touch()
+    assert list(reader) == rows(0, 2)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b'{"id":0}\n', b'{"id":0}\n{"id":1}\n{"id":2}\n'])
+def test_foreign_chunk_of_a_wrong_number_of_rows_is_refused(data: bytes, tmp_path: Path) -> None:
+    foreign(tmp_path, data, b'{"id":2}\n{"id":3}\n')
+    reader = StreamReader(tmp_path, 2)
+    with pytest.raises(
+        StreamInvalid, match=rf"chunk_00000.jsonl: expected 2 rows, found {data.count(b'id')}"
+    ) as caught:
+        reader.read(0)
+    assert caught.value.chunk == 0
+    assert reader.read(2) == {"id": 2}
+
+
+def test_foreign_last_chunk_of_too_many_rows_is_refused(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n{"id":2}\n', end=True)
+    with pytest.raises(StreamInvalid, match="expected at most 2 rows"):
+        StreamReader(tmp_path, 2)
+
+
+@pytest.mark.parametrize("data", [b"", b" \n"])
+def test_foreign_last_chunk_may_be_empty_when_the_stream_has_ended(data: bytes, tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n', data, end=True)
+    assert list(StreamReader(tmp_path, 1)) == rows(0, 1)
+
+
+def test_foreign_end_that_is_touched_later_makes_the_last_chunk_a_partial_one(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n')
+    reader = StreamReader(tmp_path, 2, max_wait=0)
+    assert (reader.seen.chunks, reader.seen.samples, reader.seen.short) == (1, 2, 1)
+    with pytest.raises(WaitTimeout, match=r"holds only 1 rows, so it counts once stream\.end says"):
+        reader.read(2)
+    (tmp_path / "stream.end").touch()
+    assert reader.read(2) == {"id": 2}
+    with pytest.raises(IndexError, match="no sample 3, the stream holds 3"):
+        reader.read(3)
+
+
+def test_looking_leaves_the_directory_as_it_is(tmp_path: Path) -> None:
+    foreign(tmp_path, b"{}\n", end=True)
+    before = names(tmp_path)
+    list(StreamReader(tmp_path, 1))
+    assert names(tmp_path) == before
+    assert isinstance(open_stream(tmp_path, 1), ForeignStream)

@@ -1,0 +1,62 @@
+"""The public API as a typed user writes it: checked by mypy, never run. See test_public_api.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import assert_type
+
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+
+
+def write_a_stream(directory: Path) -> None:
+    with ChunkWriter(directory, 1000) as writer:
+        assert_type(writer, ChunkWriter)
+        writer.write({"text": "a row"})
+        writer.write(b'{"text": "a row that is JSON already"}')
+        writer.write({"text": "a row of known length"}, tokens=4)
+
+
+def write_a_part_of_a_stream(directory: str) -> None:
+    writer = ChunkWriter(directory, samples_per_chunk=1000)
+    writer.write({"text": "a row"})
+    writer.close(end=False)
+    writer.close()
+
+
+def read_a_stream(directory: Path) -> StreamReader:
+    return StreamReader(directory)
+
+
+def encode(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"input_ids": list(row["text"].encode())}
+
+
+def train(directory: Path) -> None:
+    plain = LazyShardedDataset(directory)
+    as_torch_knows_it: Dataset[Any] = plain
+    assert_type(len(plain), int)
+
+    full = LazyShardedDataset(
+        str(directory),
+        encode,
+        dp_rank=0,
+        dp_size=2,
+        samples_per_chunk=1000,
+        max_total_samples=1_000_000,
+        batch_size=4,
+        unit="chunk",
+        layout="block",
+        shuffle_window=0,
+        seed=0,
+        max_wait=600.0,
+        on_bad_sample="substitute",
+        max_bad_samples=100,
+        cache_bytes=0,
+    )
+    full.set_epoch(1)
+    full.load_state_dict(full.state_dict())
+
+    for batch in DataLoader(as_torch_knows_it, batch_size=4):
+        print(batch)

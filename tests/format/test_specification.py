@@ -1,0 +1,64 @@
+"""The examples of `docs/format.md` are what the code writes and reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from lazyshard.format import End, Head, Manifest, Owner, Seal, check_row
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+EXAMPLE = DOCUMENT.partition("## A worked example")[2]
+
+
+def example(pattern: str) -> bytes:
+    found = re.search(pattern, EXAMPLE, re.MULTILINE)
+    assert found, pattern
+    return found[1].encode()
+
+
+def test_example_seal_matches_the_example_rows() -> None:
+    dump = "".join(re.findall(r"^000000\d0: ((?:[0-9a-f]{2,4} )+)", EXAMPLE, re.MULTILINE))
+    data = bytes.fromhex(dump)
+    text = example(r'^(\{"format":1,"chunk":0.*\})$') + b"\n"
+    seal = Seal.decode(text, 0)
+    assert seal.encode() == text
+    assert seal.size == len(data) == 34
+    rows = [data[start:stop] for start, stop in zip(seal.offsets[:-1], seal.offsets[1:], strict=True)]
+    assert [check_row(row) for row in rows] == [{"text": "one"}, {"text": "zwei ü"}]
+    assert [xxhash.xxh3_64_intdigest(row) for row in rows] == seal.digests.tolist()
+    for field, array in (("offsets", seal.offsets), ("xxh3", seal.digests), ("tokens", seal.tokens)):
+        assert array is not None
+        cell = example(rf"^\| `{field}` \| `([0-9a-f ]+)` \|").decode()
+        assert bytes.fromhex(cell) == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("stream.json", Manifest), ("head.json", Head), ("stream.end", End), ("stream.owner", Owner)]
+)
+def test_example_file_is_read_and_written_the_same(
+    name: str, kind: type[Manifest] | type[Head] | type[End] | type[Owner]
+) -> None:
+    text = example(rf"^{re.escape(name)} +(\{{.*\}})$") + b"\n"
+    assert kind.decode(text).encode() == text
+
+
+def test_minimal_producer_fills_a_foreign_directory(tmp_path: Path) -> None:
+    script = DOCUMENT.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "producer.py").write_text(script, encoding="utf-8")
+    rows = b"".join(b'{"n":%d}\n' % n for n in range(5))
+    subprocess.run([sys.executable, "producer.py", "out", "2"], cwd=tmp_path, input=rows, check=True, timeout=60)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
+        "chunk_00000.jsonl": b'{"n":0}\n{"n":1}\n',
+        "chunk_00000.jsonl.completed": b"",
+        "chunk_00001.jsonl": b'{"n":2}\n{"n":3}\n',
+        "chunk_00001.jsonl.completed": b"",
+        "chunk_00002.jsonl": b'{"n":4}\n',
+        "chunk_00002.jsonl.completed": b"",
+        "stream.end": b"",
+    }

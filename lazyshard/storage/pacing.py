@@ -63,7 +63,7 @@ def describe_producer(published: Published, samples: int, now: float) -> str:
     """
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
-        gap += f"; the newest chunk holds only {published.short} rows, so it counts once stream.end says that it is the last"
+        gap += f"; the newest chunk holds only {published.short} rows, so it counts once stream.end says it is the last"
     head = published.head
     if head is None:
         return f"{published.chunks} chunks are complete, nothing is known of the producer{gap}"

@@ -29,8 +29,8 @@ class Published:
         ended: nothing will follow.
         head: what the producer tells of itself, None where it does not.
         gap: a chunk that lacks its data or its marker although it should have both, None if there is no such chunk.
-        short: rows of the newest chunk of a foreign stream where they are fewer than samples_per_chunk, so that it counts
-            only once the stream has ended; None otherwise.
+        short: rows of the newest chunk of a foreign stream where they are fewer than samples_per_chunk, so that it
+            counts only once the stream has ended; None otherwise.
     """
 
     chunks: int

@@ -38,11 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             from lazyshard_producer.command import execute
         except ModuleNotFoundError as cause:
-            if cause.name is None or cause.name.partition(".")[0] not in _REQUIRED:
+            missing = (cause.name or "").partition(".")[0]
+            if missing not in _REQUIRED:
                 raise
-            message = (
-                f"lazyshard-producer needs {cause.name}, which is not installed: pip install 'lazyshard[producer]'"
-            )
+            message = f"lazyshard-producer needs {missing}, which is not installed: pip install 'lazyshard[producer]'"
             print(message, file=sys.stderr)
             return 1
         return execute(sys.argv[1:] if arguments is None else arguments, stop)

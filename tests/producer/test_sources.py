@@ -81,7 +81,8 @@ def test_an_unreadable_file_is_refused_with_path_and_uid(tmp_path: Path) -> None
     # The package and the interpreter may lie where only root can look, so the uid changes after all is loaded.
     code = (
         "import contextlib, io, os, sys; from lazyshard_producer.cli import main\n"
-        "with contextlib.redirect_stderr(io.StringIO()): main()\n"
+        "with contextlib.redirect_stderr(io.StringIO()):\n"
+        "    main(['run', '--source', '/dev/null', '--out', 'nowhere', '--samples-per-chunk', '1'])\n"
         "os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534); sys.exit(main())"
     )
     try:

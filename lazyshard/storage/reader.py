@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -82,7 +80,7 @@ class StreamReader:
         self.label = ""
         self.waited_s = 0.0
         self.chunks_opened = 0
-        self._chunks: OrderedDict[int, Chunk] = OrderedDict()
+        self._chunks: dict[int, Chunk] = {}
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._seen = Published(0, 0, False)
@@ -93,7 +91,7 @@ class StreamReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open files behind."""
-        return self.__dict__ | {"_chunks": OrderedDict(), "waited_s": 0.0, "chunks_opened": 0}
+        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0}
 
     @property
     def seen(self) -> Published:
@@ -223,16 +221,16 @@ class StreamReader:
 
     def chunk(self, number: int) -> Chunk:
         """Returns a published chunk, open. Few stay open, see `OPEN_CHUNKS`. Raises as `read_published` does."""
-        chunk = self._chunks.get(number)
+        # Taken out and put back, so that the dictionary is in the order of use. Each step on it is atomic: threads need
+        # no lock, which a fork could leave locked. (An OrderedDict breaks when the end of a value lets a thread in.)
+        chunk = self._chunks.pop(number, None)
         if chunk is None:
             chunk = self._open(number)
-            self._chunks[number] = chunk
-            if len(self._chunks) > min(OPEN_CHUNKS, max(1, OPEN_ROWS // self.samples_per_chunk)):
-                self._chunks.popitem(last=False)
-        else:
-            # Another thread may just have put it out.
-            with contextlib.suppress(KeyError):
-                self._chunks.move_to_end(number)
+        self._chunks[number] = chunk
+        most = min(OPEN_CHUNKS, max(1, OPEN_ROWS // self.samples_per_chunk))
+        if len(self._chunks) > most:
+            for old in list(self._chunks)[:-most]:
+                self._chunks.pop(old, None)
         return chunk
 
     def _check(self, sample: int) -> None:

@@ -6,11 +6,11 @@ polls all the same, and is merely woken earlier here.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
@@ -31,10 +31,13 @@ logging.getLogger("watchdog.observers.inotify").addFilter(_StoppedEmitter())
 
 
 class Waker(FileSystemEventHandler):
-    """Wakes a sleeper when the head, the end or a marker of a stream is written. Starts watching at its first sleep.
+    """Wakes a sleeper when the head, the end or a marker of a stream is written.
 
-    A context manager: leaving it ends the watching thread.
+    Starts watching at the first sleep that finds the directory there. A context manager: leaving it ends the watching
+    thread.
     """
+
+    _refused: ClassVar[bool] = False
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -59,13 +62,20 @@ class Waker(FileSystemEventHandler):
                 self._woken.set()
 
     def _start(self) -> None:
+        if not self._directory.is_dir():
+            return
         self._tried = True
-        # No inotify instance left, no such directory yet, another platform's observer failing: polling alone will do.
-        with contextlib.suppress(OSError, RuntimeError):
+        # No inotify instance left, or another platform's observer failing: polling alone will do. It is not tried
+        # again, since watchdog up to 6 loses three descriptors each time.
+        if Waker._refused:
+            return
+        try:
             self._observer = Observer()
             self._observer.daemon = True
             self._observer.schedule(self, str(self._directory), recursive=False)
             self._observer.start()
+        except (OSError, RuntimeError):
+            Waker._refused = True
 
     def __enter__(self) -> Waker:
         """Returns the waker."""

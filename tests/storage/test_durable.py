@@ -90,8 +90,17 @@ def test_publish_syncs_file_before_and_directory_after_the_rename(
 ) -> None:
     steps: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (steps.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("rename"), replace(a, b)))
+
+    def noted_fsync(fd: int) -> None:
+        steps.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        steps.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
     durable.publish_bytes(b"new", tmp_path / "file", tmp_path / "temporary")
     assert steps == [str(tmp_path / "temporary"), "rename", str(tmp_path)]
 

@@ -36,10 +36,17 @@ def test_directory_is_synced_before_a_seal_is_believed(tmp_path: Path, monkeypat
     live(tmp_path)
     steps: list[str] = []
     sync, listed = durable.sync_directory, os.listdir
-    monkeypatch.setattr(
-        "lazyshard.storage.recovery.sync_directory", lambda path: (steps.append(f"sync {path.name}"), sync(path))
-    )
-    monkeypatch.setattr(os, "listdir", lambda path: (steps.append(f"list {Path(path).name}"), listed(path))[1])
+
+    def noted_sync(path: Path) -> None:
+        steps.append(f"sync {path.name}")
+        sync(path)
+
+    def noted_list(path: Path) -> list[str]:
+        steps.append(f"list {path.name}")
+        return listed(path)
+
+    monkeypatch.setattr("lazyshard.storage.recovery.sync_directory", noted_sync)
+    monkeypatch.setattr(os, "listdir", noted_list)
     ChunkWriter(tmp_path).close(end=False)
     assert steps[:2] == [f"sync {tmp_path.name}", f"list {tmp_path.name}"]
 

@@ -171,7 +171,9 @@ class NativeStream:
             end = End.decode(read_file(path), str(path))
         except FileNotFoundError:
             # The last seal may be that of a partial chunk whose stream.end is still to come.
-            chunks = max(0, listing.complete - 1)
+            chunks = listing.complete
+            if chunks and len(self.open_chunk(chunks - 1)) < self.samples_per_chunk:
+                chunks -= 1
             return Published(chunks, chunks * self.samples_per_chunk, False, gap=listing.gap)
         self._check_samples(path, EndInvalid, end.chunks, end.samples, True)
         return Published(end.chunks, end.samples, True)

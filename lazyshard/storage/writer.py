@@ -25,14 +25,12 @@ from lazyshard.errors import (
     RowInvalid,
     StreamEnded,
     StreamInvalid,
-    StreamMismatch,
     WriterFailed,
 )
-from lazyshard.format import STATES, End, Head, Manifest, ProducerState, check_row, check_samples_per_chunk, encode_row
+from lazyshard.format import STATES, End, Head, Manifest, ProducerState, check_row, encode_row
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, chunk_name, seal_name
+from lazyshard.storage.creation import create_stream, find_manifest
 from lazyshard.storage.durable import publish_bytes, rename, sync_directory
-from lazyshard.storage.files import read_file
-from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.rate import RateMeter
@@ -99,7 +97,7 @@ class ChunkWriter:
         self._failure: BaseException | None = None
         self._closed = True
         # Refuses what can be refused before anything is made, and before another producer is fenced.
-        self._manifest(samples_per_chunk)
+        find_manifest(self.directory, samples_per_chunk)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock = WriterLock(self.directory)
         owner = self._lock.acquire(clock(), self._temporary)
@@ -113,7 +111,11 @@ class ChunkWriter:
         self._closed = False
 
     def _open(self, samples_per_chunk: int | None) -> None:
-        manifest = self._manifest(samples_per_chunk) or self._create(samples_per_chunk)
+        manifest = find_manifest(self.directory, samples_per_chunk)
+        if manifest is None:
+            assert samples_per_chunk is not None
+            manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, self._clock())
+            create_stream(self.directory, manifest, self._temporary / f"{MANIFEST}{self._suffix}")
         self.stream_id = manifest.stream_id
         self.samples_per_chunk = manifest.samples_per_chunk
         found = recover(self.directory, manifest)
@@ -137,44 +139,6 @@ class ChunkWriter:
             )
         self._chunk = self._new_chunk()
         self._write_head(self.state)
-
-    def _manifest(self, samples_per_chunk: int | None) -> Manifest | None:
-        """Returns the stream's manifest, None where there is none yet and one can be made."""
-        path = self.directory / MANIFEST
-        try:
-            manifest = Manifest.decode(read_file(path), str(path))
-        except FileNotFoundError:
-            self._check_new(samples_per_chunk)
-            return None
-        if samples_per_chunk is not None and check_samples_per_chunk(samples_per_chunk) != manifest.samples_per_chunk:
-            raise StreamMismatch(
-                f"{self.directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "
-                f"{samples_per_chunk}; that never changes. Use {manifest.samples_per_chunk}, or another directory",
-                directory=str(self.directory),
-                expected=str(samples_per_chunk),
-                actual=str(manifest.samples_per_chunk),
-            )
-        return manifest
-
-    def _check_new(self, samples_per_chunk: int | None) -> None:
-        if samples_per_chunk is None:
-            raise ValueError(f"{self.directory}: samples_per_chunk is needed to create a stream")
-        check_samples_per_chunk(samples_per_chunk)
-        with contextlib.suppress(FileNotFoundError):
-            listing = list_chunks(self.directory)
-            if listing.data or listing.seals:
-                raise StreamInvalid(
-                    f"{self.directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose "
-                    f"another directory",
-                    directory=str(self.directory),
-                )
-
-    def _create(self, samples_per_chunk: int | None) -> Manifest:
-        assert samples_per_chunk is not None
-        manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, self._clock())
-        _sync_parents(self.directory)
-        publish_bytes(manifest.encode(), self.directory / MANIFEST, self._temporary / f"{MANIFEST}{self._suffix}")
-        return manifest
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
@@ -425,16 +389,6 @@ def _check_state(state: ProducerState) -> ProducerState:
     if state not in STATES or state == "finished":
         raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
     return state
-
-
-def _sync_parents(directory: Path) -> None:
-    """Makes the names of the directories above durable: some may be new, perhaps since before a crash."""
-    path = directory.absolute()
-    while not os.path.ismount(path):
-        path = path.parent
-        # One that this process may not even list is none that it has made.
-        with contextlib.suppress(PermissionError):
-            sync_directory(path)
 
 
 def _line(row: dict[str, Any] | bytes) -> tuple[bytes, dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import xxhash
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import StreamEnded
+from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
 from lazyshard.storage import durable, lock, open_chunk, recovery, writer
 from lazyshard.storage.listing import list_chunks
@@ -115,6 +115,13 @@ def run(directory: Path, at: int = 0, when: str = "before", mutant: Mutant | Non
 
 def check(directory: Path, before: dict[str, bytes]) -> dict[str, bytes]:
     """Checks what every instant must keep; returns what is sealed, for the next check."""
+    try:
+        return _check(directory, before)
+    except LazyShardError as error:
+        raise Violation(f"a file cannot be read: {error}") from error
+
+
+def _check(directory: Path, before: dict[str, bytes]) -> dict[str, bytes]:
     if not directory.is_dir():
         return {}
     listing = list_chunks(directory)

@@ -248,3 +248,12 @@ def test_foreign_stale_scan_starts_again(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "pread", stale)
     assert take(open_foreign(tmp_path / "data", 0), 0, 1) == [{"a": 1}]
+
+
+def test_foreign_integer_past_64_bits_is_refused_rather_than_rounded(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b'{"a":1}\n\n  {"a":18446744073709551616}\n')
+    chunk = open_foreign(tmp_path / "data", 0)
+    assert chunk.lines(0, 2, 1, 1000) == [b'{"a":1}\n\n']
+    with pytest.raises(RowInvalid, match="18446744073709551616 does not fit into 64 bits") as caught:
+        chunk.lines(1, 2, 1, 1000)
+    assert (caught.value.line, caught.value.byte) == (3, 16)

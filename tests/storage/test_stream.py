@@ -47,11 +47,18 @@ def test_native_stream_without_a_usable_head_is_listed(damage: bytes | None, tmp
     if damage is not None:
         (tmp_path / "head.json").write_bytes(damage)
     found = native(tmp_path).published()
-    # The last seal might be that of a partial chunk, so it does not count before the end is there.
-    assert (found.chunks, found.samples, found.ended, found.head) == (1, 2, False, None)
+    assert (found.chunks, found.samples, found.ended, found.head) == (2, 4, False, None)
     (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":4}')
     found = native(tmp_path).published()
     assert (found.chunks, found.samples, found.ended) == (2, 4, True)
+
+
+def test_partial_chunk_without_head_and_end_is_not_counted(tmp_path: Path) -> None:
+    produce(tmp_path, 3)
+    (tmp_path / "head.json").unlink()
+    (tmp_path / "stream.end").unlink()
+    found = native(tmp_path).published()
+    assert (found.chunks, found.samples, found.ended) == (1, 2, False)
 
 
 def test_head_of_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:

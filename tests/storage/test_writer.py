@@ -231,7 +231,7 @@ def test_link_in_place_of_the_temporary_directory_is_refused_and_its_files_spare
 
 def test_directories_above_a_new_stream_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("lazyshard.storage.writer.sync_directory", synced.append)
+    monkeypatch.setattr("lazyshard.storage.creation.sync_directory", synced.append)
     ChunkWriter(tmp_path / "a" / "b", 2).close(end=False)
     assert synced[:2] == [tmp_path / "a", tmp_path]
 

@@ -1,0 +1,77 @@
+"""A stream's manifest: found and compared, or made together with the directory's own durability."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from lazyshard.errors import StreamInvalid, StreamMismatch
+from lazyshard.format import Manifest, check_samples_per_chunk
+from lazyshard.format.names import MANIFEST
+from lazyshard.storage.durable import publish_bytes, sync_directory
+from lazyshard.storage.files import read_file
+from lazyshard.storage.listing import list_chunks
+
+
+def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
+    """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
+
+    Args:
+        directory: the stream's directory, which may not be there.
+        samples_per_chunk: what the caller asks for; None takes what the manifest says.
+
+    Raises:
+        StreamMismatch: the stream has another number of samples per chunk.
+        StreamInvalid: the directory holds chunks that somebody else made.
+        ValueError: samples_per_chunk is impossible, or missing for a new stream.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.decode(read_file(path), str(path))
+    except FileNotFoundError:
+        _check_new(directory, samples_per_chunk)
+        return None
+    if samples_per_chunk is not None and check_samples_per_chunk(samples_per_chunk) != manifest.samples_per_chunk:
+        raise StreamMismatch(
+            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "
+            f"{samples_per_chunk}; that never changes. Use {manifest.samples_per_chunk}, or another directory",
+            directory=str(directory),
+            expected=str(samples_per_chunk),
+            actual=str(manifest.samples_per_chunk),
+        )
+    return manifest
+
+
+def create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
+    """Publishes a new stream's manifest and makes the directory itself durable. The caller holds the writer's lock.
+
+    Raises:
+        OSError: the filesystem refused.
+    """
+    _sync_parents(directory)
+    publish_bytes(manifest.encode(), directory / MANIFEST, temporary)
+
+
+def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
+    if samples_per_chunk is None:
+        raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
+    check_samples_per_chunk(samples_per_chunk)
+    with contextlib.suppress(FileNotFoundError):
+        listing = list_chunks(directory)
+        if listing.data or listing.seals:
+            raise StreamInvalid(
+                f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
+                f"directory",
+                directory=str(directory),
+            )
+
+
+def _sync_parents(directory: Path) -> None:
+    """Makes the names of the directories above durable: some may be new, perhaps since before a crash."""
+    path = directory.absolute()
+    while not os.path.ismount(path):
+        path = path.parent
+        # One that this process may not even list is none that it has made.
+        with contextlib.suppress(PermissionError):
+            sync_directory(path)

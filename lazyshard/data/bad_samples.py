@@ -18,9 +18,9 @@ _log = logging.getLogger("lazyshard")
 
 
 def substitutes(sample: int, rows: int, samples_per_chunk: int) -> Iterator[int]:
-    """Yields the samples to try instead of a bad one: others of its chunk, in an order that depends on its number alone.
+    """Yields the samples to try instead of a bad one: others of its chunk.
 
-    So every rank, worker and restart that meets the bad sample takes the same substitute.
+    Their order depends on its number alone, so every rank, worker and restart that meets it takes the same substitute.
 
     Args:
         sample: number of the bad sample.
@@ -30,11 +30,13 @@ def substitutes(sample: int, rows: int, samples_per_chunk: int) -> Iterator[int]
     first = sample - sample % samples_per_chunk
     row = sample - first
     seen = {row}
-    for attempt in range(_TRIES):
+    for attempt in range(min(_TRIES, rows - 1)):
         other = mix64(sample, attempt) % rows
-        if other not in seen:
-            seen.add(other)
-            yield first + other
+        # On to the next one not tried yet, so that a small chunk is tried whole.
+        while other in seen:
+            other = (other + 1) % rows
+        seen.add(other)
+        yield first + other
 
 
 class BadSamples:
@@ -74,7 +76,8 @@ class BadSamples:
             cause: what reading or encoding it raised.
 
         Raises:
-            ChunkCorrupt, RowInvalid: the cause, where bad samples are to be raised and it says by itself where it happened.
+            ChunkCorrupt, RowInvalid: the cause, where bad samples are to be raised and it says by itself where it
+                happened.
             BadSample: `where`, where the encoder failed.
             TooManyBadSamples: the limit is passed.
         """
@@ -82,12 +85,13 @@ class BadSamples:
             if isinstance(cause, (ChunkCorrupt, RowInvalid)):
                 raise cause
             raise where from cause
-        if sample in self._seen:
-            return
+        known = sample in self._seen
         self._seen.add(sample)
+        # A known one too: who goes on after the error must not get what it refused.
         if len(self._seen) > self._limit:
             raise TooManyBadSamples(
-                f"{len(self._seen)} bad samples in this process, max_bad_samples is {self._limit}; the last one: {where}",
+                f"{len(self._seen)} bad samples in this process, max_bad_samples is {self._limit}; the last one: "
+                f"{where}",
                 file=where.file,
                 sample=sample,
                 chunk=where.chunk,
@@ -95,6 +99,8 @@ class BadSamples:
                 byte=where.byte,
                 count=len(self._seen),
             ) from cause
+        if known:
+            return
         _log.warning(
             "%s; another row of its chunk is used instead (bad sample %d of at most %d)", where, len(self), self._limit
         )

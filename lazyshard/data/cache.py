@@ -9,11 +9,12 @@ from typing import Any
 class SampleCache:
     """Samples by number, bounded in bytes. The first to come stay; nothing is evicted.
 
-    Epochs go round and round over the data. Where the data is larger than the cache, evicting the least recently used sample
-    would evict each one just before it is asked for again; keeping the first ones gives a hit rate of cache over data.
+    Epochs go round and round over the data. Where the data is larger than the cache, evicting the least recently
+    used sample would evict each one just before it is asked for again; keeping the first ones gives a hit rate of
+    cache over data.
 
-    Samples are kept pickled, so their size is exact, and what a caller does to a sample that it got cannot change the cached
-    one.
+    Samples are kept pickled, so their size is exact, and what a caller does to a sample that it got cannot change
+    the cached one.
 
     Args:
         limit: bytes of pickled samples to keep; 0 keeps none.
@@ -43,10 +44,14 @@ class SampleCache:
         return None if data is None else pickle.loads(data)
 
     def put(self, number: int, sample: Any) -> None:
-        """Keeps a sample if there is room."""
+        """Keeps a sample if there is room and it can be pickled."""
         if self._size >= self._limit or number in self._samples:
             return
-        data = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            data = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
+            return
         if self._size + len(data) <= self._limit:
             self._samples[number] = data
             self._size += len(data)

@@ -36,39 +36,42 @@ _loads = orjson.loads
 class LazyShardedDataset(Dataset[Any]):
     """A stream, live or ended, as a map-style data set.
 
-    It has dp_size * B indices; B, the samples of one rank in an epoch, is a multiple of `batch_size`. Any index works on any
-    rank; with the layout that fits the sampler a rank meets only its own chunks. For a plain loop, `rank_indices` is a
-    sampler::
+    It has dp_size * B indices; B, the samples of one rank in an epoch, is a multiple of `batch_size`. Any index
+    works on any rank; with the layout that fits the sampler a rank meets only its own chunks. For a plain loop,
+    `rank_indices` is a sampler::
 
         dataset = LazyShardedDataset("stream", template.encode, batch_size=8, max_total_samples=1_000_000)
         loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=8, num_workers=2, collate_fn=collate)
 
-    The order: samples are dealt to the ranks in units; with `unit="chunk"`, chunk k is rank k % dp_size's, and each rank
-    reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size * batch_size left over.
+    The order: samples are dealt to the ranks in units; with `unit="chunk"`, chunk k is rank k % dp_size's, and each
+    rank reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size *
+    batch_size left over.
 
     Args:
         directory: the stream's directory; if there is no stream in it yet, the constructor waits for one.
-        encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as ms-swift's
-            `template.encode` does. None returns the rows as they are.
-        dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`), when
-            the data set is first used.
+        encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as
+            ms-swift's `template.encode` does. None returns the rows as they are.
+        dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`),
+            when the data set is first used.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         samples_per_chunk: only for directories that another program fills; streams of ours know it.
-        max_total_samples: the most samples of an epoch, over all ranks. Needed while the stream is live, since samplers ask
-            for a length before it has one. If the stream ends with fewer, later indices go on with the next epoch.
+        max_total_samples: the most samples of an epoch, over all ranks. Needed while the stream is live, since
+            samplers ask for a length before it has one. If the stream ends with fewer, later indices go on with the
+            next epoch.
         batch_size: samples of one rank in a micro batch.
         unit: what is dealt in turn: "chunk", "sample", "batch", or a number of samples.
         layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
-            ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same without
-            shuffle, Hugging Face's).
+            ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same
+            without shuffle, Hugging Face's).
         shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
         seed: of the shuffle.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
-        on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its chunk, the
-            same on every rank and in every run, and logs it; "raise" raises.
-        max_bad_samples: how many different bad samples one process (each DataLoader worker) substitutes before it raises.
-        cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first pass over
-            a stream nothing comes back.
+        on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its
+            chunk, the same on every rank and in every run, and logs it; "raise" raises.
+        max_bad_samples: how many different bad samples one process (each DataLoader worker) substitutes before it
+            raises.
+        cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first
+            pass over a stream nothing comes back.
 
     Raises:
         WaitTimeout: no stream has appeared.
@@ -76,10 +79,16 @@ class LazyShardedDataset(Dataset[Any]):
         RankInvalid: rank and size are impossible.
         ValueError: another argument is.
 
-    The rank and the length are resolved when they are first needed, and never change after that. Not guaranteed: that ranks
-    agree on the length if a live stream ends just while they ask for it; pass the same `max_total_samples` or start ranks
-    while it is clearly live or ended.
+    The rank and the length are resolved when they are first needed, and never change after that. Not guaranteed:
+    that ranks agree on the length if a live stream ends, with fewer than `max_total_samples`, just while they ask
+    for it; start ranks while it is clearly live or ended.
+
+    Threads may share a data set. Forked and spawned processes each go on from a copy of their own, with the epoch
+    and the statistics in common.
     """
+
+    # Set once, by `_indices`.
+    _space: IndexSpace | None = None
 
     def __init__(
         self,
@@ -109,24 +118,30 @@ class LazyShardedDataset(Dataset[Any]):
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        self._space: IndexSpace | None = None
+        # How far apart the indices are that follow each other in a lane.
         self._step = 1
         self._reported = (0, 0, 0.0)
         self._attach()
+        self._report()
 
     def _attach(self) -> None:
-        # Lines read ahead. One value that is only ever replaced, so that threads which share the data set never see the lines
-        # of one place with the index of another.
+        # Lines read ahead. One value that is only ever replaced, so that threads which share the data set never see
+        # the lines of one place with the index of another.
         self._ahead = _NOTHING
         # The run that was located last: lane, epoch and run.
         self._run: tuple[int, int, Run] | None = None
         self._numbers = self._shared.view
-        self._pid = -1
+        # The process that has read; 0 for none yet.
+        self._pid = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._indices()
-        state = self.__dict__ | {"_cache": self._cache.fresh()}
+        state = self.__dict__ | {
+            "_bad": self._bad.fresh(),
+            "_cache": self._cache.fresh(),
+            "_reported": (0, 0, 0.0),
+        }
         for name in ("_ahead", "_run", "_numbers", "_pid"):
             del state[name]
         return state
@@ -196,7 +211,10 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
+        try:
+            return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
+        finally:
+            self._report()
 
     def __len__(self) -> int:
         """Number of indices: exact if the stream had ended when first asked, else from `max_total_samples`.
@@ -214,6 +232,9 @@ class LazyShardedDataset(Dataset[Any]):
             WaitTimeout: not published within `max_wait`.
             BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
         """
+        if type(index) is not int:
+            # numpy's and torch's small integers wrap where they are subtracted.
+            index = operator.index(index)
         first, lines, epoch = self._ahead
         place, step = index - first, self._step
         if step != 1:
@@ -230,32 +251,44 @@ class LazyShardedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples of a batch. Raises as `__getitem__` does."""
         first, lines, epoch = self._ahead
-        if lines and indices and self._encode is None and epoch == self._numbers[EPOCH]:
-            start, step = indices[0], self._step
-            place = start - first
+        if (
+            lines
+            and type(indices) is list
+            and indices
+            and type(start := indices[0]) is int
+            and self._encode is None
+            and epoch == self._numbers[EPOCH]
+        ):
+            place, step = start - first, self._step
             if step != 1:
                 place = -1 if place % step else place // step
             stop = place + len(indices)
-            if 0 <= place and stop <= len(lines) and indices == list(range(start, first + stop * step, step)):
+            if place >= 0 and stop <= len(lines) and indices == list(range(start, first + stop * step, step)):
                 rows = parse_lines(lines[place:stop])
                 if rows:
                     return rows
-        return self._fetch(indices)
+        return self._fetch(list(map(operator.index, indices)))
 
     def _indices(self) -> IndexSpace:
-        if self._space is None:
-            self._space = IndexSpace(self._order, self._rank or resolve_rank(), self._reader)
-            self._step = 1 if self._order.layout == "block" else self._space.rank.dp_size
-        return self._space
+        space = self._space
+        if space is None:
+            made = IndexSpace(self._order, self._rank or resolve_rank(), self._reader)
+            # Before the space: who finds that one relies on this.
+            self._step = 1 if self._order.layout == "block" else made.rank.dp_size
+            # One step, so that of two threads that come here at once both go on with the same space.
+            space = vars(self).setdefault("_space", made)
+        return space
 
-    def _fetch(self, indices: Sequence[int]) -> list[Any]:
-        if self._pid != os.getpid():
-            self._enter_process()
+    def _fetch(self, indices: list[int]) -> list[Any]:
         try:
+            if self._pid != os.getpid():
+                self._enter_process()
+            # One epoch for the whole batch, whenever another one is set.
+            epoch = self._numbers[EPOCH]
             samples: list[Any] = []
             while len(samples) < len(indices):
                 index, count = self._consecutive(indices, len(samples))
-                samples += self._read(index, count)
+                samples += self._read(index, count, epoch)
             return samples
         except LazyShardError as error:
             if get_worker_info() is not None:
@@ -265,19 +298,19 @@ class LazyShardedDataset(Dataset[Any]):
             self._report()
 
     def _enter_process(self) -> None:
-        # A forked worker begins with what its parent had counted.
-        self._pid = os.getpid()
-        self._reader.waited_s = 0.0
-        self._reader.chunks_opened = 0
-        self._reported = (0, 0, 0.0)
-        self._bad = self._bad.fresh()
         space, worker = self._indices(), get_worker_info()
         rank = f"rank {space.rank.dp_rank} of {space.rank.dp_size}"
         self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
+        if self._pid:
+            # A fork begins with the bad samples of its parent, but the limit is each process's own.
+            self._bad = self._bad.fresh()
+            self._reported = (0, *self._reported[1:])
+        # Last, so that no other thread reads before the space is there.
+        self._pid = os.getpid()
 
-    def _consecutive(self, indices: Sequence[int], start: int) -> tuple[int, int]:
+    def _consecutive(self, indices: list[int], start: int) -> tuple[int, int]:
         """Returns the index at a place of a batch, and how many from there on follow each other as a rank's do."""
-        index, step = operator.index(indices[start]), self._step
+        index, step = indices[start], self._step
         count = len(indices) - start
         if count == 1 or (start == 0 and indices == list(range(index, index + count * step, step))):
             return index, count
@@ -286,9 +319,8 @@ class LazyShardedDataset(Dataset[Any]):
             count += 1
         return index, count
 
-    def _read(self, index: int, count: int) -> list[Any]:
+    def _read(self, index: int, count: int, epoch: int) -> list[Any]:
         """Returns the samples of the first of `count` consecutive indices: at least one of them."""
-        epoch = self._numbers[EPOCH]
         sample, stop = self._locate(index, epoch)
         try:
             lines = self._lines_ahead(index, count, epoch)
@@ -310,7 +342,7 @@ class LazyShardedDataset(Dataset[Any]):
         return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
 
     def _locate(self, index: int, epoch: int) -> tuple[int, int]:
-        """Returns the sample of an index, and the sample before which those of the following indices stop to follow it."""
+        """Returns the sample of an index, and the end of the samples that the following indices draw in turn."""
         space = self._indices()
         if space.plan.window:
             sample = space.draw(index, epoch, self._reader).sample
@@ -339,18 +371,22 @@ class LazyShardedDataset(Dataset[Any]):
 
     def _substitute(self, sample: int, cause: Exception) -> Any:
         """Returns another sample of the chunk, or raises what `on_bad_sample` says."""
-        if isinstance(cause, ChunkCorrupt) and cause.row is None:
-            raise cause
-        self._bad.meet(sample, self._where(sample, cause), cause)
+        self._meet(sample, cause)
         chunk = self._reader.chunk(sample // self.samples_per_chunk)
         for other in substitutes(sample, len(chunk), self.samples_per_chunk):
             try:
                 row = self._reader.read_published(other, other + 1)[0]
-                return row if self._encode is None else self._encode(row)
-            except (MemoryError, OSError):
+            except (ChunkCorrupt, RowInvalid) as also:
+                self._meet(other, also)
+                continue
+            if self._encode is None:
+                return row
+            try:
+                return self._encode(row)
+            except MemoryError:
                 raise
             except Exception as also:
-                self._bad.meet(other, self._where(other, also), also)
+                self._meet(other, also)
         raise BadSample(
             f"{chunk.path}: no usable substitute for sample {sample}: all rows that were tried are bad too",
             file=str(chunk.path),
@@ -358,13 +394,21 @@ class LazyShardedDataset(Dataset[Any]):
             chunk=chunk.number,
         ) from cause
 
+    def _meet(self, sample: int, cause: Exception) -> None:
+        """Returns if a substitute is to be tried. A chunk that is damaged as a whole has none."""
+        if isinstance(cause, ChunkCorrupt) and cause.row is None:
+            raise cause
+        self._bad.meet(sample, self._where(sample, cause), cause)
+
     def _where(self, sample: int, cause: Exception) -> BadSample:
         number, row = divmod(sample, self.samples_per_chunk)
         chunk = self._reader.chunk(number)
-        byte = chunk.offset(row)
-        reason = getattr(cause, "reason", None) or f"{type(cause).__name__}: {cause}"
+        byte, line, reason = chunk.offset(row), row + 1, f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, RowInvalid):
+            # It knows of blank lines in foreign files, and where in the row it was.
+            byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
         return BadSample(
-            f"{chunk.path}: row {row} (line {row + 1}, byte {byte}, sample {sample}): {reason}",
+            f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
             file=str(chunk.path),
             sample=sample,
             chunk=number,
@@ -375,5 +419,6 @@ class LazyShardedDataset(Dataset[Any]):
     def _report(self) -> None:
         met = (len(self._bad), self._reader.chunks_opened, self._reader.waited_s)
         if met != self._reported:
-            self._reported = met
-            self._shared.report(*met)
+            before, self._reported = self._reported, met
+            waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
+            self._shared.report(met[0] - before[0], met[1] - before[1], waited_ms)

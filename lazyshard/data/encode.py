@@ -14,7 +14,8 @@ class Encoder:
     """An encoder with a known way to be called.
 
     Args:
-        encode_fn: called with the row; with ``return_length=True`` too if it takes that, as ms-swift's `template.encode` does.
+        encode_fn: called with the row; with ``return_length=True`` too if it takes that, as ms-swift's
+            `template.encode` does.
     """
 
     def __init__(self, encode_fn: EncodeFn) -> None:
@@ -45,4 +46,8 @@ def _takes_return_length(function: EncodeFn) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(p.name == "return_length" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return any(
+        p.kind is inspect.Parameter.VAR_KEYWORD
+        or (p.name == "return_length" and p.kind is not inspect.Parameter.POSITIONAL_ONLY)
+        for p in parameters
+    )

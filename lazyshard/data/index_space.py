@@ -91,8 +91,9 @@ class IndexSpace:
         total = order.max_total_samples if known is None else known
         if total is None:
             raise LengthUnknown(
-                f"{reader.directory}: the stream is still being produced ({published.samples} samples so far), so the data "
-                f"set has no length yet; pass max_total_samples, the most samples that you want to train an epoch on",
+                f"{reader.directory}: the stream is still being produced ({published.samples} samples so far), so the "
+                f"data set has no length yet; pass max_total_samples, the most samples that you want to train an epoch "
+                f"on",
                 directory=str(reader.directory),
             )
         self.layout: Layout = make_layout(order.layout, rank.dp_size, self.plan.epoch_length(total))
@@ -106,10 +107,10 @@ class IndexSpace:
                 order.batch_size,
             )
 
-        # Positions up to this one are certain, given this total: what needs fewer published samples than something that was
-        # waited for needs no look.
-        self._certain = -1
-        self._certain_total: int | None = None
+        # Positions up to this one are certain, given this total: what needs fewer published samples than something
+        # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
+        # of another thread's.
+        self._certain: tuple[int, int | None] = (-1, None)
 
     def draw(self, index: int, epoch: int, reader: StreamReader) -> Draw:
         """Returns epoch and sample of an index, waiting until they are certain.
@@ -123,13 +124,16 @@ class IndexSpace:
 
     def run(self, lane: int, position: int, epoch: int, reader: StreamReader) -> Run:
         """Returns the neighbours of a position that draw consecutive samples. Raises as `draw` does."""
-        return self.plan.run(lane, position, self._total(position, reader), epoch)
+        run = self.plan.run(lane, position, self._total(position, reader), epoch)
+        # The plan goes on for ever, the indices of a lane do not.
+        return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
     def _total(self, position: int, reader: StreamReader) -> int | None:
-        if position > self._certain:
+        certain, total = self._certain
+        if position > certain:
             needed = self.plan.needed(position)
             limit = self.order.max_total_samples
             published = reader.wait_for(needed if limit is None else min(needed, limit))
-            self._certain_total = self.order.known_total(published)
-            self._certain = position if self._certain_total is None else self.layout.block
-        return self._certain_total
+            total = self.order.known_total(published)
+            self._certain = (position if total is None else self.layout.block, total)
+        return total

@@ -21,12 +21,13 @@ class Rank(NamedTuple):
 def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank:
     """Returns the rank and size to read for.
 
-    What is given counts; else Megatron's `mpu` if model parallelism is initialised; else `torch.distributed` if it is; else 0
-    of 1. With Megatron all tensor-, pipeline- and context-parallel peers of a data-parallel rank get the same answer.
+    What is given counts; else Megatron's `mpu` if model parallelism is initialised; else `torch.distributed` if it
+    is; else 0 of 1. With Megatron all tensor-, pipeline- and context-parallel peers of a data-parallel rank get the
+    same answer.
 
     Raises:
-        RankInvalid: only one of the two is given, they are impossible, or this is one of several processes of `torchrun`
-            in which nothing is initialised yet: as 0 of 1 each would train on everything.
+        RankInvalid: only one of the two is given, they are impossible, or this is one of several processes of
+            `torchrun` in which nothing is initialised yet: as 0 of 1 each would train on everything.
     """
     if (dp_rank is None) != (dp_size is None):
         raise RankInvalid(
@@ -44,8 +45,8 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
         raise RankInvalid(
-            f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised, so every process would train "
-            f"on all the data; initialise one of them before the data set is used, or pass dp_rank and dp_size"
+            f"WORLD_SIZE is {world}, but neither Megatron nor torch.distributed is initialised, so every process would "
+            f"train on all the data; initialise one of them before the data set is used, or pass dp_rank and dp_size"
         )
     return Rank(0, 1)
 

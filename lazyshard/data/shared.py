@@ -1,7 +1,8 @@
 """A few numbers that a data set's processes share: the epoch, and what each DataLoader worker has met.
 
-They live in one shared tensor, which torch hands to forked and spawned workers alike. Each process writes its own row, so
-nothing is locked and nothing raced for.
+They live in one shared tensor, which torch hands to forked and spawned workers alike. Each worker of a DataLoader adds
+to its own row, so nothing is locked. Where two DataLoaders run over one data set at the same time their workers share
+rows, and the statistics may miss some.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Stats(NamedTuple):
     """What a data set has met so far, over this process and its DataLoader workers.
 
     Attributes:
-        bad_samples: samples that could not be read or encoded.
+        bad_samples: samples that could not be read or encoded, counted once by each process that met them.
         chunks_opened: how many times a chunk was opened; each worker opens its own.
         waited_s: seconds spent waiting for the producer, added up over the workers.
     """
@@ -43,9 +44,7 @@ class SharedNumbers:
     """
 
     def __init__(self) -> None:
-        self._tensor = torch.zeros((_ROWS, _COLUMNS), dtype=torch.int64)
-        self._tensor.share_memory_()  # type: ignore[no-untyped-call]
-        self._attach()
+        self._attach(torch.zeros((_ROWS, _COLUMNS), dtype=torch.int64))
 
     def __getstate__(self) -> dict[str, Any]:
         """Keeps the tensor alone; torch's own pickler shares it, an ordinary one copies it."""
@@ -53,21 +52,22 @@ class SharedNumbers:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attaches to the tensor."""
-        self._tensor = state["_tensor"]
-        self._attach()
+        self._attach(state["_tensor"])
 
-    def _attach(self) -> None:
+    def _attach(self, tensor: torch.Tensor) -> None:
+        # Does nothing to one that is shared; a copy has to be shared with the workers that it will have.
+        self._tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
         # A flat memoryview is read in 30 ns, a tensor in 500.
         self.view = memoryview(self._tensor.numpy().data).cast("B").cast("q")
 
-    def report(self, bad_samples: int, chunks_opened: int, waited_s: float) -> None:
-        """Writes what this process has met."""
+    def report(self, bad_samples: int, chunks_opened: int, waited_ms: int) -> None:
+        """Adds what this process has met since it last reported."""
         worker = get_worker_info()
         row = 0 if worker is None else 1 + worker.id % (_ROWS - 1)
         start = row * _COLUMNS
-        self.view[start + _BAD] = bad_samples
-        self.view[start + _OPENED] = chunks_opened
-        self.view[start + _WAITED_MS] = round(waited_s * 1000)
+        self.view[start + _BAD] += bad_samples
+        self.view[start + _OPENED] += chunks_opened
+        self.view[start + _WAITED_MS] += waited_ms
 
     def stats(self) -> Stats:
         """Adds up what all processes have met."""

@@ -292,6 +292,7 @@ class StreamReader:
                     self.waited_s += waited
                     return found
                 if waited >= self.max_wait:
+                    self.waited_s += waited
                     raise self._timeout(samples, waited)
                 if waited >= next_report(reported):
                     reported = next_report(reported)

@@ -46,9 +46,13 @@ class Waker(FileSystemEventHandler):
         self._tried = False
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for so many seconds, or until something that matters is written."""
-        if not self._tried:
-            self._start()
+        """Sleeps for so many seconds, or until something that matters is written.
+
+        Returns at once where it has only just begun to watch: what was written before that woke nobody, so the caller
+        has to look once more.
+        """
+        if not self._tried and self._start():
+            return
         if self._woken.wait(seconds):
             self._woken.clear()
 
@@ -61,14 +65,15 @@ class Waker(FileSystemEventHandler):
             ):
                 self._woken.set()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Begins to watch; returns whether it does."""
         if not self._directory.is_dir():
-            return
+            return False
         self._tried = True
         # No inotify instance left, or another platform's observer failing: polling alone will do. It is not tried
         # again, since watchdog up to 6 loses three descriptors each time.
         if Waker._refused:
-            return
+            return False
         try:
             self._observer = Observer()
             self._observer.daemon = True
@@ -76,6 +81,7 @@ class Waker(FileSystemEventHandler):
             self._observer.start()
         except (OSError, RuntimeError):
             Waker._refused = True
+        return not Waker._refused
 
     def __enter__(self) -> Waker:
         """Returns the waker."""

@@ -157,7 +157,8 @@ def locate(error: RowInvalid, place: Place) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     byte = place.byte + (error.byte or 0)
     return RowInvalid(
-        f"{place.file}:{place.line}: byte {byte} of the file: {error.reason}",
+        f"{place.file}:{place.line}: byte {byte} of the file: {error.reason}. Mend that line and run the same command "
+        f"again; nothing is lost",
         reason=error.reason,
         file=place.file,
         line=place.line,

@@ -1,0 +1,280 @@
+"""Samples that cannot be read or encoded: replaced by others of their chunk, or raised, and never passed over."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from lazyshard.data.bad_samples import substitutes
+from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
+from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.storage.streams import foreign, produce
+
+Row = dict[str, Any]
+
+
+def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **options)
+
+
+def read_all(dataset: LazyShardedDataset) -> list[int]:
+    return [dataset[i]["id"] for i in range(len(dataset))]
+
+
+def refusing(*bad: int, error: Callable[[int], BaseException] = lambda i: KeyError(i)) -> Callable[[Row], Row]:
+    def encode(row: Row) -> Row:
+        if row["id"] in bad:
+            raise error(row["id"])
+        return row
+
+    return encode
+
+
+def damage(directory: Path, sample: int) -> int:
+    """Changes a row without changing its length, and returns its offset."""
+    chunk, row = divmod(sample, 4)
+    path = directory / f"chunk_{chunk:05d}.jsonl"
+    data = bytearray(path.read_bytes())
+    at = data.index(b'{"id":%d}' % sample)
+    data[at + 1] ^= 1
+    path.write_bytes(data)
+    assert row == bytes(data[:at]).count(b"\n")
+    return at
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    return produce(tmp_path / "s", 10, 4)
+
+
+def test_substitutes_are_the_same_wherever_and_however_a_sample_is_read(stream: Path) -> None:
+    damage(stream, 5)
+    encode = refusing(1, 2, 9)
+    expected = [0, 3, 0, 3, 4, 6, 6, 7, 8, 8]
+    assert read_all(open_rank(stream, encode_fn=encode)) == expected
+    for dp in (1, 2, 5):
+        for rank in range(dp):
+            for window in (0, 1):
+                dataset = open_rank(stream, rank, dp, encode_fn=encode, shuffle_window=window)
+                drawn = [dataset.draw(i).sample for i in range(10)]
+                wanted = [expected[i] for i in drawn]
+                assert [row["id"] for row in dataset.__getitems__(list(range(10)))] == wanted
+                assert read_all(dataset) == wanted
+                assert [row["id"] for row in dataset.__getitems__([9, 1, 0, 1])] == [wanted[i] for i in (9, 1, 0, 1)]
+    dataset = open_rank(stream, encode_fn=encode)
+    batches = loader(dataset, dataset.rank_indices, 2, batch_size=3)
+    assert [i for batch in batches for i in batch] == expected
+
+
+def test_damaged_rows_are_replaced_without_an_encoder_too(stream: Path) -> None:
+    damage(stream, 1)
+    damage(stream, 4)
+    dataset = open_rank(stream)
+    expected = [0, 2, 2, 3, 7, 5, 6, 7, 8, 9]
+    assert read_all(dataset) == expected
+    assert read_all(dataset) == expected
+    assert [row["id"] for row in dataset.__getitems__(list(range(10)))] == expected
+    assert dataset.stats().bad_samples == 2
+
+
+def test_substitute_is_another_row_of_the_chunk() -> None:
+    for rows in range(1, 8):
+        for row in range(rows):
+            found = list(substitutes(8 * 5 + row, rows, 8))
+            # Whole small chunks are tried, each row once.
+            assert sorted(found) == [40 + other for other in range(rows) if other != row]
+    assert len(set(substitutes(5000, 1000, 1000))) == 16
+    assert [list(substitutes(i, 4, 4)) for i in (0, 1, 2, 5)] == [[3, 2, 1], [2, 3, 0], [0, 1, 3], [6, 7, 4]]
+
+
+def test_chunk_with_one_good_row_left_still_has_a_substitute(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 160, 4)
+    good = range(3, 160, 4)
+    dataset = open_rank(directory, encode_fn=refusing(*set(range(160)) - set(good)), max_bad_samples=120)
+    assert read_all(dataset) == [i // 4 * 4 + 3 for i in range(160)]
+
+
+def test_bad_sample_is_counted_and_logged_once(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(5))
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            assert read_all(dataset) == [0, 1, 2, 3, 4, 6, 6, 7, 8, 9]
+    assert dataset.stats().bad_samples == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{stream}/chunk_00001.jsonl: row 1 (line 2, byte 9, sample 5): KeyError: 5; another row of its chunk is used "
+        f"instead (bad sample 1 of at most 100)"
+    ]
+
+
+def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream: Path) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), max_bad_samples=2)
+    assert [dataset[0]["id"], dataset[5]["id"], dataset[0]["id"]] == [3, 6, 3]
+    for _ in range(2):
+        with pytest.raises(TooManyBadSamples, match="3 bad samples in this process, max_bad_samples is 2") as caught:
+            dataset[9]
+        error = caught.value
+        assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00002.jsonl", 9, 2)
+        assert (error.row, error.byte, error.count) == (1, 9, 3)
+        assert isinstance(error.__cause__, KeyError)
+    assert dataset[8] == {"id": 8}
+
+
+def test_first_bad_sample_is_raised_where_none_is_allowed(stream: Path) -> None:
+    with pytest.raises(TooManyBadSamples, match="1 bad samples in this process, max_bad_samples is 0"):
+        read_all(open_rank(stream, encode_fn=refusing(3), max_bad_samples=0))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_bad_samples_come_out_of_a_worker_with_their_fields(stream: Path, workers: int) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(1, 6), max_bad_samples=1)
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
+    assert isinstance(error, TooManyBadSamples)
+    assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00001.jsonl", 6, 1)
+    assert (error.row, error.byte, error.count) == (2, 18, 2)
+    assert "lazyshard-error-fields" not in str(error)
+
+
+def test_limit_is_that_of_each_process(stream: Path) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(1, 6), max_bad_samples=1)
+    assert dataset[1] == {"id": 2}
+    # A worker forked now has met none.
+    assert list(loader(dataset, [6], 1, batch_size=1)) == [[5]]
+    assert dataset.stats().bad_samples == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_encoders_error_is_raised_with_its_place_and_cause(stream: Path, workers: int) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(6), on_bad_sample="raise")
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+    assert type(error) is BadSample
+    assert "row 2 (line 3, byte 18, sample 6): KeyError: 6" in str(error)
+    assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00001.jsonl", 6, 1)
+    assert (error.row, error.byte) == (2, 18)
+    if not workers:
+        assert isinstance(error.__cause__, KeyError)
+    assert dataset.stats().bad_samples == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> None:
+    byte = damage(stream, 6)
+    dataset = open_rank(stream, on_bad_sample="raise")
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+    assert isinstance(error, ChunkCorrupt)
+    assert "expected XXH3" in str(error)
+    assert (error.file, error.chunk, error.row, error.byte) == (f"{stream}/chunk_00001.jsonl", 1, 2, byte)
+    assert dataset[5] == {"id": 5}
+
+
+def test_row_of_a_foreign_directory_that_is_no_object_is_raised_with_its_line(tmp_path: Path) -> None:
+    directory = foreign(tmp_path / "s", b'{"id":0}\n\n[1]\n{"id":2}\n', end=True)
+    with pytest.raises(RowInvalid, match="expected a JSON object, found an array") as caught:
+        read_all(open_rank(directory, samples_per_chunk=3, on_bad_sample="raise"))
+    error = caught.value
+    assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, 10)
+
+
+def test_row_of_a_foreign_directory_that_is_no_object_is_logged_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = foreign(tmp_path / "s", b'{"id":0}\n\n{"id":1,}\n{"id":2}\n', end=True)
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        assert open_rank(directory, samples_per_chunk=3)[1] == {"id": 2}
+    assert "chunk_00000.jsonl: row 1 (line 3, byte 17, sample 1): trailing comma" in caplog.text
+
+
+def test_reason_of_an_encoders_own_error_keeps_its_name(stream: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encode = refusing(2, error=lambda i: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        open_rank(stream, encode_fn=encode)[2]
+    assert "sample 2): UnicodeDecodeError: 'utf-8' codec can't decode" in caplog.text
+
+
+@pytest.mark.parametrize("action", ["substitute", "raise"])
+@pytest.mark.parametrize("when", ["before it is opened", "after"])
+def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, when: str) -> None:
+    dataset = open_rank(stream, on_bad_sample=action, encode_fn=refusing(4))
+    if when == "after" and action == "substitute":
+        assert dataset[4] == {"id": 7}
+    elif when == "after":
+        assert dataset[5] == {"id": 5}
+    os.truncate(stream / "chunk_00001.jsonl", 5)
+    for index in (7, 4):
+        with pytest.raises(ChunkCorrupt) as caught:
+            open_rank(stream, on_bad_sample=action)[index] if when != "after" else dataset[index]
+        assert (caught.value.file, caught.value.row) == (f"{stream}/chunk_00001.jsonl", None)
+    assert dataset.stats().bad_samples == (when == "after" and action == "substitute")
+
+
+def test_chunk_that_is_cut_while_a_substitute_is_sought_is_raised_whole(stream: Path) -> None:
+    def encode(row: Row) -> Row:
+        os.truncate(stream / "chunk_00001.jsonl", 0)
+        raise ValueError("bad")
+
+    dataset = open_rank(stream, encode_fn=encode)
+    with pytest.raises(ChunkCorrupt, match="the end of the file") as caught:
+        dataset[4]
+    assert caught.value.row is None
+    assert dataset.stats().bad_samples == 1
+
+
+def test_chunk_of_bad_rows_only_is_given_up(stream: Path) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(4, 5, 6, 7))
+    with pytest.raises(BadSample, match="no usable substitute for sample 4") as caught:
+        dataset[4]
+    assert (caught.value.file, caught.value.sample, caught.value.chunk) == (f"{stream}/chunk_00001.jsonl", 4, 1)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert dataset.stats().bad_samples == 4
+
+
+def test_chunk_of_one_bad_row_is_given_up(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 5, 4)
+    dataset = open_rank(directory, encode_fn=refusing(4))
+    with pytest.raises(BadSample, match="no usable substitute for sample 4"):
+        dataset[4]
+    assert dataset[3] == {"id": 3}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, error: type[BaseException], bad: int) -> None:
+    def encode(row: Row) -> Row:
+        if row["id"] == bad:
+            raise error
+        raise ValueError("bad too")
+
+    # Raised for sample 2 itself, or for 0, its first substitute.
+    dataset = open_rank(stream, encode_fn=encode)
+    with pytest.raises(error):
+        dataset[2]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, IndexError, StopIteration, TimeoutError])
+def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream: Path, error: type[Exception]) -> None:
+    # An image that is missing, say: the filesystem of the stream is not to blame.
+    dataset = open_rank(stream, encode_fn=refusing(1, 2, error=error))
+    assert read_all(dataset) == [0, 3, 0, 3, 4, 5, 6, 7, 8, 9]
+    assert dataset.stats().bad_samples == 2
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_error_of_the_filesystem_is_no_bad_sample(stream: Path, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = open_rank(stream, encode_fn=refusing(2))
+    read = dataset._reader.lines_published
+
+    def lines(first: int, stop: int, at_least: int = 1) -> list[bytes]:
+        if first == failing:
+            raise OSError(5, "Input/output error")
+        return read(first, stop, at_least)
+
+    monkeypatch.setattr(dataset._reader, "lines_published", lines)
+    with pytest.raises(OSError, match="Input/output error"):
+        dataset[2]
+    assert dataset.stats().bad_samples == (failing == 0)

@@ -1,0 +1,158 @@
+"""The data set under the samplers of the installed ms-swift: every sample exactly once, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from tests.data import swift_samplers
+from tests.storage.streams import produce
+
+Batches = Callable[[LazyShardedDataset, int, int, int, int], list[list[int]]]
+"""Indices of the batches of rank r of dp ranks with so many samples to a batch, in an epoch."""
+
+PER_CHUNK = 4
+
+# Chunk-aligned and not, fewer chunks than ranks, less than a stripe.
+TOTALS = [64, 61, 37, 13, 5]
+
+
+def megatron(sharding: bool, shuffle: bool) -> Batches:
+    def batches(dataset: LazyShardedDataset, rank: int, dp: int, batch: int, epoch: int) -> list[list[int]]:
+        consumed = epoch * len(dataset)
+        return swift_samplers.megatron_batches(
+            dataset, rank, dp, batch, sharding=sharding, shuffle=shuffle, consumed=consumed
+        )
+
+    return batches
+
+
+def shard(shuffle: bool) -> Batches:
+    def batches(dataset: LazyShardedDataset, rank: int, dp: int, batch: int, epoch: int) -> list[list[int]]:
+        return swift_samplers.shard_batches(len(dataset), rank, dp, batch, shuffle=shuffle, epoch=epoch)
+
+    return batches
+
+
+SAMPLERS: dict[str, tuple[str, Batches]] = {
+    "megatron, data_sharding": ("block", megatron(True, True)),
+    "megatron, in turn": ("strided", megatron(False, False)),
+    "megatron, shuffled over all, block": ("block", megatron(False, True)),
+    "megatron, shuffled over all, strided": ("strided", megatron(False, True)),
+    "hugging face, in turn": ("strided", shard(False)),
+    "hugging face, shuffled": ("strided", shard(True)),
+}
+
+
+@pytest.fixture(scope="module", params=TOTALS)
+def stream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    total: int = request.param
+    return produce(tmp_path_factory.mktemp("stream") / "s", total, PER_CHUNK), total
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded_once() -> Iterator[None]:
+    """Loads each of the two files once for this module, not once for each rank."""
+    loaded: dict[str, Any] = {}
+    load = swift_samplers.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swift_samplers, "load", lambda file: loaded.get(file) or loaded.setdefault(file, load(file)))
+        yield
+
+
+def open_rank(directory: Path, rank: int, dp: int, batch: int, layout: Any, window: int) -> LazyShardedDataset:
+    return LazyShardedDataset(
+        directory, dp_rank=rank, dp_size=dp, batch_size=batch, layout=layout, shuffle_window=window
+    )
+
+
+def ids_by_rank(
+    directory: Path, name: str, dp: int, batch: int, window: int, epochs: int = 1
+) -> list[list[list[list[int]]]]:
+    """Returns ids of rows by rank, epoch and batch."""
+    layout, batches_of = SAMPLERS[name]
+    ranks = []
+    for rank in range(dp):
+        dataset = open_rank(directory, rank, dp, batch, layout, window)
+        rank_epochs = []
+        for epoch in range(epochs):
+            dataset.set_epoch(epoch)
+            batches = batches_of(dataset, rank, dp, batch, epoch) if len(dataset) else []
+            rank_epochs.append([[row["id"] for row in dataset.__getitems__(indices)] for indices in batches])
+        ranks.append(rank_epochs)
+    return ranks
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("dp", range(1, 9))
+@pytest.mark.parametrize("window", [0, 2])
+def test_ranks_together_read_every_sample_once(stream: tuple[Path, int], name: str, dp: int, window: int) -> None:
+    directory, total = stream
+    for batch in (1, 2, 4):
+        ranks = ids_by_rank(directory, name, dp, batch, window)
+        steps = total // (dp * batch)
+        assert [len(epochs[0]) for epochs in ranks] == [steps] * dp
+        read = [i for epochs in ranks for rows in epochs[0] for i in rows]
+        assert len(read) == steps * dp * batch
+        assert len(set(read)) == len(read)
+        assert set(read) <= set(range(total))
+        assert total - len(read) < dp * batch
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("window", [0, 2])
+def test_each_of_three_epochs_is_a_whole_one(tmp_path: Path, name: str, window: int) -> None:
+    directory = produce(tmp_path / "s", 24, PER_CHUNK)
+    ranks = ids_by_rank(directory, name, 3, 2, window, epochs=3)
+    orders = []
+    for epoch in range(3):
+        read = [i for epochs in ranks for rows in epochs[epoch] for i in rows]
+        assert sorted(read) == list(range(24))
+        orders.append(read)
+    in_order = window == 0 and "in turn" in name
+    assert (orders[0] != orders[1]) is not in_order
+
+
+@pytest.mark.parametrize("name", ["megatron, data_sharding", "megatron, in turn"])
+@pytest.mark.parametrize("window", [0, 2])
+def test_resumed_megatron_run_goes_on_behind_its_consumed_samples(tmp_path: Path, name: str, window: int) -> None:
+    directory = produce(tmp_path / "s", 29, PER_CHUNK)
+    layout, _ = SAMPLERS[name]
+    sharding = name == "megatron, data_sharding"
+    for rank in range(2):
+        dataset = open_rank(directory, rank, 2, 2, layout, window)
+        assert len(dataset) == 28
+        # The second epoch, after two steps of it.
+        dataset.set_epoch(1)
+        whole, rest = (
+            swift_samplers.megatron_batches(
+                dataset, rank, 2, 2, sharding=sharding, shuffle=sharding, consumed=28 + consumed
+            )
+            for consumed in (0, 8)
+        )
+        assert len(whole) == 7
+        assert rest == whole[2:]
+        ids = [row["id"] for indices in whole for row in dataset.__getitems__(indices)]
+        again = open_rank(directory, rank, 2, 2, layout, window)
+        again.set_epoch(1)
+        assert [row["id"] for indices in rest for row in again.__getitems__(indices)] == ids[4:]
+
+
+@pytest.mark.parametrize("name", ["megatron, data_sharding", "megatron, in turn", "hugging face, in turn"])
+@pytest.mark.parametrize("window", [0, 2])
+def test_rank_reads_its_own_chunks_with_the_matching_layout(tmp_path: Path, name: str, window: int) -> None:
+    directory = produce(tmp_path / "s", 48, PER_CHUNK)
+    for rank, epochs in enumerate(ids_by_rank(directory, name, 3, 2, window)):
+        chunks = {i // PER_CHUNK for rows in epochs[0] for i in rows}
+        assert chunks == set(range(rank, 12, 3))
+
+
+def test_rank_reads_chunks_in_order_with_the_sampler_in_turn(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 19, PER_CHUNK)
+    ranks = ids_by_rank(directory, "megatron, in turn", 2, 2, 0)
+    assert ranks[0][0] == [[0, 1], [2, 3], [8, 9], [10, 11]]
+    assert ranks[1][0] == [[4, 5], [6, 7], [12, 13], [14, 15]]

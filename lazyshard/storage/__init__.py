@@ -2,6 +2,7 @@
 
 - `durable`: the steps of a durable write; `open_chunk`, `recovery`, `lock`, `rate`, `writer`: the producer's side
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
+- `adoption`, with `adoption_names`, `adoption_rows`, `adoption_publishing`: a stream out of other programs' chunk files
 """
 
 from lazyshard.storage.reader import StreamReader

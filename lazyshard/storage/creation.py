@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid, StreamMismatch
@@ -62,7 +63,8 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
         if listing.data or listing.seals:
             raise StreamInvalid(
                 f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
-                f"directory",
+                f"directory, or, to continue these chunks, first run "
+                f"`lazyshard adopt {shlex.quote(str(directory))} --no-end`",
                 directory=str(directory),
             )
 

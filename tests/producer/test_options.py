@@ -147,7 +147,9 @@ def test_a_directory_of_foreign_chunks_is_refused(
     out.mkdir()
     (out / "chunk_00000.jsonl").write_bytes(rows(0, 3))
     assert main(run_arguments(out, [source])) == 5
-    assert_one_line(capsys.readouterr().err, "somebody else made them")
+    shown = capsys.readouterr().err
+    assert_one_line(shown, "somebody else made them")
+    assert f"`lazyshard adopt {out} --no-end`" in shown
 
 
 def test_several_files_after_one_source_keep_their_order(tmp_path: Path) -> None:

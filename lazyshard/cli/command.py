@@ -1,0 +1,81 @@
+"""The subcommands in typer's terms, and what becomes of errors: one line and an exit code.
+
+A subcommand's function only takes its arguments and returns what is to be done, which runs once typer is through:
+Ctrl-C and errors then reach us as they are.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard import __version__
+from lazyshard.cli import adopt, exits
+from lazyshard.cli.wording import NAME, complain
+from lazyshard.errors import LazyShardError
+
+_HELP: Final = """Looks after streams of numbered chunk files.
+
+See [bold]lazyshard COMMAND --help[/bold]."""
+
+app = typer.Typer(
+    name=NAME,
+    help=_HELP,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit code; no exception but KeyboardInterrupt leaves it.
+
+    Args:
+        arguments: the command line after the program's name.
+    """
+    try:
+        task = app(list(arguments), standalone_mode=False, prog_name=NAME)
+        # An option such as --help has done it already, and what came is the exit code.
+        code = task() if callable(task) else task
+    except typer.Abort:
+        # Ctrl-C, in typer's own words.
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
+        if hasattr(error, "format_message"):
+            complain(f"{error.format_message()} (see `{NAME} --help`)")
+            return exits.USAGE
+        return _report(error)
+    return code if isinstance(code, int) else exits.DONE
+
+
+def _report(error: Exception) -> int:
+    """Says in one line what went wrong and returns the exit code."""
+    code = exits.exit_code(error)
+    if isinstance(error, LazyShardError):
+        complain(str(error))
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        complain(f"{where}{error.strerror or error}; mend that, and run the same command again")
+    else:
+        traceback.print_exc()
+        complain(f"unexpected {type(error).__name__}: {error}; this should not happen, report it with the lines above")
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"{NAME} {__version__}")
+        raise typer.Exit(exits.DONE)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(exits.USAGE)

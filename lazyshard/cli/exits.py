@@ -1,0 +1,44 @@
+"""The exit codes of the command, and which error leads to which. The table for users is in `lazyshard.cli.main`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lazyshard.errors import (
+    FileUnreadable,
+    LazyShardError,
+    ProducerFenced,
+    ProducerLocked,
+    RowInvalid,
+    StreamInvalid,
+    WriterFailed,
+)
+
+DONE: Final = 0
+NO_EXTRA: Final = 1
+USAGE: Final = 2
+REFUSED: Final = 3
+STREAM_DAMAGED: Final = 5
+OTHER_PRODUCER: Final = 6
+FILESYSTEM: Final = 7
+UNEXPECTED: Final = 70
+"""EX_SOFTWARE of sysexits.h."""
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells have it."""
+
+_CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (RowInvalid, REFUSED),
+    (StreamInvalid, REFUSED),
+    (ProducerLocked, OTHER_PRODUCER),
+    (ProducerFenced, OTHER_PRODUCER),
+    (WriterFailed, FILESYSTEM),
+    (FileUnreadable, FILESYSTEM),
+    (LazyShardError, STREAM_DAMAGED),
+    (OSError, FILESYSTEM),
+)
+"""The first that fits counts: many of lazyshard's errors are OSErrors as well."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Returns the exit code for an error that ends the command."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)

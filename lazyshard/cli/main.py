@@ -1,0 +1,47 @@
+"""The command `lazyshard`: its entry point and its exit codes.
+
+    code  meaning                                                       what to do
+       0  done, or nothing was to do                                    nothing
+       1  the command's own requirements are not installed              pip install 'lazyshard[cli]'
+       2  usage: an argument is missing or impossible                   see --help
+       3  refused: a bad row, names or numbers of rows                  do what the message says, run again
+       5  the stream is damaged, of a later format, or another one      restore what the message names
+       6  another process is writing to the stream                      stop it, run again
+       7  the filesystem failed: disk full, read-only, no permission    mend it, run again
+      70  unexpected error                                              report it with its traceback
+     130  interrupted (SIGINT, Ctrl-C)                                  run the same command again
+
+They are those of `lazyshard-producer` where they mean the same; its 4 (a source) has no counterpart here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from lazyshard.cli import exits
+
+_REQUIRED = ("typer", "rich", "click")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code.
+
+    Args:
+        arguments: the command line after the program's name; None for that of the process.
+    """
+    try:
+        try:
+            from lazyshard.cli.command import execute
+        except ModuleNotFoundError as cause:
+            missing = (cause.name or "").partition(".")[0]
+            if missing not in _REQUIRED:
+                raise
+            print(f"lazyshard needs {missing}, which is not installed: pip install 'lazyshard[cli]'", file=sys.stderr)
+            return exits.NO_EXTRA
+        return execute(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError, ValueError):
+            print("lazyshard: interrupted; run the same command again to go on", file=sys.stderr)
+        return exits.INTERRUPTED

@@ -1,0 +1,50 @@
+"""Runs the command in a process of its own, on small directories of chunk files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEADLINE_S: Final = 60.0
+
+CHUNKS: Final = (b'{"id":0}\n{"id":1}\n', b'{"id":2}\n{"id":3}\n', b'{"id":4}\n')
+
+
+def environment() -> dict[str, str]:
+    # The plain terminal: no colours, no wrapping.
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OPENBLAS_NUM_THREADS": "1",
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+
+
+def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def lazyshard(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    return python("-m", "lazyshard.cli", *arguments)
+
+
+def fill(directory: Path, *chunks: bytes) -> Path:
+    directory.mkdir(exist_ok=True)
+    for number, content in enumerate(chunks or CHUNKS):
+        (directory / f"chunk_{number:05d}.jsonl").write_bytes(content)
+    return directory
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}

@@ -1,0 +1,167 @@
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import lazyshard as package
+from lazyshard.cli import adopt, command, exits, main, wording
+from lazyshard.errors import (
+    ChunkCorrupt,
+    FileUnreadable,
+    LazyShardError,
+    ProducerFenced,
+    ProducerLocked,
+    RowInvalid,
+    StreamInvalid,
+    StreamMismatch,
+)
+from tests.cli.commands import lazyshard, python
+
+
+def codes() -> set[int]:
+    return {value for value in vars(exits).values() if isinstance(value, int)}
+
+
+def test_every_exit_code_is_in_the_tables() -> None:
+    for text in (main.__doc__, adopt.EPILOG):
+        assert text is not None
+        assert {int(code) for code in re.findall(r"^ *(\d+)  \S", text, re.MULTILINE)} == codes()
+
+
+def test_exit_codes_are_the_producers_where_both_have_one() -> None:
+    producer = pytest.importorskip("lazyshard_producer.exits")
+    for error in (
+        RowInvalid("x"),
+        ProducerLocked("x"),
+        ProducerFenced("x"),
+        FileUnreadable("x"),
+        StreamMismatch("x"),
+        ChunkCorrupt("x"),
+        LazyShardError("x"),
+        OSError(28, "No space left on device"),
+        KeyError("x"),
+    ):
+        assert exits.exit_code(error) == producer.exit_code(error)
+    for name in ("NO_EXTRA", "USAGE", "UNEXPECTED", "INTERRUPTED"):
+        assert getattr(exits, name) == getattr(producer, name)
+    assert exits.exit_code(StreamInvalid("x")) == exits.REFUSED
+
+
+def test_help() -> None:
+    done = lazyshard("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "adopt" in done.stdout
+
+
+def test_help_of_adopt() -> None:
+    done = lazyshard("adopt", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in ("--samples-per-chunk", "--no-end", "lazyshard adopt /shared/chunks", "pip install 'lazyshard[cli]'"):
+        assert part in done.stdout
+    assert {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)} == codes()
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lazyshard {package.__version__}\n"
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    assert "Usage: lazyshard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify"], "No such command 'verify'"),
+        (["adopt"], "Missing argument"),
+        (["adopt", ""], "'' is not a directory"),
+        (["adopt", "/no/such/place"], "'/no/such/place' is not a directory"),
+        (["adopt", __file__], "is not a directory"),
+        (["adopt", "/", "--samples-per-chunk", "0"], "--samples-per-chunk"),
+        (["adopt", "/", "--samples-per-chunk", "100000001"], "--samples-per-chunk"),
+        (["adopt", "/", "--samples-per-chunk", "many"], "--samples-per-chunk"),
+        (["adopt", "/", "--forever"], "--forever"),
+    ],
+)
+def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.startswith("lazyshard: error: ")
+    assert message in shown.err
+
+
+@pytest.mark.parametrize("name", ["typer", "rich", "rich.console"])
+def test_missing_requirement_is_named_in_one_line(name: str) -> None:
+    code = (
+        f"import sys; sys.modules[{name!r}] = None; from lazyshard.cli.main import main; sys.exit(main(['adopt', '/']))"
+    )
+    done = python("-c", code)
+    top = name.partition(".")[0]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"lazyshard needs {top}, which is not installed: pip install 'lazyshard[cli]'\n"
+
+
+def test_other_missing_module_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazyshard.cli.command", None)
+    with pytest.raises(ModuleNotFoundError):
+        main.main(["adopt", "/"])
+
+
+@pytest.mark.parametrize("module", ["torch", "lazyshard.data"])
+def test_command_loads_nothing_of_training(module: str) -> None:
+    done = python("-c", f"import sys, lazyshard.cli.command; print({module!r} in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    def raising(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(adopt, "adopt", raising)
+    return main.main(["adopt", "/"])
+
+
+def test_filesystem_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(monkeypatch, OSError(28, "No space left on device", "/a/b")) == 7
+    assert capsys.readouterr().err.startswith("lazyshard: error: /a/b: No space left on device; ")
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "lazyshard: interrupted; run the same command again to go on\n"
+
+
+def test_interrupt_while_typer_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*_: object, **__: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr(command, "app", raising)
+    assert main.main(["adopt", "/"]) == 130
+
+
+def test_unexpected_error_shows_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fail(monkeypatch, KeyError("x")) == 70
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.splitlines()[-1].startswith("lazyshard: error: unexpected KeyError: 'x'; ")
+
+
+def test_output_that_goes_nowhere_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        wording.say("x")
+        monkeypatch.undo()
+        # What is still in its buffer must not fail at close.
+        with pytest.raises(OSError):
+            full.close()
+
+
+def test_messages_are_one_line() -> None:
+    assert wording.one_line("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"

@@ -1,7 +1,8 @@
 """Feed large-model training from data that is still being produced.
 
-A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own (`LazyShardedDataset`).
-`StreamReader` reads a stream outside training. Only the data set needs torch, which is imported when it is first used.
+A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks
+(`LazyShardedDataset`). `StreamReader` reads a stream outside training. Only the data set needs torch, which is imported
+when it is first used.
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ def train(directory: Path) -> None:
         cache_bytes=0,
     )
     full.set_epoch(1)
-    full.load_state_dict(full.state_dict())
 
     for batch in DataLoader(as_torch_knows_it, batch_size=4):
         print(batch)

@@ -35,7 +35,7 @@ minute that a name did not exist."""
 _QUIET_S: Final = 0.02
 """Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
 
-_AHEAD_BYTES: Final = 256 << 10
+_AHEAD_BYTES: Final = 512 << 10
 _FIRST_AHEAD_BYTES: Final = 16 << 10
 """Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
 

@@ -47,7 +47,7 @@ def unsealed_check(directory: Path, lines: list[bytes]) -> Chunk:
     offsets = array("Q", [0])
     for line in lines:
         offsets.append(offsets[-1] + len(line))
-    digests = array("Q", [xxhash.xxh3_64_intdigest(line) for line in lines])
+    digests = b"".join(map(xxhash.xxh3_64_digest, lines))
     return Chunk(open_file(directory / "data"), 0, offsets, digests)
 
 

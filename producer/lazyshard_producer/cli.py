@@ -44,4 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             message = f"lazyshard-producer needs {missing}, which is not installed: pip install 'lazyshard[producer]'"
             print(message, file=sys.stderr)
             return 1
-        return execute(sys.argv[1:] if arguments is None else arguments, stop)
+        code = execute(sys.argv[1:] if arguments is None else arguments, stop)
+        _drop_what_nobody_reads()
+        return code
+
+
+def _drop_what_nobody_reads() -> None:
+    # Python flushes both once more as it ends, and where that fails makes the exit code 120, whatever it was.
+    for name in ("stdout", "stderr"):
+        try:
+            if getattr(sys, name) is not None:
+                getattr(sys, name).flush()
+        except (OSError, ValueError):
+            setattr(sys, name, None)

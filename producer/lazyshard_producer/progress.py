@@ -145,6 +145,8 @@ def choose_display(quiet: bool) -> Display:
 
 def say(line: str) -> None:
     """Prints a line on stderr, if it still goes anywhere."""
+    if sys.stderr is None:  # closed before the start; print() would take stdout instead
+        return
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 

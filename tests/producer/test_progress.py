@@ -75,6 +75,17 @@ def test_a_stderr_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "stream.end").exists()
 
 
+def test_a_stderr_that_nobody_ever_reads_leaves_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(rows(0, 30))
+    nobody, broken = os.pipe()
+    os.close(nobody)
+    command = [sys.executable, "-m", "lazyshard_producer", *run_arguments(tmp_path / "out", [tmp_path / "a"], 10)]
+    try:
+        assert subprocess.run(command, stderr=broken, env=environment(), timeout=60).returncode == 0
+    finally:
+        os.close(broken)
+
+
 def test_a_terminal_gets_a_bar_and_a_sentence(tmp_path: Path) -> None:
     source = tmp_path / "a[bold].jsonl"
     source.write_bytes(rows(0, 200) + b'{"id":1,"id":2}\n')

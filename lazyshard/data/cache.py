@@ -18,9 +18,14 @@ class SampleCache:
 
     Args:
         limit: bytes of pickled samples to keep; 0 keeps none.
+
+    Raises:
+        ValueError: the limit is negative.
     """
 
     def __init__(self, limit: int) -> None:
+        if limit < 0:
+            raise ValueError(f"cache_bytes is 0 or more, got {limit}")
         self._limit = limit
         self._size = 0
         self._samples: dict[int, bytes] = {}

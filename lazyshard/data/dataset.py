@@ -16,13 +16,14 @@ from typing import Any, Final
 import orjson
 from torch.utils.data import Dataset, get_worker_info
 
-from lazyshard.data.bad_samples import BadSamples, OnBadSample, substitutes
+from lazyshard.data.bad_samples import BadSamples, OnBadSample
 from lazyshard.data.cache import SampleCache
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.index_space import IndexSpace, LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
+from lazyshard.data.samples import SampleMaker
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.errors import BadSample, ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.plan import Draw, Run
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.chunk import parse_lines
@@ -110,14 +111,15 @@ class LazyShardedDataset(Dataset[Any]):
         cache_bytes: int = 0,
     ) -> None:
         self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples)
-        self._bad = BadSamples(on_bad_sample, max_bad_samples)
-        self._encode = None if encode_fn is None else Encoder(encode_fn)
-        if cache_bytes < 0:
-            raise ValueError(f"cache_bytes is 0 or more, got {cache_bytes}")
-        self._cache = SampleCache(cache_bytes if self._encode else 0)
+        encoder = None if encode_fn is None else Encoder(encode_fn)
+        bad = BadSamples(on_bad_sample, max_bad_samples)
+        cache = SampleCache(cache_bytes)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
+        self._samples = SampleMaker(self._reader, encoder, bad, cache)
+        # Rows are samples as they are.
+        self._plain = encoder is None
         # How far apart the indices are that follow each other in a lane.
         self._step = 1
         self._reported = (0, 0, 0.0)
@@ -137,11 +139,7 @@ class LazyShardedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._indices()
-        state = self.__dict__ | {
-            "_bad": self._bad.fresh(),
-            "_cache": self._cache.fresh(),
-            "_reported": (0, 0, 0.0),
-        }
+        state = self.__dict__ | {"_reported": (0, 0, 0.0)}
         for name in ("_ahead", "_run", "_numbers", "_pid"):
             del state[name]
         return state
@@ -239,7 +237,7 @@ class LazyShardedDataset(Dataset[Any]):
         place, step = index - first, self._step
         if step != 1:
             place = -1 if place % step else place // step
-        if 0 <= place < len(lines) and self._encode is None and epoch == self._numbers[EPOCH]:
+        if 0 <= place < len(lines) and self._plain and epoch == self._numbers[EPOCH]:
             try:
                 row = _loads(lines[place])
             except orjson.JSONDecodeError:
@@ -256,7 +254,7 @@ class LazyShardedDataset(Dataset[Any]):
             and type(indices) is list
             and indices
             and type(start := indices[0]) is int
-            and self._encode is None
+            and self._plain
             and epoch == self._numbers[EPOCH]
         ):
             place, step = start - first, self._step
@@ -303,7 +301,7 @@ class LazyShardedDataset(Dataset[Any]):
         self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
-            self._bad = self._bad.fresh()
+            self._samples.forget_bad()
             self._reported = (0, *self._reported[1:])
         # Last, so that no other thread reads before the space is there.
         self._pid = os.getpid()
@@ -332,8 +330,8 @@ class LazyShardedDataset(Dataset[Any]):
                 lines = ahead[:count]
             rows = self._reader.parse(lines, sample)
         except (ChunkCorrupt, RowInvalid) as cause:
-            return [self._substitute(sample, cause)]
-        return rows if self._encode is None else [self._finish(sample + i, row) for i, row in enumerate(rows)]
+            return [self._samples.substitute(sample, cause)]
+        return rows if self._plain else [self._samples.make(sample + i, row) for i, row in enumerate(rows)]
 
     def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
         """Returns the lines of the first of `count` consecutive indices that were read ahead."""
@@ -354,70 +352,8 @@ class LazyShardedDataset(Dataset[Any]):
         run = known[2]
         return run.sample + position - run.first, run.sample + run.stop - run.first
 
-    def _finish(self, sample: int, row: dict[str, Any]) -> Any:
-        """Encodes a row unless that was done before; returns a substitute's sample if it fails."""
-        assert self._encode is not None
-        kept = self._cache.get(sample)
-        if kept is not None:
-            return kept
-        try:
-            encoded = self._encode(row)
-        except MemoryError:
-            raise
-        except Exception as cause:
-            return self._substitute(sample, cause)
-        self._cache.put(sample, encoded)
-        return encoded
-
-    def _substitute(self, sample: int, cause: Exception) -> Any:
-        """Returns another sample of the chunk, or raises what `on_bad_sample` says."""
-        self._meet(sample, cause)
-        chunk = self._reader.chunk(sample // self.samples_per_chunk)
-        for other in substitutes(sample, len(chunk), self.samples_per_chunk):
-            try:
-                row = self._reader.read_published(other, other + 1)[0]
-            except (ChunkCorrupt, RowInvalid) as also:
-                self._meet(other, also)
-                continue
-            if self._encode is None:
-                return row
-            try:
-                return self._encode(row)
-            except MemoryError:
-                raise
-            except Exception as also:
-                self._meet(other, also)
-        raise BadSample(
-            f"{chunk.path}: no usable substitute for sample {sample}: all rows that were tried are bad too",
-            file=str(chunk.path),
-            sample=sample,
-            chunk=chunk.number,
-        ) from cause
-
-    def _meet(self, sample: int, cause: Exception) -> None:
-        """Returns if a substitute is to be tried. A chunk that is damaged as a whole has none."""
-        if isinstance(cause, ChunkCorrupt) and cause.row is None:
-            raise cause
-        self._bad.meet(sample, self._where(sample, cause), cause)
-
-    def _where(self, sample: int, cause: Exception) -> BadSample:
-        number, row = divmod(sample, self.samples_per_chunk)
-        chunk = self._reader.chunk(number)
-        byte, line, reason = chunk.offset(row), row + 1, f"{type(cause).__name__}: {cause}"
-        if isinstance(cause, RowInvalid):
-            # It knows of blank lines in foreign files, and where in the row it was.
-            byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
-        return BadSample(
-            f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
-            file=str(chunk.path),
-            sample=sample,
-            chunk=number,
-            row=row,
-            byte=byte,
-        )
-
     def _report(self) -> None:
-        met = (len(self._bad), self._reader.chunks_opened, self._reader.waited_s)
+        met = (self._samples.bad_samples, self._reader.chunks_opened, self._reader.waited_s)
         if met != self._reported:
             before, self._reported = self._reported, met
             waited_ms = round(met[2] * 1000) - round(before[2] * 1000)

@@ -12,7 +12,7 @@ from lazyshard_producer import cli, exits
 from lazyshard_producer.cli import main
 from lazyshard_producer.command import app, spread_sources
 from lazyshard_producer.settings import Settings
-from tests.producer.commands import ROOT, assert_one_line, environment, ids, rows, run, run_arguments
+from tests.producer.commands import assert_one_line, environment, ids, rows, run, run_arguments
 
 
 @pytest.fixture
@@ -209,4 +209,3 @@ def test_the_command_never_imports_torch() -> None:
     code = "import sys, lazyshard_producer.command; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-    assert (ROOT / "producer" / "lazyshard_producer" / "py.typed").exists()

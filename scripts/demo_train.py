@@ -46,7 +46,7 @@ def train(stream: Path, record: TextIO) -> Finish:
     for done in range(0, len(indices), BATCH):
         started = time.monotonic()
         # Once the stream has ended, what follows would be a second epoch. All ranks find so at the same step.
-        if dataset.draw(indices[done]).epoch:
+        if not dataset.in_epoch(indices[done]):
             break
         batch = next(batches)
         waited = time.monotonic() - started

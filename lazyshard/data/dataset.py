@@ -203,7 +203,7 @@ class LazyShardedDataset(Dataset[Any]):
         """Returns epoch and number of the sample that an index draws, without reading it.
 
         Waits until that is certain. On a live stream that has ended before `max_total_samples` the epoch tells where it
-        ended, and to all ranks alike: ``if dataset.draw(dataset.rank_indices[done]).epoch: break``.
+        ended, and to all ranks alike; `in_epoch` asks just that.
 
         Raises:
             IndexError: outside the data set.
@@ -213,6 +213,20 @@ class LazyShardedDataset(Dataset[Any]):
             return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
         finally:
             self._report()
+
+    def in_epoch(self, index: int) -> bool:
+        """Returns whether an index draws a sample of the epoch that was set last (0 at first).
+
+        False once a live stream has ended before the index: what follows is the next epoch. All ranks find so at the
+        same step, without a word between them::
+
+            for step, batch in enumerate(loader):
+                if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
+                    break
+
+        Raises: as `draw`.
+        """
+        return self.draw(index).epoch == self._numbers[EPOCH]
 
     def __len__(self) -> int:
         """Number of indices: exact if the stream had ended when first asked, else from `max_total_samples`.
@@ -281,6 +295,8 @@ class LazyShardedDataset(Dataset[Any]):
         try:
             if self._pid != os.getpid():
                 self._enter_process()
+            if self._space is not None and self._space.live and len(indices) not in (1, self._order.batch_size):
+                self._tell_batch(len(indices))
             # One epoch for the whole batch, whenever another one is set.
             epoch = self._numbers[EPOCH]
             samples: list[Any] = []
@@ -294,6 +310,22 @@ class LazyShardedDataset(Dataset[Any]):
             raise
         finally:
             self._report()
+
+    def _tell_lane(self, index: int, lane: int) -> None:
+        self._indices().tell(
+            "lane",
+            f"{self.directory}: rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is "
+            f"rank {lane}'s in the {self._order.layout!r} layout. If every rank is asked for the same indices, samples "
+            f"repeat: did you forget `sampler=dataset.rank_indices`? If the sampler deals them out, each rank reads "
+            f"the chunks of all: choose the layout that fits it",
+        )
+
+    def _tell_batch(self, size: int) -> None:
+        self._indices().tell(
+            "batch",
+            f"{self.directory}: asked for a batch of {size}, batch_size is {self._order.batch_size}: where the stream "
+            f"ends, a batch may then mix two epochs. Give the data set the batch size of the loader",
+        )
 
     def _enter_process(self) -> None:
         space, worker = self._indices(), get_worker_info()
@@ -342,10 +374,12 @@ class LazyShardedDataset(Dataset[Any]):
     def _locate(self, index: int, epoch: int) -> tuple[int, int]:
         """Returns the sample of an index, and the end of the samples that the following indices draw in turn."""
         space = self._indices()
+        lane, position = space.layout.locate(index)
+        if lane != space.rank.dp_rank:
+            self._tell_lane(index, lane)
         if space.plan.window:
             sample = space.draw(index, epoch, self._reader).sample
             return sample, sample + 1
-        lane, position = space.layout.locate(index)
         known = self._run
         if known is None or known[:2] != (lane, epoch) or not known[2].first <= position < known[2].stop:
             known = self._run = (lane, epoch, space.run(lane, position, epoch, self._reader))

@@ -50,7 +50,7 @@ class Order:
             raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
         limit = self.max_total_samples
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise ValueError(f"max_total_samples is a number from 1, got {limit!r}")
+            raise ValueError(f"max_total_samples is an integer from 1, got {limit!r}")
         # The plan's own checks, before a stream is waited for.
         self.plan(1, 1)
 
@@ -88,6 +88,8 @@ class IndexSpace:
         self.plan = order.plan(rank.dp_size, reader.samples_per_chunk)
         published = reader.refresh()
         known = order.known_total(published)
+        self.live = known is None
+        self._told: set[str] = set()
         total = order.max_total_samples if known is None else known
         if total is None:
             raise LengthUnknown(
@@ -106,7 +108,7 @@ class IndexSpace:
                 rank.dp_size,
                 order.batch_size,
             )
-
+        self._tell_cut(published, reader)
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
         # of another thread's.
@@ -136,4 +138,29 @@ class IndexSpace:
             published = reader.wait_for(needed if limit is None else min(needed, limit))
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
+            self._tell_cut(published, reader)
+        if self.live and total is not None and position >= self.plan.epoch_length(total):
+            self.tell(
+                "wrapped",
+                f"{reader.directory}: the stream has ended with {total} samples; what is read from here on is the next "
+                f"epoch. To stop instead, ask `dataset.in_epoch(index)` before each step",
+            )
         return total
+
+    def tell(self, what: str, text: str) -> None:
+        """Logs a warning, once in each process for each kind; on the first two ranks, since all would say the same.
+
+        Two, because a rank that is given another one's indices need not be the first.
+        """
+        if what not in self._told and self.rank.dp_rank < 2:
+            self._told.add(what)
+            _log.warning("%s", text)
+
+    def _tell_cut(self, published: Published, reader: StreamReader) -> None:
+        limit = self.order.max_total_samples
+        if limit is not None and published.samples > limit:
+            self.tell(
+                "cut",
+                f"{reader.directory}: {published.samples} samples are published, but max_total_samples is {limit}: "
+                f"those past it are not drawn",
+            )

@@ -74,7 +74,8 @@ class SampleMaker:
             except Exception as also:
                 self._meet(other, also)
         raise BadSample(
-            f"{chunk.path}: no usable substitute for sample {sample}: all rows that were tried are bad too",
+            f"{chunk.path}: no usable substitute for sample {sample}, all rows that were tried are bad too. It was "
+            f"bad by {type(cause).__name__}: {cause}",
             file=str(chunk.path),
             sample=sample,
             chunk=chunk.number,

@@ -21,8 +21,11 @@ LAST_REPORT_S: Final = 600.0
 _FORESEEABLE_S: Final = 30 * 86400.0
 """A rate that has faded while no row came (towards zero, where a division by it overflows) promises nothing."""
 
-_STALE_HEARTBEAT_S: Final = 60.0
-"""Producers beat every few seconds while rows come; a minute without is worth a word."""
+STALE_HEARTBEAT_S: Final = 15.0
+"""Producers beat every 5 s while rows come; three beats missed are worth a word."""
+
+_DEAD_HEARTBEAT_S: Final = 60.0
+"""A writer that waits for one slow row does not beat either, so the word for it comes later."""
 
 
 def next_poll(waited: float, expected: float | None) -> float:
@@ -53,13 +56,14 @@ def expected_wait(samples: int, published: Published) -> float | None:
     return left / head.rate if left < head.rate * _FORESEEABLE_S else None
 
 
-def describe_producer(published: Published, samples: int, now: float) -> str:
+def describe_producer(published: Published, samples: int, now: float, gone: bool = False) -> str:
     """Returns in words what the producer is doing, and when so many samples can be expected.
 
     Args:
         published: what is published.
         samples: how many samples are waited for.
         now: seconds since 1970, by this machine's clock.
+        gone: its process is known not to be there any more.
     """
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
@@ -70,16 +74,22 @@ def describe_producer(published: Published, samples: int, now: float) -> str:
     age = heartbeat_age(published, now) or 0.0
     who = f"the producer (pid {head.pid} on {head.host})"
     expected = expected_wait(samples, published)
-    if expected is not None:
-        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so expect it in about {format_seconds(expected)}"
+    if gone:
+        doing = "is not there any more, and did not say that it stops: killed? Start it again"
+    elif expected is not None:
+        # The rate was told with the last heartbeat, so what has passed since then counts.
+        left = expected - age
+        when = f"so expect it in about {format_seconds(left)}" if left >= 1 else "so it should be there by now"
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, {when}"
     elif head.state == "failed":
         doing = "has failed; look at its log and start it again"
     elif head.state == "idle":
         doing = "was stopped; start it again"
     else:
         doing = f"is {head.state}"
-    beat = f"; its last heartbeat is {format_seconds(age)} old" if age > _STALE_HEARTBEAT_S else ""
-    dead = ", it may be dead" if beat and head.state in ("running", "waiting") else ""
+    beat = f"; its last heartbeat is {format_seconds(age)} old" if age > STALE_HEARTBEAT_S else ""
+    silent = age > _DEAD_HEARTBEAT_S and head.state in ("running", "waiting")
+    dead = ", it may be dead" if silent and not gone else ""
     return f"{published.samples} samples are published, {who} {doing}{beat}{dead}{gap}"
 
 

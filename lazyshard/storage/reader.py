@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeVar
 from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMissing, WaitTimeout
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
+    STALE_HEARTBEAT_S,
     describe_producer,
     expected_wait,
     format_seconds,
@@ -312,7 +314,8 @@ class StreamReader:
                 f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)})"
             )
         chunk = (samples - 1) // self.samples_per_chunk
-        producer = describe_producer(self._seen, samples, time.time())
+        now = time.time()
+        producer = describe_producer(self._seen, samples, now, _producer_gone(self._seen, now))
         return (
             f"{who}waiting for chunk {chunk} of {self.directory} ({format_seconds(waited)} of at most "
             f"{format_seconds(self.max_wait)}): {producer}"
@@ -329,3 +332,19 @@ class StreamReader:
             state=head.state if head else None,
             heartbeat_age=heartbeat_age(self._seen, time.time()),
         )
+
+
+def _producer_gone(published: Published, now: float) -> bool:
+    """Whether a producer of this machine, by its own word at work, has missed its heartbeats and has no process."""
+    head = published.head
+    if head is None or head.state not in ("running", "waiting") or head.host != socket.gethostname():
+        return False
+    if now - head.updated_at < STALE_HEARTBEAT_S:
+        return False
+    try:
+        os.kill(head.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False

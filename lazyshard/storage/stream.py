@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lazyshard.errors import EndInvalid, FormatInvalid, HeadInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.errors import (
+    EndInvalid,
+    FileRefused,
+    FormatInvalid,
+    HeadInvalid,
+    StreamInvalid,
+    StreamMismatch,
+    StreamUnsealed,
+)
 from lazyshard.format import End, Head, Manifest, Seal, check_samples_per_chunk
 from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
 from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
@@ -85,7 +93,8 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
         StreamUnsealed: chunk files without any marker.
         StreamInvalid: files of a producer of ours, but no manifest.
         ValueError: samples_per_chunk is needed or impossible.
-        NotADirectoryError, FileUnreadable, OSError: the directory cannot be read.
+        FileRefused: it is a file, not a directory.
+        FileUnreadable, OSError: the directory cannot be read.
     """
     if samples_per_chunk is not None:
         check_samples_per_chunk(samples_per_chunk)
@@ -94,6 +103,10 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
         manifest = Manifest.decode(read_file(path), str(path))
     except FileNotFoundError:
         return _open_foreign(directory, samples_per_chunk)
+    except NotADirectoryError as cause:
+        raise FileRefused(
+            f"{directory}: expected the directory of a stream, found a file", file=str(directory), kind="a file"
+        ) from cause
     if samples_per_chunk not in (None, manifest.samples_per_chunk):
         raise StreamMismatch(
             f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, samples_per_chunk is "
@@ -141,6 +154,12 @@ class NativeStream:
         self.directory = directory
         self.stream_id: str | None = manifest.stream_id
         self.samples_per_chunk = manifest.samples_per_chunk
+        self._manifest = os.path.join(directory, MANIFEST)
+        self._manifest_file = self._identify()
+
+    def _identify(self) -> tuple[int, int, int]:
+        status = os.stat(self._manifest)
+        return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def published(self) -> Published:
         """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
@@ -155,6 +174,7 @@ class NativeStream:
     def _check_samples(self, path: Path, error: type[FormatInvalid], chunks: int, samples: int, ended: bool) -> None:
         short = chunks * self.samples_per_chunk - samples
         if not 0 <= short < self.samples_per_chunk or (short and not ended):
+            self.check_identity()
             raise error(
                 f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples} samples in "
                 f"all; start the producer again, or restore the file from a copy",
@@ -192,7 +212,11 @@ class NativeStream:
             )
 
     def open_chunk(self, chunk: int) -> Chunk:
-        """Opens a published chunk by its seal."""
+        """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened."""
+        found = self._identify()
+        if found != self._manifest_file:
+            self.check_identity()
+            self._manifest_file = found
         path = self.directory / seal_name(chunk)
         seal = Seal.decode(read_file(path), chunk, str(path))
         return open_sealed(self.directory / chunk_name(chunk), seal)

@@ -29,7 +29,7 @@ lazyshard-producer run --source data.jsonl --out /shared/stream --samples-per-ch
 _RUN_HELP: Final = """Reads JSON-lines files in the order given, publishes them as a stream, and ends it.
 
 It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
-Sources may grow and more of them may be appended; what has been read of them must stay as it was.
+Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
 A line that is not a JSON object stops it with file, line and byte; mend the line and run it again."""
 
 _RUN_EPILOG: Final = """[bold]Examples[/bold]

@@ -99,13 +99,19 @@ def test_age_of_a_heartbeat_is_never_negative(now: float, age: float) -> None:
             published(),
             101.0,
             "10 samples are published, the producer (pid 42 on node7) is running at 2.0 samples/s, so expect it in "
-            "about 2 s",
+            "about 1 s",
         ),
         (
             published(rate=0.0),
             161.0,
             "10 samples are published, the producer (pid 42 on node7) is running; its last heartbeat is 1 min 1 s old, "
             "it may be dead",
+        ),
+        (
+            published(),
+            121.0,
+            "10 samples are published, the producer (pid 42 on node7) is running at 2.0 samples/s, so it should be "
+            "there by now; its last heartbeat is 21 s old",
         ),
         (
             published("idle"),
@@ -127,6 +133,13 @@ def test_age_of_a_heartbeat_is_never_negative(now: float, age: float) -> None:
 )
 def test_producer_is_described_with_what_to_do(what: Published, now: float, text: str) -> None:
     assert describe_producer(what, 14, now) == text
+
+
+def test_producer_without_a_process_is_said_to_be_gone() -> None:
+    assert describe_producer(published(), 14, 121.0, gone=True) == (
+        "10 samples are published, the producer (pid 42 on node7) is not there any more, and did not say that it stops"
+        ": killed? Start it again; its last heartbeat is 21 s old"
+    )
 
 
 def test_producer_that_has_been_idle_for_days_is_described_without_overflow() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import (
     EndInvalid,
+    FileRefused,
     HeadInvalid,
     ManifestInvalid,
     SealInvalid,
@@ -277,3 +279,18 @@ def test_looking_leaves_the_directory_as_it_is(tmp_path: Path) -> None:
     list(StreamReader(tmp_path, 1))
     assert names(tmp_path) == before
     assert isinstance(open_stream(tmp_path, 1), ForeignStream)
+
+
+def test_stream_made_anew_in_the_same_place_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    assert reader.read(0) == {"id": 0}
+    shutil.rmtree(tmp_path / "s")
+    produce(tmp_path / "s", 8)
+    with pytest.raises(StreamMismatch, match="was replaced by stream"):
+        reader.read(3)
+
+
+def test_file_in_place_of_the_directory_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"{}")
+    with pytest.raises(FileRefused, match=r"rows\.jsonl: expected the directory of a stream, found a file"):
+        StreamReader(tmp_path / "rows.jsonl")

@@ -1,0 +1,87 @@
+"""Mistakes that are easily made in a training script, and what the data set says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lazyshard import ChunkWriter, LazyShardedDataset
+
+
+def produce(directory: Path, samples: int, *, end: bool = True) -> Path:
+    writer = ChunkWriter(directory, 4)
+    for number in range(writer.published_samples, samples):
+        writer.write({"id": number})
+    writer.close(end=end)
+    return directory
+
+
+def test_end_is_found_in_every_epoch_and_not_before(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "s", 8, end=False)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
+    assert len(dataset) == 100
+    produce(stream, 12)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert [index for index in dataset.rank_indices if dataset.in_epoch(index)] == list(range(12))
+
+
+def test_later_epoch_of_an_ended_stream_is_whole(tmp_path: Path) -> None:
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 8), dp_rank=0, dp_size=1)
+    dataset.set_epoch(3)
+    assert all(map(dataset.in_epoch, dataset.rank_indices))
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part(
+    window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = produce(tmp_path / "s", 16)
+    first, second = (LazyShardedDataset(stream, dp_rank=r, dp_size=2, shuffle_window=window) for r in (0, 1))
+    for index in first.rank_indices:
+        assert first[index]
+    assert caplog.messages == []
+    for index in first.rank_indices:
+        assert second[index]
+    assert len(caplog.messages) == 1
+    assert "rank 1 of 2 was asked for index 0, which is rank 0's" in caplog.messages[0]
+    assert "did you forget `sampler=dataset.rank_indices`" in caplog.messages[0]
+
+
+def test_another_batch_size_than_the_loaders_is_told_on_a_live_stream_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = produce(tmp_path / "s", 16, end=False)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=100, batch_size=2)
+    for start in (0, 2):
+        assert len(dataset.__getitems__([start, start + 1])) == 2
+    assert caplog.messages == []
+    for start in (4, 8):
+        assert len(dataset.__getitems__(list(range(start, start + 4)))) == 4
+    assert len(caplog.messages) == 1
+    assert "asked for a batch of 4, batch_size is 2" in caplog.messages[0]
+    caplog.clear()
+    ended = LazyShardedDataset(produce(stream, 16), dp_rank=0, dp_size=1, batch_size=2)
+    assert len(ended.__getitems__(list(range(4)))) == 4
+    assert caplog.messages == []
+
+
+def test_going_on_into_the_next_epoch_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = produce(tmp_path / "s", 8, end=False)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=20)
+    assert len(dataset) == 20
+    produce(stream, 10)
+    assert [dataset[index]["id"] for index in range(20)] == [*range(10), *range(10)]
+    assert len(caplog.messages) == 1
+    assert "has ended with 10 samples; what is read from here on is the next epoch" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_samples_past_max_total_samples_are_told(end: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = produce(tmp_path / "s", 16, end=end)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_total_samples=6)
+    assert [dataset[index]["id"] for index in range(len(dataset))] == list(range(6))
+    assert caplog.messages == [
+        f"{stream}: 16 samples are published, but max_total_samples is 6: those past it are not drawn"
+    ]

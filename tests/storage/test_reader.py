@@ -6,11 +6,7 @@ import logging
 import os
 import pickle
 import shutil
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -397,21 +393,3 @@ def test_reader_writes_nothing(tmp_path: Path) -> None:
     before = names(tmp_path)
     list(StreamReader(tmp_path))
     assert names(tmp_path) == before
-
-
-def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
-    produce(tmp_path, 4, end=False)
-    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    killed.kill()
-    killed.communicate()
-    path = tmp_path / "head.json"
-    head = json.loads(path.read_bytes())
-    beat = {"state": "running", "rate": 100.0, "host": socket.gethostname(), "updated_at": time.time() - 100}
-    path.write_text(json.dumps(head | beat | {"pid": killed.pid}))
-    with pytest.raises(
-        WaitTimeout, match=f"pid {killed.pid} on .* is not there any more, and did not say that it stops"
-    ):
-        StreamReader(tmp_path, max_wait=0).read(5)
-    path.write_text(json.dumps(head | beat | {"pid": os.getpid()}))
-    with pytest.raises(WaitTimeout, match="is running at 100.0 samples/s, so it should be there by now"):
-        StreamReader(tmp_path, max_wait=0).read(5)

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazyshard.errors import ProducerLocked, StreamMismatch
+from lazyshard.errors import ProducerLocked
 from lazyshard.format import End, Manifest, check_samples_per_chunk
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
 from lazyshard.storage.adoption_names import (
@@ -45,9 +45,9 @@ from lazyshard.storage.adoption_names import (
 )
 from lazyshard.storage.adoption_publishing import Publisher, restore_head, seal_all
 from lazyshard.storage.adoption_rows import Report, check_last, check_rows
-from lazyshard.storage.files import read_file
 from lazyshard.storage.listing import Listing, list_chunks
 from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.stream import NativeStream
 
 
@@ -104,8 +104,8 @@ def adopt(
     """
     if samples_per_chunk is not None:
         check_samples_per_chunk(samples_per_chunk)
-    if (manifest := _manifest(directory)) is not None:
-        return _already(directory, manifest, samples_per_chunk, clock)
+    if (manifest := read_manifest(directory, samples_per_chunk)) is not None:
+        return _already(directory, manifest, clock)
     listing = list_chunks(directory)
     check_names(directory, listing, os.listdir(directory))
     check_numbers(directory, listing)
@@ -125,7 +125,7 @@ def adopt(
     owner = lock.acquire(clock(), directory / TEMPORARY)
     publisher = Publisher(directory, lock, owner.token, clock)
     try:
-        if (manifest := _manifest(directory)) is None:
+        if (manifest := read_manifest(directory, samples_per_chunk)) is None:
             check_names_unchanged(directory, listing)
             seal_all(publisher, chunks, report)
             # Only seals were added.
@@ -141,26 +141,10 @@ def adopt(
         publisher.clear()
         lock.release()
     # Somebody else has adopted it since the first look.
-    return _already(directory, manifest, samples_per_chunk, clock)
+    return _already(directory, manifest, clock)
 
 
-def _manifest(directory: Path) -> Manifest | None:
-    path = directory / MANIFEST
-    try:
-        return Manifest.decode(read_file(path), str(path))
-    except FileNotFoundError:
-        return None
-
-
-def _already(directory: Path, manifest: Manifest, samples_per_chunk: int | None, clock: Callable[[], float]) -> Adopted:
-    if samples_per_chunk not in (None, manifest.samples_per_chunk):
-        raise StreamMismatch(
-            f"{directory}: is a stream of {manifest.samples_per_chunk} samples per chunk already, asked for "
-            f"{samples_per_chunk}; that never changes",
-            directory=str(directory),
-            expected=str(samples_per_chunk),
-            actual=str(manifest.samples_per_chunk),
-        )
+def _already(directory: Path, manifest: Manifest, clock: Callable[[], float]) -> Adopted:
     if not os.path.lexists(directory / HEAD):
         # A producer that is at work writes it by itself.
         with contextlib.suppress(ProducerLocked):

@@ -7,12 +7,12 @@ import os
 import shlex
 from pathlib import Path
 
-from lazyshard.errors import StreamInvalid, StreamMismatch
+from lazyshard.errors import StreamInvalid
 from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST
 from lazyshard.storage.durable import publish_bytes, sync_directory
-from lazyshard.storage.files import read_file
 from lazyshard.storage.listing import list_chunks
+from lazyshard.storage.manifest import read_manifest
 
 
 def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
@@ -27,20 +27,9 @@ def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
         StreamInvalid: the directory holds chunks that somebody else made.
         ValueError: samples_per_chunk is impossible, or missing for a new stream.
     """
-    path = directory / MANIFEST
-    try:
-        manifest = Manifest.decode(read_file(path), str(path))
-    except FileNotFoundError:
+    manifest = read_manifest(directory, samples_per_chunk)
+    if manifest is None:
         _check_new(directory, samples_per_chunk)
-        return None
-    if samples_per_chunk is not None and check_samples_per_chunk(samples_per_chunk) != manifest.samples_per_chunk:
-        raise StreamMismatch(
-            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "
-            f"{samples_per_chunk}; that never changes. Use {manifest.samples_per_chunk}, or another directory",
-            directory=str(directory),
-            expected=str(samples_per_chunk),
-            actual=str(manifest.samples_per_chunk),
-        )
     return manifest
 
 

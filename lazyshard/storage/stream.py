@@ -20,11 +20,12 @@ from lazyshard.errors import (
     StreamMismatch,
     StreamUnsealed,
 )
-from lazyshard.format import End, Head, Manifest, Seal, check_samples_per_chunk
+from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
 from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
 from lazyshard.storage.files import read_file
 from lazyshard.storage.listing import list_chunks
+from lazyshard.storage.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +97,14 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
         FileRefused: it is a file, not a directory.
         FileUnreadable, OSError: the directory cannot be read.
     """
-    if samples_per_chunk is not None:
-        check_samples_per_chunk(samples_per_chunk)
-    path = directory / MANIFEST
     try:
-        manifest = Manifest.decode(read_file(path), str(path))
-    except FileNotFoundError:
-        return _open_foreign(directory, samples_per_chunk)
+        manifest = read_manifest(directory, samples_per_chunk)
     except NotADirectoryError as cause:
         raise FileRefused(
             f"{directory}: expected the directory of a stream, found a file", file=str(directory), kind="a file"
         ) from cause
-    if samples_per_chunk not in (None, manifest.samples_per_chunk):
-        raise StreamMismatch(
-            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, samples_per_chunk is "
-            f"{samples_per_chunk}; leave it out, a stream with a {MANIFEST} knows its own",
-            directory=str(directory),
-            expected=str(samples_per_chunk),
-            actual=str(manifest.samples_per_chunk),
-        )
+    if manifest is None:
+        return _open_foreign(directory, samples_per_chunk)
     return NativeStream(directory, manifest)
 
 

@@ -87,7 +87,7 @@ def test_encoder_that_is_no_function_is_refused(stream: Path) -> None:
 
 def test_wrong_samples_per_chunk_is_refused(stream: Path) -> None:
     assert open_rank(stream, samples_per_chunk=4).samples_per_chunk == 4
-    with pytest.raises(StreamMismatch, match="has 4 samples per chunk, samples_per_chunk is 5"):
+    with pytest.raises(StreamMismatch, match="has 4 samples per chunk, asked for 5"):
         open_rank(stream, samples_per_chunk=5)
 
 

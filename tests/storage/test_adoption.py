@@ -130,7 +130,7 @@ def test_stream_of_ours_is_left_as_it_is(tmp_path: Path) -> None:
     before = contents(tmp_path)
     assert (adopted := adopt(tmp_path)) == Adopted(adopted.stream_id, 2, 3, 5, None, ended=True, new=False)
     assert adopt(tmp_path, end=False) == adopted
-    with pytest.raises(StreamMismatch, match="is a stream of 2 samples per chunk already, asked for 3"):
+    with pytest.raises(StreamMismatch, match="the stream has 2 samples per chunk, asked for 3"):
         adopt(tmp_path, 3)
     assert contents(tmp_path) == before
     (tmp_path / "stream.json").write_bytes(b"{}")

@@ -1,0 +1,41 @@
+"""The manifest of a directory, compared with what a caller asks for: one look for producers, readers and adoption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazyshard.errors import StreamMismatch
+from lazyshard.format import Manifest, check_samples_per_chunk
+from lazyshard.format.names import MANIFEST
+from lazyshard.storage.files import read_file
+
+
+def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
+    """Returns a stream's manifest, None where there is none.
+
+    Args:
+        directory: the stream's directory, which may not be there.
+        samples_per_chunk: what the caller asks for; None takes what the manifest says.
+
+    Raises:
+        StreamMismatch: the stream has another number of samples per chunk.
+        ManifestInvalid, VersionUnsupported: the manifest cannot be used.
+        ValueError: samples_per_chunk is impossible.
+        OSError: the filesystem failed.
+    """
+    if samples_per_chunk is not None:
+        check_samples_per_chunk(samples_per_chunk)
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.decode(read_file(path), str(path))
+    except FileNotFoundError:
+        return None
+    if samples_per_chunk not in (None, manifest.samples_per_chunk):
+        raise StreamMismatch(
+            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "
+            f"{samples_per_chunk}; that never changes. Use {manifest.samples_per_chunk}, or another directory",
+            directory=str(directory),
+            expected=str(samples_per_chunk),
+            actual=str(manifest.samples_per_chunk),
+        )
+    return manifest

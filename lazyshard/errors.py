@@ -119,6 +119,10 @@ class OwnerInvalid(FormatInvalid):
     """`stream.owner` cannot be used."""
 
 
+class CursorInvalid(FormatInvalid):
+    """`cursors/NAME.json` cannot be used."""
+
+
 class VersionUnsupported(FormatInvalid):
     """A file of a later format than this release reads."""
 
@@ -234,7 +238,7 @@ class WaitTimeout(LazyShardError, TimeoutError):
 
 
 class LengthUnknown(LazyShardError, TypeError):
-    """A live stream has no length yet, and no `max_total_samples` was given."""
+    """A live stream has no length yet, and neither `max_total_samples` nor `num_samples` was given."""
 
     directory: str | None = None
 
@@ -247,6 +251,13 @@ class BadSample(LazyShardError, ValueError):
     chunk: int | None = None
     row: int | None = None
     byte: int | None = None
+
+
+class SkipSample(LazyShardError, ValueError):
+    """For an `encode_fn` to raise: the row is in order but not to be trained, for instance because it is too long.
+
+    Another row of its chunk is trained instead, and it does not count as a bad sample.
+    """
 
 
 class TooManyBadSamples(BadSample):

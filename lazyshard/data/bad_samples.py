@@ -58,6 +58,12 @@ class BadSamples:
         self._action = action
         self._limit = limit
         self._seen: set[int] = set()
+        self._skipped = 0
+
+    @property
+    def skipped(self) -> int:
+        """How often a sample was skipped (`SkipSample`) by this process."""
+        return self._skipped
 
     def __len__(self) -> int:
         """Different bad samples met by this process."""
@@ -66,6 +72,14 @@ class BadSamples:
     def fresh(self) -> BadSamples:
         """Returns one with the same settings that has met none."""
         return BadSamples(self._action, self._limit)
+
+    def skip(self, sample: int, where: BadSample) -> None:
+        """Takes note of a sample that the encoder skips; speaks of the first, tenth, hundredth and so on."""
+        self._skipped += 1
+        if str(self._skipped).strip("0") == "1":
+            _log.warning(
+                "%s; another row of its chunk is used instead (skipped by this process: %d)", where, self._skipped
+            )
 
     def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
         """Takes note of a bad sample and returns if a substitute is to be trained instead.

@@ -7,7 +7,7 @@ from typing import Any
 from lazyshard.data.bad_samples import BadSamples, substitutes
 from lazyshard.data.cache import SampleCache
 from lazyshard.data.encode import Encoder
-from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid
+from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.storage import StreamReader
 
 
@@ -83,6 +83,9 @@ class SampleMaker:
 
     def _meet(self, sample: int, cause: Exception) -> None:
         """Returns if a substitute is to be tried. A chunk that is damaged as a whole has none."""
+        if isinstance(cause, SkipSample):
+            self._bad.skip(sample, self._where(sample, cause))
+            return
         if isinstance(cause, ChunkCorrupt) and cause.row is None:
             raise cause
         self._bad.meet(sample, self._where(sample, cause), cause)

@@ -1,0 +1,141 @@
+"""The arguments: added to ms-swift's `DataArguments`, from which all of its commands take theirs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from types import ModuleType
+from typing import Any, Literal
+
+from lazyshard_swift import settings
+from lazyshard_swift.logs import notice
+
+
+def extend(module: ModuleType) -> None:
+    """Puts a subclass with our fields in the place of `DataArguments`.
+
+    It is not made a dataclass again in place: its default factories are gone once the first decorator has run.
+    `base_args` imports the name after this, so all argument classes inherit from the subclass.
+    """
+    original = module.DataArguments
+    # A reload of ms-swift's module makes a new class, an import of it elsewhere must not stack a second subclass.
+    if "sharded_lazy" in {known.name for known in fields(original)}:
+        return
+    module.DataArguments = _with_ours(original)  # type: ignore[attr-defined]
+
+
+# Values, not annotations: transformers.HfArgumentParser, with which ms-swift parses, would find the annotations of a
+# class in this module as strings and look their names up in ms-swift's.
+_FIELDS: list[tuple[str, Any, Any]] = [
+    (
+        "sharded_lazy",
+        bool,
+        field(
+            default=False,
+            metadata={
+                "help": "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own "
+                "chunks, while they are still being produced, each sample exactly once."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_samples_per_chunk",
+        int | None,
+        field(
+            default=None,
+            metadata={
+                "help": "Rows of every chunk file. Needed for directories that another program fills, which have no "
+                "stream.json; otherwise checked against that."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_max_wait",
+        float,
+        field(
+            default=600.0,
+            metadata={"help": "Seconds to wait for data at the most; then every rank ends with exit code 75."},
+        ),
+    ),
+    (
+        "sharded_lazy_shuffle_window",
+        int | None,
+        field(
+            default=None,
+            metadata={
+                "help": f"How many chunks of a rank are shuffled together. Default: {settings.LIVE_WINDOW} while the "
+                f"stream is being produced, {settings.ENDED_WINDOW} once it has ended, 0 (in order) with "
+                "--train_dataloader_shuffle false. A wider window mixes better and has to be published before it can "
+                "be read."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_consumer",
+        str | None,
+        field(
+            default=None,
+            metadata={
+                "help": "Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained. "
+                "Default: from the output directory."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_on_bad_sample",
+        Literal["substitute", "raise"] | None,
+        field(
+            default=None,
+            metadata={
+                "help": "What to do with a row that cannot be read or encoded: train another row of its chunk and log "
+                "it, or stop. Default: substitute, with --strict true raise."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_on_end",
+        Literal["stop", "repeat"],
+        field(
+            default="stop",
+            metadata={
+                "help": "What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the "
+                "last whole global batch, with a checkpoint, or go on with the next epoch."
+            },
+        ),
+    ),
+]
+
+
+def _with_ours(original: Any) -> Any:
+    def __post_init__(self: Any) -> None:
+        _check(self)
+        original.__post_init__(self)
+
+    namespace: dict[str, Any] = {
+        "__doc__": original.__doc__,
+        # Pickles and messages name the class as if it were ms-swift's.
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__annotations__": {name: kind for name, kind, _ in _FIELDS},
+        "__post_init__": __post_init__,
+        **{name: value for name, _, value in _FIELDS},
+    }
+    return dataclass(type(original.__name__, (original,), namespace))
+
+
+def _check(args: Any) -> None:
+    if not args.sharded_lazy:
+        return
+    if not settings.is_training(args):
+        notice("--sharded_lazy is for commands that train; it is put aside here")
+        args.sharded_lazy = False
+        return
+    # Only now, with the flag on: what a run without it does not need is not loaded.
+    from lazyshard_swift import exits
+
+    exits.install()
+    if isinstance(args.dataset, str):
+        args.dataset = [args.dataset]
+    settings.check(args)
+    # As ms-swift does with its own paths: args.json then says what was read, wherever the command was started.
+    args.dataset = [os.path.abspath(os.path.expanduser(args.dataset[0]))]

@@ -1,0 +1,116 @@
+"""What is kept at a checkpoint: the position inside it, and the stream's cursor once it is durable."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lazyshard.format import Cursor
+from lazyshard.storage import write_cursor
+from lazyshard.storage.durable import sync_directory
+from lazyshard_swift import parallel
+from lazyshard_swift.logs import notice
+from lazyshard_swift.planning import RunPlan
+from lazyshard_swift.position import Position, save, saved_in
+
+
+class _Pending(NamedTuple):
+    folder: Path
+    position: Position
+
+
+class Checkpoints:
+    """Keeps positions and the cursor of a run. Only global rank 0 writes.
+
+    The cursor tells the producer which chunks nobody needs any more, so it never runs ahead of the oldest checkpoint
+    of the run that is still there.
+
+    Args:
+        plan: what was decided for the run.
+        output_dir: the folder of its checkpoints.
+    """
+
+    def __init__(self, plan: RunPlan, output_dir: str) -> None:
+        self._plan = plan
+        self._output_dir = Path(output_dir)
+        self._pending: list[_Pending] = []
+        self.last_step = -1
+
+    def begin(self, folder: str, consumed: int, step: int) -> None:
+        """Writes the position into the folder of a checkpoint that is about to be saved."""
+        self.last_step = step
+        if parallel.is_first():
+            position = self._plan.position(consumed, step)
+            save(position, folder)
+            self._pending.append(_Pending(Path(folder), position))
+
+    def commit(self) -> None:
+        """Moves the cursor to the newest checkpoint; all that were begun are whole by now.
+
+        A cursor that cannot be written is told and not raised: training and checkpoints do not depend on it.
+        """
+        if not self._pending:
+            return
+        folder, position = self._pending[-1]
+        self._pending.clear()
+        try:
+            _make_durable(folder)
+            write_cursor(self._plan.directory, self._cursor(position))
+        except OSError as error:
+            notice(f"the cursor could not be written ({error}); the producer keeps what it would have deleted")
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint was begun whose cursor is not committed."""
+        return bool(self._pending)
+
+    def _cursor(self, newest: Position) -> Cursor:
+        plan, known = self._plan, saved_in(self._output_dir)
+        oldest = min((other.consumed for other in known if other.stream == newest.stream), default=newest.consumed)
+        return Cursor(
+            consumer=plan.consumer,
+            stream_id=plan.facts.stream,
+            consumed=newest.consumed,
+            chunks_before=self._chunks_before(min(oldest, newest.consumed)),
+            plan={
+                "dp_size": plan.rank.dp_size,
+                "unit": plan.facts.samples_per_chunk,
+                "window": plan.window * plan.facts.samples_per_chunk,
+                "seed": plan.seed,
+                "batch_size": plan.batch_size,
+            },
+            updated_at=time.time(),
+        )
+
+    def _chunks_before(self, consumed: int) -> int:
+        """Returns how many chunks no step from `consumed` on can need again."""
+        plan = self._plan
+        if plan.layout != "strided" or not plan.stop_at_end:
+            # Another epoch may follow, or the sampler's shuffle needs them all.
+            return 0
+        total = plan.facts.samples if plan.facts.ended else None
+        done = plan.plan.done_before(consumed // plan.rank.dp_size, total)
+        return done // plan.facts.samples_per_chunk
+
+
+def _make_durable(folder: Path) -> None:
+    """Waits until what a checkpoint's folder holds is on the device, as far as this machine wrote it."""
+    for path in _files(folder):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    sync_directory(folder)
+    sync_directory(folder.parent)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if path.is_file() and not path.is_symlink():
+                yield path

@@ -1,0 +1,85 @@
+"""Before each step: is its data there, and does the run go on?
+
+Every rank asks this in its main process, from the same published numbers, so all of them go on, stop or give up at the
+same step without a word between them, pipeline stages that never see data included. The DataLoader's workers, which
+read ahead, have no deadline of their own.
+"""
+
+from __future__ import annotations
+
+from lazyshard import LazyShardedDataset
+from lazyshard.errors import ChunkMissing
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+
+
+class Gate:
+    """Decides step by step.
+
+    Args:
+        dataset: this rank's samples in order, strided, without an end (`num_samples`), with the deadline that counts.
+        stop_at_end: whether a step that reaches past the end of the stream is not trained.
+
+    Attributes:
+        stopped: whether a step was refused.
+    """
+
+    def __init__(self, dataset: LazyShardedDataset, stop_at_end: bool) -> None:
+        self._dataset = dataset
+        self._stop_at_end = stop_at_end
+        self.stopped = False
+
+    def allows(self, first: int, stop: int) -> bool:
+        """Returns whether a step is to be trained, waiting until that is certain.
+
+        Args:
+            first: the step's first position in this rank's lane.
+            stop: the position after its last.
+
+        Raises:
+            WaitTimeout: its data were not published in time.
+            StreamTooShort: the stream has ended before even the first step was full.
+        """
+        if self.stopped:
+            return False
+        try:
+            draw = self._dataset.draw(self._dataset.rank_indices[stop - 1])
+        except IndexError as cause:
+            raise self._too_short() from cause
+        if self._stop_at_end and draw.epoch > 0:
+            if not first:
+                raise self._too_short()
+            self.stopped = True
+        return not self.stopped
+
+    def check_present(self, position: int) -> None:
+        """Refuses to start at a position whose chunk was published and is gone.
+
+        Raises:
+            ResumeRefused: naming the chunk.
+            WaitTimeout: the position is not published in time.
+        """
+        dataset = self._dataset
+        try:
+            dataset[dataset.rank_indices[position]]
+        except ChunkMissing as cause:
+            raise ResumeRefused(
+                f"{cause}. The checkpoint goes on there; take a later checkpoint, or restore the chunk",
+                expected=f"chunk {cause.chunk}",
+                actual="deleted",
+            ) from cause
+        except IndexError:
+            # The stream has ended right there: the first step will find that out.
+            return
+
+    def published_samples(self) -> int:
+        """Returns how many samples are published now."""
+        return self._dataset.published().samples
+
+    def _too_short(self) -> StreamTooShort:
+        samples = self.published_samples()
+        return StreamTooShort(
+            f"{self._dataset.directory}: the stream has ended with {samples} samples, fewer than one step takes: "
+            f"nothing can be trained. Use a smaller global batch, or --sharded_lazy_on_end repeat",
+            directory=str(self._dataset.directory),
+            samples=samples,
+        )

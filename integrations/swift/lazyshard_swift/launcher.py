@@ -1,0 +1,62 @@
+"""`megatron sft` and `swift sft` themselves: they start `torchrun`, or one Python, and wait for it.
+
+Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves the training behind as an
+orphan. With the flag on it hands the signal down and waits for the end.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+
+_FLAG = "--sharded_lazy"
+
+
+def extend(module: ModuleType) -> None:
+    """Has ms-swift's `cli_main` start its child through us if the flag is on."""
+    original = module.subprocess
+    if not callable(getattr(original, "run", None)):
+        raise AttributeError("swift.cli.main has no subprocess.run")
+    replacement = SimpleNamespace(**{name: getattr(original, name) for name in original.__all__})
+    replacement.run = _run
+    module.subprocess = replacement  # type: ignore[attr-defined]
+
+
+def flag_is_on(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line turns the flag on."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == _FLAG:
+            if not equals:
+                value = arguments[place + 1] if place + 1 < len(arguments) else "true"
+            return value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
+    return False
+
+
+def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
+    if rest or options or not flag_is_on(arguments):
+        return subprocess.run(arguments, *rest, **options)
+    child = subprocess.Popen(arguments)
+
+    def hand_down(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_down) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        while True:
+            try:
+                code = child.wait()
+                break
+            except KeyboardInterrupt:
+                # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code < 0:
+        # As a shell would say it.
+        code = 128 - code
+    return subprocess.CompletedProcess(list(arguments), code)

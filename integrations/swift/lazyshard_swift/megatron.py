@@ -1,0 +1,191 @@
+"""Megatron's trainer: its own sampler over the stream, a gate before every step, positions in the checkpoints.
+
+Only what is the same in ms-swift 4.0 to 4.6 is touched: `_prepare_dataloader`, `save_checkpoint`, `train`, and the
+event ``on_step_begin`` of a trainer's callbacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.wrapping import wrap
+
+if TYPE_CHECKING:
+    from lazyshard_swift.checkpoints import Checkpoints
+    from lazyshard_swift.stream import TrainStream
+
+
+def extend(module: ModuleType) -> None:
+    """Wraps three methods of `BaseMegatronTrainer`; 3.12 has a module of its own."""
+    trainer = module.BaseMegatronTrainer
+    if "build_pretraining_data_loader" in vars(trainer):
+        from lazyshard_swift.megatron_3 import extend as extend_3
+
+        extend_3(module)
+        return
+    wrap(
+        trainer,
+        {"_prepare_dataloader": _prepare_dataloader, "save_checkpoint": _save_checkpoint, "train": _train},
+    )
+
+
+class _StreamEnded(Exception):
+    """Leaves ms-swift's loop where the stream has ended. Raised on all ranks before the same step."""
+
+
+class _Steps:
+    """A callback of the trainer, and what this run keeps. Any event but one passes by.
+
+    Args:
+        trainer: ms-swift's.
+        stream: its training data.
+        checkpoints: of the run.
+    """
+
+    def __init__(self, trainer: Any, stream: TrainStream, checkpoints: Checkpoints) -> None:
+        self.trainer = trainer
+        self.stream = stream
+        self.checkpoints = checkpoints
+        self.first_step = trainer.state.iteration
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        return _pass_by
+
+    def on_step_begin(self) -> None:
+        """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
+        trainer, ranks = self.trainer, self.stream.plan.rank.dp_size
+        if self.checkpoints.pending and _saved_asynchronously():
+            self.checkpoints.commit()
+        consumed = trainer.state.consumed_train_samples
+        if not self.stream.gate.allows(consumed // ranks, (consumed + trainer.args.global_batch_size) // ranks):
+            raise _StreamEnded
+
+
+def _pass_by(*rest: Any, **options: Any) -> None:
+    return None
+
+
+def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_dataloader(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+        if not is_stream(train_dataset):
+            return original(self, train_dataset, *rest, **options)
+        _attach(self, train_dataset)
+        if train_dataset.plan.layout == "block":
+            return original(self, train_dataset, *rest, **options)
+        from lazyshard_swift.loaders import RunLength
+
+        # One pass over the whole run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
+        # consumed on. Epochs and shuffle are the stream's.
+        steps = max(self.args.train_iters, self.state.iteration)
+        length = RunLength(train_dataset, steps * self.args.global_batch_size)
+        with _changed(self.args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False):
+            return original(self, length, *rest, **options)
+
+    return prepare_dataloader
+
+
+def _attach(trainer: Any, stream: TrainStream) -> None:
+    """Gives a trainer what belongs to its stream, once: with virtual pipeline stages there are several loaders."""
+    if hasattr(trainer, "_lazyshard"):
+        return
+    from lazyshard_swift.checkpoints import Checkpoints
+
+    stream.check_resume(trainer.state.consumed_train_samples, trainer.state.iteration)
+    trainer._lazyshard = _Steps(trainer, stream, Checkpoints(stream.plan, trainer.args.output_dir))
+    trainer.callbacks.append(trainer._lazyshard)
+
+
+def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save_checkpoint(self: Any, *rest: Any, **options: Any) -> Any:
+        ours: _Steps | None = getattr(self, "_lazyshard", None)
+        if ours is None:
+            return original(self, *rest, **options)
+        from lazyshard_swift import parallel
+
+        state = self.state
+        folder = os.path.join(self.args.output_dir, f"checkpoint-{state.iteration}")
+        ours.checkpoints.begin(folder, state.consumed_train_samples, state.iteration)
+        result = original(self, *rest, **options)
+        if not self.args.async_save:
+            # Every rank has written its part.
+            parallel.barrier()
+            ours.checkpoints.commit()
+        return result
+
+    return save_checkpoint
+
+
+def _train(original: Callable[..., Any]) -> Callable[..., Any]:
+    def train(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
+        if not is_stream(train_dataset):
+            return original(self, train_dataset, *rest, **options)
+        try:
+            result = original(self, train_dataset, *rest, **options)
+        except _StreamEnded:
+            result = None
+            _finish(self)
+        # ms-swift has waited for what was being saved.
+        self._lazyshard.checkpoints.commit()
+        return result
+
+    return train
+
+
+def _finish(trainer: Any) -> None:
+    """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
+    from lazyshard_swift.logs import notice
+
+    ours: _Steps = trainer._lazyshard
+    args, state, module = trainer.args, trainer.state, _trainer_module()
+    planned, args.train_iters = args.train_iters, state.iteration
+    metrics = getattr(trainer, "_train_metrics", None)
+    if metrics and metrics.get("n_steps"):
+        trainer.on_log(logs=metrics)
+        trainer._train_metrics = {}
+    # Before saving, ms-swift takes out the hooks that its first step has put in.
+    hooked = module.should_disable_forward_pre_hook(args) and state.iteration > ours.first_step
+    if hooked:
+        module.disable_forward_pre_hook(trainer.wrapped_models)
+        trainer._pre_hook_enabled = False
+    if ours.checkpoints.last_step != state.iteration:
+        trainer.save_checkpoint()
+        trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
+    trainer.call_event("on_train_end")
+    module.maybe_finalize_async_save(args, blocking=True, terminate=True)
+    samples = ours.stream.gate.published_samples()
+    notice(
+        f"the stream has ended with {samples} samples: training stops after step {state.iteration} of {planned}, on "
+        f"all ranks alike, with {state.consumed_train_samples} samples trained and "
+        f"{samples - state.consumed_train_samples} left over, fewer than the {args.global_batch_size} of a step. "
+        f"Checkpoint: {state.last_model_checkpoint}"
+    )
+
+
+def _saved_asynchronously() -> bool:
+    """Returns whether what --async_save has begun is on disk; the same on all ranks."""
+    from swift.megatron.utils import megatron_lm_utils
+
+    return bool(megatron_lm_utils.is_empty_async_queue())
+
+
+def _trainer_module() -> Any:
+    import swift.megatron.trainers.base
+
+    return swift.megatron.trainers.base
+
+
+@contextlib.contextmanager
+def _changed(args: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(args, name) for name in values if hasattr(args, name)}
+    vars(args).update({name: values[name] for name in before})
+    try:
+        yield
+    finally:
+        vars(args).update(before)

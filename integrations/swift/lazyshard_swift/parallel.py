@@ -1,0 +1,88 @@
+"""Which data-parallel rank this process is, and what all ranks must agree upon before they start."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+
+from lazyshard.data import resolve_rank
+from lazyshard.data.rank import Rank
+from lazyshard.errors import StreamMismatch
+from lazyshard_swift import settings
+
+_T = TypeVar("_T")
+
+
+class Facts(NamedTuple):
+    """What is known of a stream when the ranks start; the same on all of them.
+
+    Attributes:
+        stream: its identity: the id of its manifest, or a digest of its first row where it has none.
+        samples_per_chunk: rows of its chunks.
+        samples: samples published.
+        ended: whether nothing will follow.
+    """
+
+    stream: str
+    samples_per_chunk: int
+    samples: int
+    ended: bool
+
+
+def data_parallel_rank(args: Any) -> Rank:
+    """Returns the rank for which this process reads.
+
+    For Megatron that of its `mpu`, the same for all model-parallel peers; for the Hugging Face trainer the global rank,
+    over the size of DeepSpeed's tensor parallelism if that is on.
+
+    Raises:
+        RankInvalid: this is one of several processes and neither is initialised.
+    """
+    rank = resolve_rank()
+    if settings.is_megatron(args):
+        return rank
+    deepspeed = getattr(args, "deepspeed", None)
+    size = 1
+    if isinstance(deepspeed, dict):
+        size = (deepspeed.get("tensor_parallel") or {}).get("autotp_size") or 1
+    return Rank(rank.dp_rank // size, rank.dp_size // size)
+
+
+def agree(value: _T) -> _T:
+    """Returns the value of global rank 0 on all ranks. A collective: every rank calls it."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def agree_on(mine: Facts, directory: str) -> Facts:
+    """Takes over what global rank 0 sees, so that a stream which ends just now has ended for all or for none.
+
+    Raises:
+        StreamMismatch: this rank sees another stream: the directory is not shared.
+    """
+    facts = agree(mine)
+    if (facts.stream, facts.samples_per_chunk) != (mine.stream, mine.samples_per_chunk):
+        raise StreamMismatch(
+            f"{directory}: rank 0 sees the stream {facts.stream} of {facts.samples_per_chunk} samples per chunk there, "
+            f"this rank {mine.stream} of {mine.samples_per_chunk}: is the directory on a filesystem that all nodes "
+            f"share?",
+            directory=directory,
+            expected=facts.stream,
+            actual=mine.stream,
+        )
+    return facts
+
+
+def barrier() -> None:
+    """Waits for all ranks, where there are several."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def is_first() -> bool:
+    """Returns whether this is the one process that writes for all."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

@@ -1,0 +1,114 @@
+"""The data set's way through ms-swift's pipeline: made instead of loaded, and left alone by what follows.
+
+Validation data, and everything without the flag, take ms-swift's own way.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from lazyshard_swift import hooked, settings, versions
+from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.wrapping import wrap
+
+
+def extend(module: ModuleType) -> None:
+    """Wraps four methods of `SwiftSft`, from which the pipelines of pre-training, RLHF and Megatron inherit."""
+    wrap(
+        module.SwiftSft,
+        {
+            "_get_dataset": _get_dataset,
+            "_encode_dataset": _encode_dataset,
+            "_post_process_datasets": _post_process_datasets,
+            "_show_dataset": _show_dataset,
+        },
+    )
+
+
+def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_dataset(self: Any, *rest: Any, **options: Any) -> Any:
+        args = self.args
+        if not getattr(args, "sharded_lazy", False):
+            return original(self, *rest, **options)
+        from lazyshard_swift.stream import open_train_stream
+
+        _check_hooks(args)
+        stream = open_train_stream(args, self.template)
+        # With no training data to load, ms-swift loads the validation data alone.
+        names, args.dataset = args.dataset, []
+        try:
+            _, validation = original(self, *rest, **options)
+        finally:
+            args.dataset = names
+        return stream, validation
+
+    return get_dataset
+
+
+def _encode_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
+    def encode_dataset(self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
+        if not is_stream(train_dataset):
+            return original(self, train_dataset, val_dataset, *rest, **options)
+        _, validation = original(self, None, val_dataset, *rest, **options)
+        return [train_dataset, validation]
+
+    return encode_dataset
+
+
+def _post_process_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_process_datasets(self: Any, datasets: Any, *rest: Any, **options: Any) -> Any:
+        train_dataset, val_dataset = datasets
+        if not is_stream(train_dataset):
+            return original(self, datasets, *rest, **options)
+        _, validation = original(self, [None, val_dataset], *rest, **options)
+        return [train_dataset, validation]
+
+    return post_process_datasets
+
+
+def _show_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
+    def show_dataset(self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
+        if not is_stream(train_dataset):
+            return original(self, train_dataset, val_dataset, *rest, **options)
+        from lazyshard_swift.logs import notice
+        from lazyshard_swift.parallel import is_first
+
+        if is_first():
+            # ms-swift shows the first sample, and then counts the tokens of all.
+            sample = train_dataset.first_sample()
+            if sample is None:
+                notice("nothing of the stream is there to be shown yet")
+            else:
+                self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
+        args = self.args
+        self.train_msg["train_dataset"] = repr(train_dataset)
+        generated = getattr(args, "predict_with_generate", False)
+        if val_dataset is not None and len(val_dataset) and not args.lazy_tokenize and not generated:
+            self.train_msg["val_dataset"] = self._stat_dataset(val_dataset)
+        return None
+
+    return show_dataset
+
+
+def _check_hooks(args: Any) -> None:
+    """Refuses to train with half of the integration: the trainer would deal the samples in an order of its own."""
+    trainer = "swift.megatron.trainers.base" if settings.is_megatron(args) else "swift.trainers.mixin"
+    # ms-swift imports its trainers late.
+    importlib.import_module(trainer)
+    reasons = [outcome.reason for outcome in hooked.failures()]
+    if trainer not in {outcome.module for outcome in hooked.outcomes()}:
+        reasons.append(f"{trainer} was imported before lazyshard could extend it")
+    if reasons:
+        raise SettingsRefused(
+            f"--sharded_lazy true cannot work with this ms-swift: {'; '.join(reasons)}. Supported is "
+            f"{versions.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
+            argument="sharded_lazy",
+        )
+
+
+def is_stream(dataset: Any) -> bool:
+    """Returns whether a training data set is ours, without loading what ours needs."""
+    return type(dataset).__module__ == "lazyshard_swift.stream"

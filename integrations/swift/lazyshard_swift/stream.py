@@ -1,0 +1,168 @@
+"""`TrainStream`: what ms-swift gets as its training data set.
+
+It has the length that ms-swift plans with: that of an epoch once the stream has ended, that of the run while it is
+live. Its indices go on past that length, strided over the ranks, into the epochs that follow: samplers hand out
+``epoch * len + i``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import xxhash
+from torch.utils.data import Dataset
+
+from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard_swift import parallel, settings
+from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.gate import Gate
+from lazyshard_swift.logs import attend
+from lazyshard_swift.parallel import Facts
+from lazyshard_swift.planning import RunPlan, decide
+from lazyshard_swift.position import check_resume
+from lazyshard_swift.rows import RowEncoder
+
+_ENDLESS: Final = 2**50
+"""Indices of a data set that goes on from epoch to epoch."""
+
+
+class TrainStream(Dataset[Any]):
+    """A stream as ms-swift's training data set.
+
+    Args:
+        plan: what was decided.
+        encoder: makes samples of rows.
+        max_wait: how many seconds a step may wait for its data.
+        on_bad_sample: "substitute" or "raise".
+        samples_per_chunk: for foreign directories.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        encoder: RowEncoder,
+        *,
+        max_wait: float,
+        on_bad_sample: settings.OnBadSample,
+        samples_per_chunk: int | None,
+    ) -> None:
+        self.plan = plan
+        common: dict[str, Any] = {
+            "dp_rank": plan.rank.dp_rank,
+            "dp_size": plan.rank.dp_size,
+            "samples_per_chunk": samples_per_chunk,
+            "batch_size": plan.batch_size,
+            "shuffle_window": plan.window,
+            "seed": plan.seed,
+        }
+        # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
+        self._dataset = LazyShardedDataset(
+            plan.directory,
+            encoder,
+            layout="strided" if plan.layout == "strided" else "block",
+            num_samples=_ENDLESS if plan.layout == "strided" else None,
+            max_wait=float("inf"),
+            on_bad_sample=on_bad_sample,
+            **common,
+        )
+        self.gate = Gate(
+            LazyShardedDataset(plan.directory, layout="strided", num_samples=_ENDLESS, max_wait=max_wait, **common),
+            plan.stop_at_end,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the gate behind: it is the main process's."""
+        return {name: value for name, value in self.__dict__.items() if name != "gate"}
+
+    def __len__(self) -> int:
+        """What ms-swift takes for the length of an epoch, over all ranks."""
+        return self.plan.epoch_samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns an encoded sample. Raises as `LazyShardedDataset` does."""
+        return self._dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Returns the encoded samples of a batch."""
+        return self._dataset.__getitems__(indices)
+
+    def __repr__(self) -> str:
+        """Says what is read, for the log."""
+        facts, plan = self.plan.facts, self.plan
+        state = "ended" if facts.ended else "still being produced"
+        order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
+        if plan.layout == "block":
+            order = "shuffled by ms-swift's sampler"
+        return (
+            f"TrainStream({plan.directory}, {state}, {facts.samples} samples published, {facts.samples_per_chunk} per "
+            f"chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
+        )
+
+    def first_sample(self) -> Any | None:
+        """Returns the first sample of the first rank if it is there already, without waiting."""
+        ready = self.plan.facts.ended or self.plan.facts.samples >= self.plan.plan.needed(0)
+        return self._dataset[0] if ready else None
+
+    def check_resume(self, consumed: int, step: int) -> None:
+        """Refuses to go on where the next sample would not be exactly the next one.
+
+        Args:
+            consumed: samples trained, as the trainer has restored it.
+            step: steps trained, likewise.
+
+        Raises:
+            ResumeRefused: with the reason and the way out.
+        """
+        plan = self.plan
+        if consumed == 0:
+            return
+        if plan.checkpoint is None or plan.saved is None:
+            where = plan.checkpoint or "the checkpoint"
+            raise ResumeRefused(
+                f"{where}: {consumed} samples were trained, but there is no lazyshard.json beside the weights that "
+                f"says which: was it trained without --sharded_lazy, or copied in part? To start on the stream from "
+                f"its beginning take the weights alone (megatron: --finetune true; swift: --resume_only_model true "
+                f"--ignore_data_skip true)",
+                checkpoint=where,
+            )
+        lane = consumed // plan.rank.dp_size
+        try:
+            first_epoch = plan.plan.draw(0, lane - 1, plan.facts.samples if plan.facts.ended else None).epoch == 0
+        except IndexError:
+            first_epoch = False
+        check_resume(plan.saved, plan.position(consumed, step), plan.checkpoint, first_epoch)
+        self.gate.check_present(lane)
+
+
+def open_train_stream(args: Any, template: Any) -> TrainStream:
+    """Opens the stream that the arguments name, waiting for it if it is not there yet. A collective.
+
+    Raises:
+        SettingsRefused: the arguments do not fit the stream.
+        ResumeRefused, PositionInvalid: the checkpoint's position cannot be used.
+        StreamTooShort: the stream has ended with less than a micro batch a rank.
+        WaitTimeout, LazyShardError: the stream cannot be read.
+    """
+    attend()
+    directory = args.dataset[0]
+    rank = parallel.data_parallel_rank(args)
+    reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
+    reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
+    published = reader.refresh()
+    identity = reader.stream_id or f"first-row-{xxhash.xxh3_64_hexdigest(reader.line(0))}"
+    facts = parallel.agree_on(Facts(identity, reader.samples_per_chunk, published.samples, published.ended), directory)
+    plan = decide(args, directory, facts, rank)
+    encoder = RowEncoder(
+        template,
+        columns=args.columns if isinstance(args.columns, dict) else None,
+        auto_columns=not getattr(args, "disable_auto_column_mapping", False),
+        keep_unused=not args.remove_unused_columns,
+    )
+    return TrainStream(
+        plan,
+        encoder,
+        max_wait=args.sharded_lazy_max_wait,
+        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
+        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
+    )

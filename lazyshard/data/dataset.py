@@ -27,6 +27,7 @@ from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.plan import Draw, Run
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.chunk import parse_lines
+from lazyshard.storage.watch import Parent
 
 _NOTHING: Final[tuple[int, list[bytes], int]] = (0, [], 0)
 """Nothing read ahead: index of the first line, lines of it and of the indices that follow it, epoch."""
@@ -37,9 +38,9 @@ _loads = orjson.loads
 class LazyShardedDataset(Dataset[Any]):
     """A stream, live or ended, as a map-style data set.
 
-    It has dp_size * B indices; B, the samples of one rank in an epoch, is a multiple of `batch_size`. Any index
-    works on any rank; with the layout that fits the sampler a rank meets only its own chunks. For a plain loop,
-    `rank_indices` is a sampler::
+    It has dp_size * B indices; B, the samples of one rank in an epoch (or its share of `num_samples`), is a multiple
+    of `batch_size`. Any index works on any rank; with the layout that fits the sampler a rank meets only its own
+    chunks. For a plain loop, `rank_indices` is a sampler::
 
         dataset = LazyShardedDataset("stream", template.encode, batch_size=8, max_total_samples=1_000_000)
         loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=8, num_workers=2, collate_fn=collate)
@@ -59,6 +60,10 @@ class LazyShardedDataset(Dataset[Any]):
         max_total_samples: the most samples of an epoch, over all ranks. Needed while the stream is live, since
             samplers ask for a length before it has one. If the stream ends with fewer, later indices go on with the
             next epoch.
+        num_samples: how many indices there are, over all ranks, where that is not one epoch: for training that goes by
+            steps, or over several epochs without `set_epoch`. Rounded down to a multiple of dp_size * batch_size.
+            Indices past the end of an epoch draw the next one, in its own order. A live stream then needs no
+            `max_total_samples`; if given, an epoch still ends there.
         batch_size: samples of one rank in a micro batch.
         unit: what is dealt in turn: "chunk", "sample", "batch", or a number of samples.
         layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
@@ -100,6 +105,7 @@ class LazyShardedDataset(Dataset[Any]):
         dp_size: int | None = None,
         samples_per_chunk: int | None = None,
         max_total_samples: int | None = None,
+        num_samples: int | None = None,
         batch_size: int = 1,
         unit: UnitName | int = "chunk",
         layout: LayoutName = "block",
@@ -110,7 +116,7 @@ class LazyShardedDataset(Dataset[Any]):
         max_bad_samples: int = 100,
         cache_bytes: int = 0,
     ) -> None:
-        self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples)
+        self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples)
         encoder = None if encode_fn is None else Encoder(encode_fn)
         bad = BadSamples(on_bad_sample, max_bad_samples)
         cache = SampleCache(cache_bytes)
@@ -149,10 +155,31 @@ class LazyShardedDataset(Dataset[Any]):
         self.__dict__.update(state)
         self._attach()
 
+    def __repr__(self) -> str:
+        """Tells what is known without a look at the stream; never waits, never raises."""
+        # Any of it may be missing: debuggers and tracebacks show objects whose constructor has failed.
+        known = vars(self)
+        reader: StreamReader | None = known.get("_reader")
+        space: IndexSpace | None = known.get("_space")
+        rank: Rank | None = known.get("_rank") if space is None else space.rank
+        if reader is None:
+            return f"<{type(self).__name__}, not open>"
+        seen = reader.seen
+        whose = "rank not known yet" if rank is None else f"rank {rank.dp_rank} of {rank.dp_size}"
+        return (
+            f"<{type(self).__name__} {str(reader.directory)!r}, {whose}: {seen.samples} samples published so far, "
+            f"{'ended' if seen.ended else 'live'}>"
+        )
+
     @property
     def directory(self) -> Path:
         """The stream's directory."""
         return self._reader.directory
+
+    @property
+    def reader(self) -> StreamReader:
+        """What reads the stream for this data set."""
+        return self._reader
 
     @property
     def stream_id(self) -> str | None:
@@ -210,6 +237,8 @@ class LazyShardedDataset(Dataset[Any]):
             WaitTimeout: it was not certain within `max_wait`.
         """
         try:
+            if self._pid != os.getpid():
+                self._enter_process()
             return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
         finally:
             self._report()
@@ -217,8 +246,8 @@ class LazyShardedDataset(Dataset[Any]):
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).
 
-        False once a live stream has ended before the index: what follows is the next epoch. All ranks find so at the
-        same step, without a word between them::
+        False once the epoch has ended before the index, where a live stream ended early or with `num_samples`: what
+        follows is the next epoch. All ranks find so at the same step, without a word between them::
 
             for step, batch in enumerate(loader):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
@@ -229,10 +258,13 @@ class LazyShardedDataset(Dataset[Any]):
         return self.draw(index).epoch == self._numbers[EPOCH]
 
     def __len__(self) -> int:
-        """Number of indices: exact if the stream had ended when first asked, else from `max_total_samples`.
+        """Number of indices: by `num_samples`, or those of one epoch.
+
+        The latter is exact if the stream had ended when first asked, else `max_total_samples` says it.
 
         Raises:
-            LengthUnknown: the stream was live and there is no `max_total_samples`.
+            LengthUnknown: the stream was live and there is neither of the two.
+            ValueError: `num_samples` is less than one batch of every rank.
         """
         return self._indices().layout.size
 
@@ -295,7 +327,7 @@ class LazyShardedDataset(Dataset[Any]):
         try:
             if self._pid != os.getpid():
                 self._enter_process()
-            if self._space is not None and self._space.live and len(indices) not in (1, self._order.batch_size):
+            if self._space is not None and self._space.wraps and len(indices) not in (1, self._order.batch_size):
                 self._tell_batch(len(indices))
             # One epoch for the whole batch, whenever another one is set.
             epoch = self._numbers[EPOCH]
@@ -323,14 +355,17 @@ class LazyShardedDataset(Dataset[Any]):
     def _tell_batch(self, size: int) -> None:
         self._indices().tell(
             "batch",
-            f"{self.directory}: asked for a batch of {size}, batch_size is {self._order.batch_size}: where the stream "
-            f"ends, a batch may then mix two epochs. Give the data set the batch size of the loader",
+            f"{self.directory}: asked for a batch of {size}, batch_size is {self._order.batch_size}: where an epoch "
+            f"ends, a batch may then mix it with the next. Give the data set the batch size of the loader",
         )
 
     def _enter_process(self) -> None:
         space, worker = self._indices(), get_worker_info()
         rank = f"rank {space.rank.dp_rank} of {space.rank.dp_size}"
         self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
+        # Newer releases of torch have workers that are threads: those end with their process.
+        apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
+        self._reader.parent = Parent() if apart else None
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
             self._samples.forget_bad()

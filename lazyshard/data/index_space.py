@@ -6,6 +6,7 @@ Every number here follows from the stream's published total and the settings, so
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -31,6 +32,7 @@ class Order:
         shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
         seed: of the shuffle.
         max_total_samples: the stream is taken to end there at the latest; None for no bound.
+        num_samples: indices over all ranks, however long an epoch is; None for those of one epoch.
     """
 
     batch_size: int
@@ -39,6 +41,7 @@ class Order:
     shuffle_window: int
     seed: int
     max_total_samples: int | None
+    num_samples: int | None = None
 
     def __post_init__(self) -> None:
         """Checks what the plan cannot check."""
@@ -51,6 +54,10 @@ class Order:
         limit = self.max_total_samples
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_total_samples is an integer from 1, got {limit!r}")
+        count = self.num_samples
+        # More than that `len` cannot say.
+        if count is not None and (type(count) is not int or not 1 <= count <= sys.maxsize):
+            raise ValueError(f"num_samples is an integer from 1 to {sys.maxsize}, got {count!r}")
         # The plan's own checks, before a stream is waited for.
         self.plan(1, 1)
 
@@ -69,6 +76,22 @@ class Order:
             return published.samples if limit is None else min(published.samples, limit)
         return limit if limit is not None and published.samples >= limit else None
 
+    def block(self, plan: Plan, total: int | None) -> int | None:
+        """Returns how many indices each rank has, given the total to count with; None as long as that is open.
+
+        Raises:
+            ValueError: num_samples is less than one batch of every rank.
+        """
+        if self.num_samples is None:
+            return None if total is None else plan.epoch_length(total)
+        step = plan.deal.dp * plan.batch_size
+        if self.num_samples < step:
+            raise ValueError(
+                f"num_samples is at least dp_size * batch_size = {plan.deal.dp} * {plan.batch_size} = {step}, got "
+                f"{self.num_samples}"
+            )
+        return self.num_samples // step * plan.batch_size
+
 
 class IndexSpace:
     """The indices of one data set. Fixed once made, whatever the stream does afterwards.
@@ -78,8 +101,13 @@ class IndexSpace:
         rank: whose data set it is.
         reader: the stream.
 
+    Attributes:
+        layout: how the ranks' positions lie among the indices.
+        wraps: later indices may draw a later epoch than the first ones.
+
     Raises:
-        LengthUnknown: the stream is live and there is no max_total_samples.
+        LengthUnknown: the stream is live and there is neither max_total_samples nor num_samples.
+        ValueError: num_samples is less than one batch of every rank.
     """
 
     def __init__(self, order: Order, rank: Rank, reader: StreamReader) -> None:
@@ -88,18 +116,20 @@ class IndexSpace:
         self.plan = order.plan(rank.dp_size, reader.samples_per_chunk)
         published = reader.refresh()
         known = order.known_total(published)
-        self.live = known is None
         self._told: set[str] = set()
         total = order.max_total_samples if known is None else known
-        if total is None:
+        block = order.block(self.plan, total)
+        if block is None:
             raise LengthUnknown(
                 f"{reader.directory}: the stream is still being produced ({published.samples} samples so far), so the "
                 f"data set has no length yet; pass max_total_samples, the most samples that you want to train an epoch "
-                f"on",
+                f"on, or num_samples, how many to train on however many epochs that takes",
                 directory=str(reader.directory),
             )
-        self.layout: Layout = make_layout(order.layout, rank.dp_size, self.plan.epoch_length(total))
-        if known is not None and self.plan.leftover(known) and rank.dp_rank == 0:
+        self.layout: Layout = make_layout(order.layout, rank.dp_size, block)
+        self.wraps = known is None or block > self.plan.epoch_length(known)
+        # With num_samples the caller decides where to stop, and `leftover` tells the rest.
+        if order.num_samples is None and known is not None and self.plan.leftover(known) and rank.dp_rank == 0:
             _log.warning(
                 "%s: %d samples; left over in each epoch: %d, fewer than dp_size * batch_size = %d * %d",
                 reader.directory,
@@ -139,7 +169,9 @@ class IndexSpace:
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
             self._tell_cut(published, reader)
-        if self.live and total is not None and position >= self.plan.epoch_length(total):
+        # Who gives num_samples has asked for it.
+        asked = self.order.num_samples is not None
+        if self.wraps and not asked and total is not None and position >= self.plan.epoch_length(total):
             self.tell(
                 "wrapped",
                 f"{reader.directory}: the stream has ended with {total} samples; what is read from here on is the next "

@@ -1,12 +1,13 @@
 """The files of a stream directory as values: encode, decode, validate. No I/O, no clock.
 
 - `names`: file names; `fields`: how JSON of other people's making is read
-- `manifest`, `head`, `end`, `owner`, `seal`: one file of the directory each
+- `manifest`, `head`, `end`, `owner`, `seal`, `cursor`: one file of the directory each
 - `row`: one line of a chunk
 
 The specification for other languages is `docs/format.md`.
 """
 
+from lazyshard.format.cursor import Cursor, check_consumer
 from lazyshard.format.end import End
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
@@ -18,12 +19,14 @@ from lazyshard.format.seal import Seal
 __all__ = [
     "FORMAT",
     "STATES",
+    "Cursor",
     "End",
     "Head",
     "Manifest",
     "Owner",
     "ProducerState",
     "Seal",
+    "check_consumer",
     "check_row",
     "check_samples_per_chunk",
     "encode_row",

@@ -115,6 +115,34 @@ class Plan:
         batch = self.batch_size
         return self.deal.start + self.deal.dp * max((position // span + 1) * span, (position // batch + 1) * batch)
 
+    def done_before(self, position: int, total: int | None) -> int:
+        """Return N such that no sample below N is drawn in epoch 0 once every lane has drawn positions [0, position).
+
+        A window that is open counts as needed whole, and so does a stripe that is dealt out in part; the tail is
+        counted row by row. With `total` None, all of [0, position) must have been certain: see `needed`. Past the end
+        of the epoch N is `total`: what is left over is not drawn any more. With `dp=2, unit=3`, 16 samples::
+
+            position   0  1  2  3  4  5  6  7  8
+            N          0  0  0  6  6  6 12 14 16
+
+        Never less for a later position, nor for the same one once the end is known.
+
+        Raises:
+            IndexError: `position` is negative.
+            ValueError: `total` is less than the deal's start.
+        """
+        if position < 0:
+            raise outside("position", position, None)
+        deal = self.deal
+        if total is not None:
+            if position >= self.epoch_length(total):
+                return total
+            if not self.window and position >= deal.whole_positions(total):
+                return deal.start + position * deal.dp
+        # Windows and stripes begin at whole stripes, before which the lanes hold all samples up to there.
+        span = self.window or deal.unit
+        return deal.start + position // span * span * deal.dp
+
     def draw(self, lane: int, position: int, total: int | None, epoch: int = 0) -> Draw:
         """Return what `lane` draws at `position`.
 

@@ -22,7 +22,7 @@ from lazyshard.storage.pacing import (
     next_report,
 )
 from lazyshard.storage.stream import Published, Stream, open_stream
-from lazyshard.storage.watch import Waker
+from lazyshard.storage.watch import Parent, Waker
 
 OPEN_CHUNKS: Final = 256
 """Chunks held open at the most: a quarter of the usual limit of 1,024 descriptors."""
@@ -33,6 +33,10 @@ OPEN_ROWS: Final = 1 << 20
 GRACE_S: Final = 60.0
 """How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
 minute that a name did not exist."""
+
+_PARENT_LOOK_S: Final = 1.0
+"""How often a waiting worker looks whether its parent is still there; a look at the stream costs more and comes less
+often."""
 
 _QUIET_S: Final = 0.02
 """Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
@@ -68,6 +72,9 @@ class StreamReader:
         stream_id: the stream's identity, None for a foreign directory.
         samples_per_chunk: rows in every chunk but possibly the last.
         label: how to call this reader in log lines; empty by default.
+        quiet: whether it waits without a word, because somebody else waits for the same and tells.
+        parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
+            default, and after a pickle's journey to another process.
         waited_s: seconds spent waiting for the producer.
         chunks_opened: how many times a chunk was opened.
     """
@@ -80,6 +87,8 @@ class StreamReader:
         self.directory = Path(directory)
         self.max_wait = float(max_wait)
         self.label = ""
+        self.quiet = False
+        self.parent: Parent | None = None
         self.waited_s = 0.0
         self.chunks_opened = 0
         self._chunks: dict[int, Chunk] = {}
@@ -93,7 +102,7 @@ class StreamReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open files behind."""
-        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0}
+        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0, "parent": None}
 
     @property
     def seen(self) -> Published:
@@ -260,7 +269,7 @@ class StreamReader:
                     reported = next_report(reported)
                     who = f"{self.label}: " if self.label else ""
                     _log.warning("%schunk %d is published, waiting for %s to appear", who, number, cause.filename)
-                time.sleep(next_poll(waited, None))
+                self._pause(next_poll(waited, None), time.sleep)
                 continue
             self._check_rows(chunk)
             self.chunks_opened += 1
@@ -298,13 +307,23 @@ class StreamReader:
                     raise self._timeout(samples, waited)
                 if waited >= next_report(reported):
                     reported = next_report(reported)
-                    _log.warning("%s", self._describe_wait(samples, waited))
+                    if not self.quiet:
+                        _log.warning("%s", self._describe_wait(samples, waited))
                 expected = expected_wait(samples, self._seen)
                 pause = min(next_poll(waited, expected), self.max_wait - waited, next_report(reported) - waited)
-                if waited < _QUIET_S:
-                    time.sleep(pause)
-                else:
-                    waker.sleep(pause)
+                self._pause(pause, time.sleep if waited < _QUIET_S else waker.sleep)
+
+    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> None:
+        """Sleeps until the next look is due, with an eye on the parent if there is one."""
+        if self.parent is None:
+            sleep(seconds)
+            return
+        due = time.monotonic() + seconds
+        while seconds > 0:
+            self.parent.leave_if_gone()
+            if sleep(min(seconds, _PARENT_LOOK_S)):
+                return
+            seconds = due - time.monotonic()
 
     def _describe_wait(self, samples: int, waited: float) -> str:
         who = f"{self.label}: " if self.label else ""

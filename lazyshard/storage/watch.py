@@ -1,22 +1,27 @@
-"""A wake-up call from the local filesystem, by watchdog.
+"""What a sleeping reader is woken for: its stream (`Waker`), and the process for which it reads (`Parent`).
 
-A shortcut only: inotify never fires for another machine's writes, and a machine can run out of watches. Whoever waits
-polls all the same, and is merely woken earlier here.
+The wake-up call from the local filesystem, by watchdog, is a shortcut only: inotify never fires for another machine's
+writes, and a machine can run out of watches. Whoever waits polls all the same, and is merely woken earlier here.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
+
+_LEAVE_S: Final = 1.0
+"""How long an orphan may take to leave in good order: flushing a pipe that nobody reads takes for ever."""
 
 
 class _StoppedEmitter(logging.Filter):
@@ -45,16 +50,21 @@ class Waker(FileSystemEventHandler):
         self._observer: BaseObserver | None = None
         self._tried = False
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> bool:
         """Sleeps for so many seconds, or until something that matters is written.
 
         Returns at once where it has only just begun to watch: what was written before that woke nobody, so the caller
         has to look once more.
+
+        Returns:
+            Whether there is reason to look before the time is up.
         """
         if not self._tried and self._start():
-            return
-        if self._woken.wait(seconds):
+            return True
+        woken = self._woken.wait(seconds)
+        if woken:
             self._woken.clear()
+        return woken
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         """Called by watchdog's thread."""
@@ -96,3 +106,35 @@ class Waker(FileSystemEventHandler):
             self._observer.stop()
             if self._observer.is_alive():
                 self._observer.join()
+
+
+class Parent:
+    """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
+
+    Make it soon after this process has begun: of a parent that was gone before, `os.getppid` tells nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getppid()
+        started_by = multiprocessing.parent_process()
+        # A fork server starts processes for another one, of which only multiprocessing's pipe tells whether it lives.
+        # Otherwise the number is surer: the pipe's other end is inherited by whatever is forked later.
+        self._served = None if started_by is None or started_by.pid == self._pid else started_by
+
+    def gone(self) -> bool:
+        """Returns whether the process has ended."""
+        return os.getppid() != self._pid or (self._served is not None and not self._served.is_alive())
+
+    def leave_if_gone(self) -> None:
+        """Ends this process if the other one has ended, without a word: there is nobody to hear it.
+
+        Raises:
+            SystemExit: it has. If that does not end this process (it was raised in a thread or caught on its way, or a
+                queue is still being flushed), a timer does.
+        """
+        if not self.gone():
+            return
+        timer = threading.Timer(_LEAVE_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(1)

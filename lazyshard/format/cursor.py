@@ -1,0 +1,154 @@
+"""A cursor, `cursors/NAME.json`: how far the durable checkpoints of one consumer of the stream are.
+
+Replaced by one process of the consumer, a training run, after a checkpoint is safely on disk; never derived from what
+was read, since DataLoader workers read ahead. Lifetime: as long as the consumer may come back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lazyshard.errors import CursorInvalid
+from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
+
+CURSORS: Final = "cursors"
+"""Folder of the cursors in a stream's directory."""
+
+MAX_CONSUMER_BYTES: Final = 200
+"""A file name has at most 255: what stands around a consumer's name needs room."""
+
+_MAX_PLAN: Final = 2**63 - 1
+"""The largest seed of a plan."""
+
+_SUFFIX: Final = ".json"
+_NOT_IN_NAMES: Final = re.compile(r"[/\x00-\x1f\x7f\ud800-\udfff]")
+_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a consumer is.
+
+    Attributes:
+        consumer: its name, see `check_consumer`.
+        stream_id: the stream's identity, None for a foreign directory.
+        consumed: samples in durable checkpoints, over all ranks and epochs.
+        chunks_before: the consumer is done with the chunks of the half-open range [0, chunks_before).
+        plan: the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed.
+        updated_at: seconds since 1970, UTC.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    consumer: str
+    stream_id: str | None
+    consumed: int
+    chunks_before: int
+    plan: dict[str, int]
+    updated_at: float
+
+    def __post_init__(self) -> None:
+        """Checks the fields: what is written wrong here would be found by the next start of a training run."""
+        check_consumer(self.consumer)
+        if self.stream_id is not None and not _is_stream_id(self.stream_id):
+            raise ValueError(f"stream_id is 32 hexadecimal digits or None, got {self.stream_id!r}")
+        if not math.isfinite(self.updated_at):
+            raise ValueError(f"updated_at is a finite number of seconds, got {self.updated_at!r}")
+        for name, value, high in (
+            ("consumed", self.consumed, MAX_SAMPLES),
+            ("chunks_before", self.chunks_before, MAX_CHUNKS),
+            *((f"plan[{name!r}]", value, _MAX_PLAN) for name, value in self.plan.items()),
+        ):
+            if not _is_count(value, high):
+                raise ValueError(f"{name} is an integer from 0 to {high}, got {value!r}")
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        return encode({"format": FORMAT} | {name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:
+        """Reads the file's bytes.
+
+        Args:
+            data: the bytes.
+            consumer: whose cursor it must be.
+            file: how to call the file in messages; its name in the stream's directory by default.
+
+        Raises:
+            CursorInvalid: a field is missing or wrong, or it is another consumer's cursor.
+            VersionUnsupported: a later format.
+            ValueError: there can be no consumer of this name.
+        """
+        name = cursor_name(consumer)
+        fields = Fields(data, file or f"{CURSORS}/{name}", CursorInvalid)
+        # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
+        fields.text("consumer", (consumer,))
+        stream_id = fields.values.get("stream_id")
+        if stream_id is not None and not _is_stream_id(stream_id):
+            raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
+        return cls(
+            consumer=consumer,
+            stream_id=stream_id,
+            consumed=fields.integer("consumed", 0, MAX_SAMPLES),
+            chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),
+            plan=_plan(fields),
+            updated_at=fields.number("updated_at"),
+        )
+
+
+def cursor_name(consumer: str) -> str:
+    """Returns the name of a consumer's file in the folder of cursors.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+    """
+    return check_consumer(consumer) + _SUFFIX
+
+
+def check_consumer(name: str) -> str:
+    """Returns the name if a consumer can have it.
+
+    It becomes part of a file name: 1 to 200 bytes in UTF-8, without "/" and control characters, not beginning with a
+    dot (so are names of files that are being written), and not ending in ".reading" (`NAME.reading.json` is reserved).
+
+    Raises:
+        ValueError: it cannot.
+    """
+    wrong = None
+    if not isinstance(name, str):
+        wrong = "a string"
+    elif _NOT_IN_NAMES.search(name):
+        wrong = 'text without "/", control characters and lone surrogates'
+    elif not 1 <= len(name.encode()) <= MAX_CONSUMER_BYTES:
+        wrong = f"1 to {MAX_CONSUMER_BYTES} bytes long"
+    elif name.startswith("."):
+        wrong = "a name that does not begin with a dot"
+    elif name.endswith(".reading"):
+        wrong = 'a name that does not end in ".reading"'
+    if wrong:
+        raise ValueError(f"the name of a consumer is {wrong}, got {reprlib.repr(name)}")
+    return name
+
+
+def _plan(fields: Fields) -> dict[str, int]:
+    plan = fields.values.get("plan")
+    if not isinstance(plan, dict):
+        raise fields.refuse("plan", "an object", reprlib.repr(plan) if "plan" in fields.values else "no such field")
+    for name, value in plan.items():
+        if not _is_count(value, _MAX_PLAN):
+            raise fields.refuse(f"plan.{name}", f"an integer from 0 to {_MAX_PLAN}", reprlib.repr(value))
+    return plan
+
+
+def _is_count(value: Any, high: int) -> bool:
+    return type(value) is int and 0 <= value <= high
+
+
+def _is_stream_id(value: Any) -> bool:
+    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None

@@ -1,0 +1,257 @@
+"""Workers whose training process was killed: they leave soon, and say nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from lazyshard.data import dataset as dataset_module
+from lazyshard.errors import WaitTimeout
+from lazyshard.storage import StreamReader
+from lazyshard.storage.watch import Parent
+from tests.storage.streams import DEADLINE_S, HERE, forked, produce
+
+STARTED_S: Final = 80.0
+"""Three processes that import torch, one after the other, take long on a busy machine."""
+
+LEFT_S: Final = 20.0
+"""It takes a second, or two where a queue is full, and more on a busy machine. Otherwise they would wait for ever."""
+
+TRAINING: Final = """
+import os, sys, time
+from torch.utils.data import DataLoader
+from lazyshard import LazyShardedDataset
+
+
+def tell(worker):
+    # In one write: the other worker's goes into the same pipe.
+    os.write(1, b"%d\\n" % os.getpid())
+
+
+def collate(rows):
+    # Far more than a pipe holds: what nobody takes must not keep a worker from leaving.
+    return [row["id"] for row in rows], "x" * 300_000
+
+
+if __name__ == "__main__":
+    directory, method, used, size = sys.argv[1:]
+    dataset = LazyShardedDataset(
+        directory, dp_rank=0, dp_size=1, batch_size=2, num_samples=1000, max_wait=float("inf")
+    )
+    if used == "used":
+        print(dataset[0]["id"], file=sys.stderr)
+    loader = DataLoader(
+        dataset,
+        sampler=dataset.rank_indices,
+        batch_size=2,
+        num_workers=2,
+        collate_fn=collate,
+        worker_init_fn=tell,
+        multiprocessing_context=method,
+        prefetch_factor=int(size),
+    )
+    for ids, _ in loader:
+        print(*ids, file=sys.stderr, flush=True)
+        if size != "2":
+            # Takes no more: what the workers have got ready stays in the pipe.
+            time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not merely unreaped: nobody may be there to reap an orphan."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def waits(pid: int) -> bool:
+    """Whether a worker waits for the stream: it watches the directory."""
+    try:
+        return any("inotify" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def training(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
+    """Runs a training process; yields it, its workers' ids and the file of all that is said."""
+    script, said = tmp_path / "training.py", tmp_path / "said"
+    script.write_text(TRAINING)
+    # Warnings: of semaphores that a killed process leaves, of few cores; what matters here are tracebacks.
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+    with (
+        said.open("w") as log,
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "s"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        workers: list[int] = []
+        try:
+            for _ in range(2):
+                line = process.stdout.readline()
+                assert line, f"the training process has ended and said: {said.read_text()}"
+                workers.append(int(line))
+            yield process, workers, said
+        finally:
+            process.kill()
+            for worker in workers:
+                if alive(worker):
+                    os.kill(worker, signal.SIGKILL)
+
+
+def see(condition: Callable[[], bool], within: float, what: str, said: Path) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:.0f} s: {what}; said was: {said.read_text()}"
+        time.sleep(0.01)
+
+
+def kill_waiting(process: subprocess.Popen[str], workers: list[int], said: Path, trained: str) -> None:
+    """Kills the training process once its workers wait for data, and sees them leave."""
+    see(lambda: trained in said.read_text() and all(map(waits, workers)), STARTED_S, "the workers wait for data", said)
+    assert all(map(alive, workers))
+    process.send_signal(signal.SIGKILL)
+    process.wait(DEADLINE_S)
+    see(lambda: not any(map(alive, workers)), LEFT_S, "the workers have left", said)
+
+
+@pytest.mark.parametrize(
+    ("method", "used"), [("fork", "fresh"), ("fork", "used"), ("spawn", "fresh"), ("forkserver", "used")]
+)
+def test_waiting_workers_leave_when_their_parent_is_killed(tmp_path: Path, method: str, used: str) -> None:
+    produce(tmp_path / "s", 4, end=False)
+    with training(tmp_path, method, used, "2") as (process, workers, said):
+        kill_waiting(process, workers, said, "2 3\n")
+    assert said.read_text().splitlines() == ["0"] * (used == "used") + ["0 1", "2 3"]
+
+
+def test_worker_with_batches_that_nobody_takes_leaves_too(tmp_path: Path) -> None:
+    produce(tmp_path / "s", 24, end=False)
+    with training(tmp_path, "fork", "fresh", "8") as (process, workers, said):
+        kill_waiting(process, workers, said, "0 1\n")
+    assert said.read_text() == "0 1\n"
+
+
+def gone(_: Parent) -> bool:
+    return True
+
+
+def test_wait_of_an_orphan_ends_in_an_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
+    timers: list[Any] = []
+    monkeypatch.setattr("threading.Timer", lambda *given: SimpleNamespace(start=lambda: timers.append(given)))
+    monkeypatch.setattr(Parent, "gone", gone)
+    reader.parent = Parent()
+    with pytest.raises(SystemExit) as caught:
+        reader.read(2)
+    assert caught.value.code == 1
+    assert timers == [(1.0, os._exit, (1,))]
+    # And where a file that is published does not appear.
+    (tmp_path / "chunk_00000.jsonl").unlink()
+    with pytest.raises(SystemExit):
+        reader.read(0)
+
+
+def test_exit_that_is_caught_does_not_keep_an_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce(tmp_path, 2, end=False)
+
+    def stay() -> None:
+        monkeypatch.setattr(Parent, "gone", gone)
+        reader = StreamReader(tmp_path, max_wait=DEADLINE_S)
+        reader.parent = Parent()
+        # A thread, which ends alone.
+        thread = threading.Thread(target=reader.read, args=(2,))
+        thread.start()
+        thread.join()
+        time.sleep(DEADLINE_S)
+
+    started = time.monotonic()
+    assert forked(stay) == 1
+    assert time.monotonic() - started < LEFT_S
+
+
+def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=100)
+    now = [0.0]
+    slept: list[float] = []
+
+    def sleep(_: object, seconds: float) -> bool:
+        slept.append(seconds)
+        now[0] += seconds
+        return False
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
+    monkeypatch.setattr("lazyshard.storage.reader.time", clock)
+    monkeypatch.setattr("lazyshard.storage.watch.Waker.sleep", sleep)
+    looks: list[list[float]] = []
+    refresh = StreamReader.refresh
+
+    def counted(self: StreamReader) -> Any:
+        looks[-1].append(now[0])
+        return refresh(self)
+
+    monkeypatch.setattr(StreamReader, "refresh", counted)
+    for parent in (None, Parent()):
+        now[0] = 0.0
+        slept.clear()
+        looks.append([])
+        reader.parent = parent
+        with pytest.raises(WaitTimeout):
+            reader.read(2)
+        assert max(slept) == (5.0 if parent is None else 1.0)
+    assert [round(look, 6) for look in looks[0]] == [round(look, 6) for look in looks[1]]
+
+
+def test_write_wakes_a_worker_too(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 2, end=False), max_wait=DEADLINE_S)
+    reader.parent = Parent()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(reader.read(2)), daemon=True)
+    thread.start()
+    produce(tmp_path, 4)
+    thread.join(DEADLINE_S)
+    assert found == [{"id": 2}]
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [
+        (None, False),
+        (SimpleNamespace(id=0), True),
+        (SimpleNamespace(id=0, worker_method="multiprocessing"), True),
+        (SimpleNamespace(id=0, worker_method="thread"), False),
+    ],
+)
+def test_only_worker_processes_have_a_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Any, expected: bool
+) -> None:
+    # A training process may outlive the shell that started it.
+    monkeypatch.setattr(dataset_module, "get_worker_info", lambda: worker)
+    stream = produce(tmp_path / "s", 2)
+    for method in ("__getitem__", "draw"):
+        dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
+        getattr(dataset, method)(0)
+        assert (dataset._reader.parent is not None) is expected
+        assert pickle.loads(pickle.dumps(dataset))._reader.parent is None

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import math
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.errors import CursorInvalid, FormatInvalid
+from lazyshard.format import Cursor, check_consumer
+from lazyshard.format.cursor import cursor_name
+from tests.format.cases import changed, check_later_format, check_refusal, not_an_integer, without
+
+STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+GOLDEN = (
+    b'{"format":1,"consumer":"sft","stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","consumed":2048,"chunks_before":20,'
+    b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n'
+)
+VALUE = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+def decode(data: bytes) -> Cursor:
+    return Cursor.decode(data, "sft")
+
+
+def test_cursor_bytes_are_pinned() -> None:
+    assert VALUE.encode() == GOLDEN
+    assert decode(GOLDEN) == VALUE
+
+
+def test_example_of_the_specification_is_read_and_written_the_same() -> None:
+    found = re.search(r"^cursors/sft\.json +(\{.*\})$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    text = found[1].encode() + b"\n"
+    assert decode(text).encode() == text
+    assert list(decode(text).plan) == ["dp_size", "batch_size", "unit", "window", "seed"]
+
+
+def test_unknown_field_of_cursor_is_ignored() -> None:
+    assert decode(changed(GOLDEN, history=[[8, 100]])) == VALUE
+
+
+def test_cursor_of_a_later_format_is_refused() -> None:
+    check_later_format(decode, GOLDEN, file="cursors/sft.json")
+
+
+@pytest.mark.parametrize("data", [without(GOLDEN, "stream_id"), changed(GOLDEN, stream_id=None)])
+def test_cursor_of_a_foreign_directory_has_no_stream_id(data: bytes) -> None:
+    assert decode(data).stream_id is None
+
+
+def check(value_of: dict[str, object], field: str, expected: str, actual: str) -> None:
+    check_refusal(
+        lambda: Cursor.decode(changed(GOLDEN, **value_of), "sft", "/data/s/cursors/sft.json"),
+        CursorInvalid,
+        file="/data/s/cursors/sft.json",
+        field=field,
+        expected=expected,
+        actual=actual,
+    )
+
+
+@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 2**62))
+def test_consumed_that_is_no_count_is_refused(value: object, actual: str) -> None:
+    check({"consumed": value}, "consumed", "an integer from 0 to 4611686018427387904", actual)
+
+
+@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 10**15))
+def test_chunks_before_that_are_no_count_are_refused(value: object, actual: str) -> None:
+    check({"chunks_before": value}, "chunks_before", "an integer from 0 to 1000000000000000", actual)
+
+
+@pytest.mark.parametrize("value", [-1, 2**63, 1.0, "8", None, True, [8], {"8": 8}])
+def test_number_of_the_plan_that_is_no_count_is_refused(value: Any) -> None:
+    expected = "an integer from 0 to 9223372036854775807"
+    check({"plan": {"dp_size": 8, "seed": value}}, "plan.seed", expected, repr(value))
+
+
+@pytest.mark.parametrize("value", [None, 8, "8", [8]])
+def test_plan_that_is_no_object_is_refused(value: Any) -> None:
+    check({"plan": value}, "plan", "an object", repr(value))
+
+
+def test_long_wrong_value_of_the_plan_is_shown_in_short() -> None:
+    with pytest.raises(CursorInvalid) as caught:
+        decode(changed(GOLDEN, plan={"seed": "x" * 10_000}))
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("value", ["", "5f", STREAM_ID.upper(), STREAM_ID + "\n", 5, [STREAM_ID]])
+def test_stream_id_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(CursorInvalid, match="field 'stream_id': expected 32 hexadecimal digits or null, found "):
+        decode(changed(GOLDEN, stream_id=value))
+
+
+def test_cursor_of_another_consumer_is_refused() -> None:
+    check({"consumer": "dpo"}, "consumer", "one of sft", "'dpo'")
+
+
+@pytest.mark.parametrize("field", ["format", "consumer", "consumed", "chunks_before", "plan", "updated_at"])
+def test_missing_field_of_cursor_is_refused(field: str) -> None:
+    with pytest.raises(CursorInvalid) as caught:
+        decode(without(GOLDEN, field))
+    assert (caught.value.file, caught.value.field) == ("cursors/sft.json", field)
+    assert caught.value.actual == "no such field"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("", "1 to 200 bytes"),
+        ("a" * 201, "1 to 200 bytes"),
+        ("ü" * 101, "1 to 200 bytes"),
+        ("a/b", 'without "/"'),
+        ("/", 'without "/"'),
+        ("a\0", "control characters"),
+        ("a\nb", "control characters"),
+        ("a\x7f", "control characters"),
+        ("a\ud800", "lone surrogates"),
+        (".", "does not begin with a dot"),
+        ("..", "does not begin with a dot"),
+        (".sft", "does not begin with a dot"),
+        ("sft.reading", 'does not end in ".reading"'),
+        (5, "a string"),
+        (None, "a string"),
+    ],
+)
+def test_name_that_no_consumer_can_have_is_refused(name: Any, wrong: str) -> None:
+    for use in (check_consumer, cursor_name, lambda name: Cursor(name, None, 0, 0, {}, 0.0)):
+        with pytest.raises(ValueError, match=f"the name of a consumer is .*{wrong}") as caught:
+            use(name)
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["sft", "a" * 200, "ü" * 100, "run 7", "a.json", "reading", "x.reading.2", "-", "~"])
+def test_any_other_name_is_a_file_name(name: str, tmp_path: Path) -> None:
+    assert cursor_name(name) == f"{name}.json"
+    (tmp_path / f".{name}.0123456789abcdef").write_bytes(b"")
+    (tmp_path / cursor_name(name)).write_bytes(b"")
+    value = Cursor(name, None, 0, 0, {}, 0.0)
+    assert Cursor.decode(value.encode(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"consumed": -1}, "consumed is an integer from 0 to 4611686018427387904, got -1"),
+        ({"consumed": 1.0}, "consumed is an integer from 0 to 4611686018427387904, got 1.0"),
+        ({"chunks_before": True}, "chunks_before is an integer from 0 to 1000000000000000, got True"),
+        ({"plan": {"seed": -1}}, r"plan\['seed'\] is an integer from 0 to 9223372036854775807, got -1"),
+        ({"stream_id": "x"}, "stream_id is 32 hexadecimal digits or None, got 'x'"),
+        ({"updated_at": math.nan}, "updated_at is a finite number of seconds, got nan"),
+    ],
+)
+def test_value_that_could_not_be_read_again_is_refused(wrong: dict[str, Any], said: str) -> None:
+    fields: dict[str, Any] = {name: getattr(VALUE, name) for name in VALUE.__slots__}
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Cursor(**(fields | wrong))
+
+
+@given(
+    st.text("aZ0-._ ü", min_size=1, max_size=12),
+    st.integers(0, 2**62),
+    st.integers(0, 10**15),
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), st.integers(0, 2**63 - 1)),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+def test_cursor_round_trips(name: str, consumed: int, chunks: int, plan: dict[str, int], time: float) -> None:
+    value = Cursor(f"c{name}2", STREAM_ID, consumed, chunks, plan, time)
+    assert Cursor.decode(value.encode(), value.consumer) == value
+
+
+def test_cursor_cut_anywhere_is_refused() -> None:
+    for size in range(len(GOLDEN) - 1):  # the last byte is the newline, which carries nothing
+        with pytest.raises(CursorInvalid):
+            decode(GOLDEN[:size])
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text("A0=a\u00fc", max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_mutated_cursor_is_read_or_refused(data: st.DataObject) -> None:
+    values = orjson.loads(GOLDEN)
+    for field in data.draw(st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=2)):
+        values[field] = data.draw(anything)
+    with suppress(FormatInvalid):
+        decode(orjson.dumps(values))
+    start = data.draw(st.integers(0, len(GOLDEN)))
+    end = data.draw(st.integers(start, min(len(GOLDEN), start + 4)))
+    with suppress(FormatInvalid):
+        decode(GOLDEN[:start] + data.draw(st.binary(max_size=4)) + GOLDEN[end:])

@@ -72,7 +72,7 @@ class Checkpoints:
         oldest = min((other.consumed for other in known if other.stream == newest.stream), default=newest.consumed)
         return Cursor(
             consumer=plan.consumer,
-            stream_id=plan.facts.stream,
+            stream_id=plan.stream_id,
             consumed=newest.consumed,
             chunks_before=self._chunks_before(min(oldest, newest.consumed)),
             plan={

@@ -105,7 +105,10 @@ def _message(error: LazyShardError) -> str:
     """Returns what an error says; of one that a DataLoader worker raised, which is a traceback, the end."""
     text = str(error).strip()
     name = f"{type(error).__name__}: "
-    return text.rpartition(name)[2] if text.startswith("Caught ") and name in text else text
+    if text.startswith("Caught ") and name in text:
+        text = text.rpartition(name)[2]
+    # The library speaks of its own argument.
+    return text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
 
 
 def _leave(code: int) -> None:

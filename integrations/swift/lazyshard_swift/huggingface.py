@@ -66,7 +66,7 @@ def _attach(trainer: Any, stream: Any) -> None:
     from lazyshard_swift.checkpoints import Checkpoints
     from lazyshard_swift.logs import notice
 
-    class Steps(TrainerCallback):
+    class Steps(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:

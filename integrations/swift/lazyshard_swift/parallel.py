@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -12,6 +12,10 @@ from lazyshard.errors import StreamMismatch
 from lazyshard_swift import settings
 
 _T = TypeVar("_T")
+
+
+FOREIGN: Final = "first-row-"
+"""Begins the identity of a stream that has no id: a digest of its first row follows."""
 
 
 class Facts(NamedTuple):

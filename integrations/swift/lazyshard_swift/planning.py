@@ -11,7 +11,7 @@ from lazyshard.plan import Deal, Plan
 from lazyshard_swift import settings
 from lazyshard_swift.errors import StreamTooShort
 from lazyshard_swift.logs import notice
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.parallel import FOREIGN, Facts
 from lazyshard_swift.position import Position, load, stamp
 from lazyshard_swift.settings import Progress
 
@@ -49,6 +49,11 @@ class RunPlan:
     consumer: str
     checkpoint: str | None
     saved: Position | None
+
+    @property
+    def stream_id(self) -> str | None:
+        """The id in the stream's manifest, None where it has none."""
+        return None if self.facts.stream.startswith(FOREIGN) else self.facts.stream
 
     @property
     def plan(self) -> Plan:
@@ -92,6 +97,8 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         PositionInvalid: the checkpoint's position cannot be read.
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
+    # With Megatron in 3.12 `rank` is the process; its groups are not there yet.
+    rank = getattr(args, "lazyshard_rank", rank)
     checkpoint = resume_checkpoint(args)
     saved = None if checkpoint is None else load(checkpoint)
     live = not facts.ended
@@ -114,6 +121,11 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         epoch_samples = progress.steps * global_batch
     else:
         epoch_samples = plan.epoch_length(facts.samples) * rank.dp_size
+    if facts.ended and progress.steps is None and epoch_samples < facts.samples:
+        notice(
+            f"{facts.samples} samples; {facts.samples - epoch_samples} of them are left over in each epoch, fewer than "
+            f"the {rank.dp_size} * {batch_size} of a micro batch on all ranks"
+        )
     if not epoch_samples:
         raise StreamTooShort(
             f"{directory}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "

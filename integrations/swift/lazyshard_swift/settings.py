@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from lazyshard.format.cursor import check_consumer
 from lazyshard_swift.errors import SettingsRefused
 
 OnEnd = Literal["stop", "repeat"]
@@ -155,6 +156,12 @@ def _check_others(args: Any) -> None:
                 "--use_flash_ckpt true saves in another process, so nothing tells when a position is durable: leave "
                 "it out",
             )
+        if on("auto_find_batch_size"):
+            raise _refused(
+                "auto_find_batch_size",
+                "--auto_find_batch_size true changes the batch size in mid-run, and with it which sample comes next: "
+                "leave it out",
+            )
         if on("ignore_data_skip") and on("resume_from_checkpoint") and not on("resume_only_model"):
             raise _refused(
                 "ignore_data_skip",
@@ -190,6 +197,11 @@ def _check_own(args: Any) -> None:
         raise _refused(
             "sharded_lazy_samples_per_chunk", f"--sharded_lazy_samples_per_chunk is a number from 1, got {size}"
         )
+    if args.sharded_lazy_consumer is not None:
+        try:
+            check_consumer(args.sharded_lazy_consumer)
+        except ValueError as cause:
+            raise _refused("sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}") from cause
     for name, choices in (("sharded_lazy_on_end", OnEnd), ("sharded_lazy_on_bad_sample", OnBadSample)):
         value = getattr(args, name)
         if value is not None and value not in get_args(choices):

@@ -18,7 +18,7 @@ from lazyshard_swift import parallel, settings
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.logs import attend
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.parallel import FOREIGN, Facts
 from lazyshard_swift.planning import RunPlan, decide
 from lazyshard_swift.position import check_resume
 from lazyshard_swift.rows import RowEncoder
@@ -66,6 +66,7 @@ class TrainStream(Dataset[Any]):
             on_bad_sample=on_bad_sample,
             **common,
         )
+        self._dataset.reader.quiet = True
         self.gate = Gate(
             LazyShardedDataset(plan.directory, layout="strided", num_samples=_ENDLESS, max_wait=max_wait, **common),
             plan.stop_at_end,
@@ -150,7 +151,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
-    identity = reader.stream_id or f"first-row-{xxhash.xxh3_64_hexdigest(reader.line(0))}"
+    identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     facts = parallel.agree_on(Facts(identity, reader.samples_per_chunk, published.samples, published.ended), directory)
     plan = decide(args, directory, facts, rank)
     encoder = RowEncoder(
@@ -159,10 +160,14 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         auto_columns=not getattr(args, "disable_auto_column_mapping", False),
         keep_unused=not args.remove_unused_columns,
     )
-    return TrainStream(
+    stream = TrainStream(
         plan,
         encoder,
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,
     )
+    if plan.saved is not None:
+        # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
+        stream.check_resume(plan.saved.consumed, plan.saved.step)
+    return stream

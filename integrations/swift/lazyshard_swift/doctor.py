@@ -1,0 +1,129 @@
+"""What `lazyshard doctor swift` finds: versions, the start-up file, the hook points, and what they come to.
+
+Nothing of ms-swift, torch or Megatron is imported, so it takes a moment only, and it works where one of them is broken.
+"""
+
+from __future__ import annotations
+
+import platform
+import site
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from lazyshard import __version__
+from lazyshard.examination import Finding
+from lazyshard_swift import hook, points, versions
+
+_OPTIONS: Final = "lazyshard_swift.arguments"
+"""The extension without which ms-swift does not know the option."""
+
+_PTH: Final = "lazyshard_swift.pth"
+
+_BRIDGE_SINCE: Final = (4, 1)
+"""The first release of ms-swift that needs mcore-bridge for Megatron."""
+
+_ANY: Final = ("torch", "transformers")
+_MEGATRON: Final = ("megatron-core", "mcore-bridge")
+
+
+def examine() -> list[Finding]:
+    """Returns the findings; the entry point of the group `lazyshard.doctor`."""
+    version = versions.installed()
+    folder = versions.folder()
+    needed = {points.SWIFT: _ANY, points.MEGATRON: (*_ANY, *_megatron_needs(version))}
+    found = points.check(points.points_of(version), folder) if version is not None and folder is not None else []
+    return [
+        *_versions(version, folder, needed[points.MEGATRON]),
+        *_startup(),
+        *_extensions(),
+        *(Finding("hook points", checked.point.title, _answer(checked), checked.problem is None) for checked in found),
+        *(
+            Finding("verdict", f"{command} --sharded_lazy true", text, ok)
+            for command in (points.MEGATRON, points.SWIFT)
+            for text, ok in [_verdict(command, version, needed[command], found)]
+        ),
+    ]
+
+
+def _megatron_needs(version: str | None) -> tuple[str, ...]:
+    bridged = (versions.release(version or "") or _BRIDGE_SINCE) >= _BRIDGE_SINCE
+    return _MEGATRON if bridged else _MEGATRON[:1]
+
+
+def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -> Iterator[Finding]:
+    section = "versions"
+    yield Finding(section, "python", f"{platform.python_version()} in {sys.executable}")
+    yield Finding(section, "lazyshard", __version__)
+    if version is None:
+        yield Finding(section, versions.DISTRIBUTION, "not installed", False)
+    elif versions.is_supported(version):
+        yield Finding(section, versions.DISTRIBUTION, f"{version} in {folder}", True)
+    else:
+        yield Finding(
+            section,
+            versions.DISTRIBUTION,
+            f"{version} in {folder}; lazyshard is made for {versions.SUPPORTED}",
+            False,
+        )
+    for name in (*_ANY, *_MEGATRON):
+        there = versions.distribution_version(name)
+        if name in needed:
+            yield Finding(section, name, there or "not installed", there is not None)
+        else:
+            yield Finding(section, name, there or "not installed, and not needed by this ms-swift")
+
+
+def _startup() -> Iterator[Finding]:
+    section = "start-up"
+    # These folders alone count. A copy elsewhere on sys.path, such as a checkout's own, is never read.
+    places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    files = [path for path in dict.fromkeys(Path(place, _PTH) for place in places) if path.is_file()]
+    missing = f"not in {' or '.join(places)}; install lazyshard into this environment"
+    yield Finding(section, _PTH, ", ".join(map(str, files)) or missing, bool(files))
+    active = hook.active()
+    yield Finding(section, "finder", f"{'active' if active else 'not active'} in this interpreter", active)
+
+
+def _extensions() -> Iterator[Finding]:
+    for extension in dict.fromkeys(hook.EXTENSIONS.values()):
+        there = _is_there(extension)
+        yield Finding("extensions", extension, "there" if there else "missing; install lazyshard again", there)
+
+
+def _is_there(extension: str) -> bool:
+    # Not through find_spec: some of them import torch once their package looks for them.
+    return Path(__file__).with_name(f"{extension.rpartition('.')[2]}.py").is_file()
+
+
+def _answer(checked: points.Checked) -> str:
+    place = checked.file if checked.line is None else f"{checked.file}:{checked.line}"
+    return f"{place} ({checked.point.purpose})" if checked.problem is None else f"{place}: {checked.problem}"
+
+
+def _verdict(
+    command: str, version: str | None, needed: Iterable[str], found: Iterable[points.Checked]
+) -> tuple[str, bool]:
+    """Returns what the command would do, and whether that is what is wanted."""
+    own = [checked for checked in found if command in checked.point.commands]
+    bad = {checked.point.title: checked.point.module for checked in own if checked.problem is not None}
+    bad |= {
+        extension: module
+        for module, extension in hook.EXTENSIONS.items()
+        if any(checked.point.module == module for checked in own) and not _is_there(extension)
+    }
+    missing = [name for name in needed if versions.distribution_version(name) is None]
+    if version is None:
+        return "cannot start: ms-swift is not installed", False
+    if missing:
+        return f"stops at its start, with or without the option: {', '.join(missing)} not installed", False
+    if not hook.active():
+        return "stops: ms-swift does not know the option, since lazyshard is not active in this interpreter", False
+    if any(hook.EXTENSIONS[module] == _OPTIONS for module in bad.values()):
+        return f"stops: ms-swift does not know the option, for want of {', '.join(bad)}", False
+    if bad:
+        return f"stops before training, for want of {', '.join(bad)}", False
+    if not versions.is_supported(version):
+        return f"may run: all hook points are there, but nobody has tried it with ms-swift {version}", False
+    return "runs: every rank reads its own chunks", True

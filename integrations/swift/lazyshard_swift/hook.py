@@ -1,0 +1,129 @@
+"""Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
+
+The `.pth` file lies in site-packages, where each start of the interpreter runs it, those of torchrun's children and of
+DataLoader workers too. It imports nothing: it puts a stand-in in the first place of `sys.meta_path`, a namespace with a
+`find_spec`, that finds nothing but calls `install` here once something named swift is looked for. (To import this
+module at each start took 0.4 ms instead of 0.1.) If that fails, because the package is gone, it is silent.
+
+`install` replaces the stand-in by a `Finder`. That answers for the few modules in `EXTENSIONS` only. It takes the
+specification that the other finders give and wraps its loader, so that once the module's own code has run, the module
+goes through the extension's `extend(module)`; see `lazyshard_swift.hooked`. By then the module has its own loader
+again, and nothing about it tells that somebody was there.
+
+Not extended: a module that was imported before `install`, and one that is run as `__main__` (``python -m``).
+
+All that is imported here is loaded at every start anyway, so the first module of ms-swift costs no more than need be.
+"""
+
+import sys
+from _thread import get_ident
+
+TYPE_CHECKING = False
+"""As type checkers take it. The name in `typing` would cost the import of `typing`."""
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+MARK = "lazyshard_swift"
+"""The attribute, True, by which the finder and its stand-in are known."""
+
+# By place in ms-swift 3.12, then 4.x where it differs.
+EXTENSIONS: "dict[str, str]" = {
+    "swift.cli.main": "lazyshard_swift.launcher",
+    "swift.llm.argument.base_args.data_args": "lazyshard_swift.arguments",
+    "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
+    "swift.llm.train.sft": "lazyshard_swift.pipeline",
+    "swift.pipelines.train.sft": "lazyshard_swift.pipeline",
+    "swift.megatron.trainers.base": "lazyshard_swift.megatron",
+    "swift.trainers.mixin": "lazyshard_swift.huggingface",
+}
+
+
+class Loader:
+    """A module's own loader, with the extension after it; everything but `exec_module` is the own loader's."""
+
+    __slots__ = ("extension", "own")
+
+    def __init__(self, own: "Any", extension: str) -> None:
+        self.own = own
+        self.extension = extension
+
+    def __getattr__(self, name: str) -> "Any":
+        # Not self.own: a copy has none for a moment, and would ask here again, for ever.
+        return getattr(object.__getattribute__(self, "own"), name)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Runs the module's own code, then the extension, of which nothing is raised."""
+        spec: Any = module.__spec__
+        if getattr(spec, "loader", None) is self:
+            spec.loader = self.own
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self.own
+        self.own.exec_module(module)
+        try:
+            from lazyshard_swift.hooked import extend
+
+            extend(module, self.extension)
+        except Exception:
+            # `extend` reports what fails. This is for a package that is being replaced or removed meanwhile.
+            pass
+
+
+class Finder:
+    """Finds the modules that are to be extended, through all the other finders.
+
+    Args:
+        extensions: name of the extension by name of the module.
+    """
+
+    __slots__ = ("_searches", "extensions")
+
+    lazyshard_swift = True
+
+    def __init__(self, extensions: "Mapping[str, str]") -> None:
+        self.extensions = extensions
+        # Which thread searches for what: another finder may ask all finders too, and must not get back to here.
+        self._searches: set[tuple[int, str]] = set()
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Returns the specification of a module that is to be extended, None for all others."""
+        if name not in self.extensions:
+            return None
+        search = get_ident(), name
+        if search in self._searches:
+            return None
+        self._searches.add(search)
+        try:
+            for finder in tuple(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = Loader(spec.loader, self.extensions[name])  # type: ignore[assignment]
+                    return spec
+        finally:
+            self._searches.discard(search)
+        return None
+
+
+def active() -> bool:
+    """Says whether the finder, or the stand-in for it, is in place in this interpreter."""
+    return any(getattr(finder, MARK, None) is True for finder in sys.meta_path)
+
+
+def install() -> None:
+    """Puts the finder in the place of the stand-in, or in the first one; once is enough."""
+    # By name: this module may have been imported a second time, and two finders would extend twice.
+    if any(type(finder).__module__ == __name__ for finder in sys.meta_path):
+        return
+    for place, finder in enumerate(sys.meta_path):
+        if getattr(finder, MARK, None) is True:
+            # The list keeps its length: an import in this or another thread is going through it.
+            sys.meta_path[place] = Finder(EXTENSIONS)
+            return
+    sys.meta_path.insert(0, Finder(EXTENSIONS))

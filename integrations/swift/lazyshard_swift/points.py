@@ -1,0 +1,225 @@
+"""The hook points: what of ms-swift is extended or relied on, and whether an installed ms-swift has it.
+
+Looked up in the source files with `ast`: importing ms-swift takes ten seconds, and needs all that it needs.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lazyshard_swift.hook import EXTENSIONS
+from lazyshard_swift.versions import release
+
+MEGATRON: Final = "megatron sft"
+SWIFT: Final = "swift sft"
+
+_COMMAND_OF: Final = {"lazyshard_swift.megatron": MEGATRON, "lazyshard_swift.huggingface": SWIFT}
+"""Extensions that one command alone needs; the others serve both."""
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """A place in ms-swift.
+
+    Attributes:
+        purpose: what it is for.
+        module: the dotted name of its module.
+        owner: the class that it is a method of, "" for the module itself.
+        name: of the function, or of what the module uses under this name.
+        parameters: of the function, those that we rely on: its first ones, by these names. All others must be
+            optional. None where it is no function of this module, but a name in it that its code looks up.
+    """
+
+    purpose: str
+    module: str
+    owner: str
+    name: str
+    parameters: tuple[str, ...] | None
+
+    @property
+    def title(self) -> str:
+        """The dotted name."""
+        return ".".join(part for part in (self.module, self.owner, self.name) if part)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands that need it."""
+        command = _COMMAND_OF.get(EXTENSIONS[self.module])
+        return (MEGATRON, SWIFT) if command is None else (command,)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of a hook point.
+
+    Attributes:
+        point: the hook point.
+        file: where it should be, from the folder that holds the package `swift`.
+        line: where it is, from 1; None where it was not found.
+        problem: what is not as it should be; None where all is.
+    """
+
+    point: HookPoint
+    file: str
+    line: int | None
+    problem: str | None
+
+
+def _pipeline(module: str) -> tuple[HookPoint, ...]:
+    def method(purpose: str, name: str, *parameters: str) -> HookPoint:
+        return HookPoint(purpose, module, "SwiftSft", name, ("self", *parameters))
+
+    return (
+        method("the stream in place of a data set", "_get_dataset"),
+        method("no encoding ahead of training", "_encode_dataset", "train_dataset", "val_dataset", "pre_process"),
+        method("encoding row by row, in the loader's workers", "_post_process_datasets", "datasets"),
+        method("no wait for a first sample to show", "_show_dataset", "train_dataset", "val_dataset"),
+    )
+
+
+def _megatron(purpose: str, name: str, *parameters: str) -> HookPoint:
+    return HookPoint(purpose, "swift.megatron.trainers.base", "BaseMegatronTrainer", name, ("self", *parameters))
+
+
+def _megatron_name(purpose: str, name: str) -> HookPoint:
+    return HookPoint(purpose, "swift.megatron.trainers.base", "", name, None)
+
+
+def _mixin(purpose: str, owner: str, name: str, parameters: tuple[str, ...] | None) -> HookPoint:
+    return HookPoint(purpose, "swift.trainers.mixin", owner, name, parameters)
+
+
+_LAUNCHER: Final = (
+    HookPoint("the command line", "swift.cli.main", "", "cli_main", ("route_mapping", "is_megatron")),
+    HookPoint("signals to the training's processes", "swift.cli.main", "", "subprocess", None),
+)
+
+_HUGGINGFACE: Final = (
+    _mixin("the loader of each rank", "DataLoaderMixin", "get_train_dataloader", ("self", "skip_batches")),
+    _mixin("the order of samples", "", "BatchSamplerShard", None),
+    _mixin("the loader of each rank", "", "DataLoaderShard", None),
+    _mixin("the position, kept with checkpoints", "SwiftMixin", "_save_checkpoint", ("self",)),
+    _mixin("the start and the end of training", "SwiftMixin", "train", ("self",)),
+)
+
+POINTS_3_12: Final = (
+    *_LAUNCHER,
+    HookPoint("the options", "swift.llm.argument.base_args.data_args", "DataArguments", "__post_init__", ("self",)),
+    *_pipeline("swift.llm.train.sft"),
+    _megatron(
+        "the order of samples and the loader of each rank",
+        "build_pretraining_data_loader",
+        "dataset",
+        "consumed_samples",
+        "data_collator",
+    ),
+    *_HUGGINGFACE,
+)
+"""Those of ms-swift 3.12."""
+
+POINTS_4: Final = (
+    *_LAUNCHER,
+    HookPoint("the options", "swift.arguments.base_args.data_args", "DataArguments", "__post_init__", ("self",)),
+    *_pipeline("swift.pipelines.train.sft"),
+    _megatron("the loader of each rank", "_prepare_dataloader", "train_dataset", "val_dataset"),
+    _megatron_name("the order of samples", "MegatronPretrainingRandomSampler"),
+    _megatron("the position, kept with checkpoints", "save_checkpoint"),
+    _megatron_name("whether a checkpoint is on disk", "maybe_finalize_async_save"),
+    _megatron("the start and the end of training", "train", "train_dataset", "val_dataset"),
+    _megatron("what happens between steps", "call_event", "event"),
+    *_HUGGINGFACE,
+)
+"""Those of ms-swift 4.0 and later."""
+
+
+def points_of(version: str) -> tuple[HookPoint, ...]:
+    """Returns the hook points that a version of ms-swift should have; the newest ones where it tells nothing."""
+    return POINTS_3_12 if (release(version) or (4, 0)) < (4, 0) else POINTS_4
+
+
+def check(points: Iterable[HookPoint], folder: Path) -> list[Checked]:
+    """Returns what the sources have of the hook points.
+
+    Args:
+        points: the hook points.
+        folder: the folder of the package `swift`.
+    """
+    trees: dict[str, ast.Module | str] = {}
+    found = []
+    for point in points:
+        path = folder.joinpath(*point.module.split(".")[1:]).with_suffix(".py")
+        if point.module not in trees:
+            trees[point.module] = _parse(path)
+        tree = trees[point.module]
+        line, problem = (None, tree) if isinstance(tree, str) else _look(point, tree)
+        found.append(Checked(point, path.relative_to(folder.parent).as_posix(), line, problem))
+    return found
+
+
+def _parse(path: Path) -> ast.Module | str:
+    """Returns the module's syntax, or why there is none."""
+    try:
+        with warnings.catch_warnings():
+            # Of the strings in there, for instance. They are not ours to mend.
+            warnings.simplefilter("ignore")
+            return ast.parse(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return "there is no such module"
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"its module cannot be read: {error}"
+
+
+def _look(point: HookPoint, tree: ast.Module) -> tuple[int | None, str | None]:
+    """Returns the line and what is wrong."""
+    body: list[ast.stmt] = tree.body
+    if point.owner:
+        owner = next((node for node in _bindings(body, point.owner) if isinstance(node, ast.ClassDef)), None)
+        if owner is None:
+            return None, f"there is no class {point.owner}"
+        body = owner.body
+    # The last one is what counts once the module has run.
+    node = next(reversed(list(_bindings(body, point.name))), None)
+    if node is None:
+        return None, f"there is no {point.name}"
+    if point.parameters is None:
+        used = any(
+            isinstance(name, ast.Name) and name.id == point.name and isinstance(name.ctx, ast.Load)
+            for name in ast.walk(tree)
+        )
+        return node.lineno, None if used else "it is not used here any more"
+    if not isinstance(node, ast.FunctionDef):
+        return node.lineno, "it is no plain function any more"
+    return node.lineno, _parameters_problem(node.args, point.parameters)
+
+
+def _bindings(body: Iterable[ast.AST], name: str) -> Iterator[ast.stmt | ast.alias]:
+    """Yields what binds a name, in order; what stands under `if`, `try` and `with` too, but not in functions."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == name:
+                yield node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) == name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                yield node
+        elif isinstance(node, ast.stmt | ast.excepthandler):
+            yield from _bindings(ast.iter_child_nodes(node), name)
+
+
+def _parameters_problem(arguments: ast.arguments, expected: tuple[str, ...]) -> str | None:
+    """Returns what is wrong with a function's parameters."""
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
+    shown = ", ".join([*positional, *(f"{name}=" for name in keywords)])
+    if tuple(positional[: len(expected)]) != expected:
+        return f"its parameters are ({shown}), expected ({', '.join(expected)})"
+    required = positional[len(expected) : len(positional) - len(arguments.defaults)]
+    required += [name for name, default in zip(keywords, arguments.kw_defaults, strict=True) if default is None]
+    return f"it needs more than ({', '.join(expected)}): {', '.join(required)}" if required else None

@@ -1,0 +1,70 @@
+"""Which ms-swift is installed, and which are supported; found without importing it, which takes ten seconds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+from typing import Final
+
+DISTRIBUTION: Final = "ms-swift"
+PACKAGE: Final = "swift"
+
+SUPPORTED: Final = "3.12 and 4.0 to 4.6"
+"""The releases that `lazyshard_swift` is made for, in words."""
+
+_SUPPORTED: Final = (((3, 12), (3, 12)), ((4, 0), (4, 6)))
+"""The same as (first, last), both included."""
+
+_VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def folder() -> Path | None:
+    """Returns the folder of the package `swift`, ms-swift's or another one of this name; None where there is none."""
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except (ImportError, ValueError):
+        # ValueError: what is in sys.modules by this name has no specification.
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
+
+
+def installed() -> str | None:
+    """Returns the version of ms-swift, of the distribution or else of a checkout; None where there is none."""
+    version = distribution_version(DISTRIBUTION)
+    if version is not None:
+        return version
+    place = folder()
+    try:
+        # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
+        line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8")) if place is not None else None
+    except (OSError, ValueError):
+        return None
+    return line[1] if line is not None else None
+
+
+def distribution_version(name: str) -> str | None:
+    """Returns the version of an installed distribution, None where it is not installed."""
+    try:
+        # None where the metadata are damaged, whatever the annotation says.
+        return importlib.metadata.version(name) or None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Returns the first two numbers of a version.
+
+    >>> release("4.6.0.dev0"), release("unknown")
+    ((4, 6), None)
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers is not None else None
+
+
+def is_supported(version: str) -> bool:
+    """Says whether `lazyshard_swift` is made for this version of ms-swift."""
+    found = release(version)
+    return found is not None and any(first <= found <= last for first, last in _SUPPORTED)

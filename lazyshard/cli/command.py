@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard import __version__
-from lazyshard.cli import adopt, exits
+from lazyshard.cli import adopt, doctor, exits
 from lazyshard.cli.wording import NAME, complain
 from lazyshard.errors import LazyShardError
 
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
+app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
 
 
 def execute(arguments: Sequence[str]) -> int:

@@ -16,6 +16,8 @@ from lazyshard.errors import (
 
 DONE: Final = 0
 NO_EXTRA: Final = 1
+MISSING: Final = 1
+"""`doctor` found something that is not as it should be."""
 USAGE: Final = 2
 REFUSED: Final = 3
 STREAM_DAMAGED: Final = 5

@@ -3,6 +3,7 @@
     code  meaning                                                       what to do
        0  done, or nothing was to do                                    nothing
        1  the command's own requirements are not installed              pip install 'lazyshard[cli]'
+       1  `doctor`: something is not as it should be                    see what is marked NOT OK
        2  usage: an argument is missing or impossible                   see --help
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
        5  the stream is damaged, of a later format, or another one      restore what the message names

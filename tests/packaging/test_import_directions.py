@@ -1,5 +1,7 @@
 """Imports point one way: producer and swift -> data -> storage -> plan | format -> errors.
 
+What is examined by the command `lazyshard doctor` and that command meet in `examination`, which imports nothing.
+
 Read from the source with `ast`, so an import inside a function or under TYPE_CHECKING counts like any other.
 """
 
@@ -20,6 +22,7 @@ PACKAGES: Final = {
 # Longest name first where one holds another. The facade is lazyshard/__init__.py itself.
 LAYERS: Final = {
     "lazyshard.errors": "errors",
+    "lazyshard.examination": "examination",
     "lazyshard.format": "format",
     "lazyshard.plan": "plan",
     "lazyshard.storage": "storage",
@@ -33,14 +36,15 @@ LAYERS: Final = {
 # What a layer may import besides itself.
 MAY_IMPORT: Final[dict[str, set[str]]] = {
     "errors": set(),
+    "examination": set(),
     "format": {"errors"},
     "plan": {"errors"},
     "storage": {"format", "plan", "errors"},
     "data": {"storage", "format", "plan", "errors"},
     "facade": {"data", "storage", "format", "plan", "errors"},
-    "cli": {"facade", "storage", "format", "plan", "errors"},
+    "cli": {"facade", "storage", "format", "plan", "examination", "errors"},
     "producer": {"facade", "storage", "format", "plan", "errors"},
-    "swift": {"facade", "data", "storage", "format", "plan", "errors"},
+    "swift": {"facade", "data", "storage", "format", "plan", "examination", "errors"},
 }
 
 # Public names whose home is lazyshard.data: taking them from the facade is importing it.
@@ -188,6 +192,8 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
         ("lazyshard.data.dataset", "import lazyshard_swift", "data may not import swift"),
         ("lazyshard.data.dataset", "import swift.dataloader", "data may not import ms-swift"),
         ("lazyshard.cli.status", "from lazyshard.data import dataset", "cli may not import data"),
+        ("lazyshard.cli.doctor", "from lazyshard_swift.doctor import examine", "cli may not import swift"),
+        ("lazyshard.examination", "from lazyshard import errors", "examination may not import errors"),
         ("lazyshard", "import torch", "facade may not import torch"),
         ("lazyshard_producer.cli", "import lazyshard.data", "producer may not import data"),
         ("lazyshard_producer.cli", "from lazyshard import LazyShardedDataset", "producer may not import data"),
@@ -227,6 +233,7 @@ def test_a_bad_source_is_found(name: str, source: str, expected: str) -> None:
         ("lazyshard", "from .data import LazyShardedDataset\nfrom .storage import ChunkWriter"),
         ("lazyshard_producer.cli", "from lazyshard import ChunkWriter\nfrom lazyshard.errors import LazyShardError"),
         ("lazyshard_swift.hook", "import swift\nimport torch\nfrom lazyshard.data import dataset"),
+        ("lazyshard_swift.doctor", "from lazyshard.examination import Finding"),
     ],
 )
 def test_a_good_source_passes(name: str, source: str) -> None:

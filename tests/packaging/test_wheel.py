@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -14,6 +15,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("lazyshard", "lazyshard_producer", "lazyshard_swift")
+PTH: Final = "lazyshard_swift.pth"
 
 # Building takes seconds; installing from a slow package index takes minutes.
 pytestmark = pytest.mark.timeout(300)
@@ -38,14 +40,15 @@ def run_checked(command: Sequence[str | Path], cwd: Path) -> str:
 class Environment:
     """A virtual environment that holds the wheel, some of its extras, and what those require."""
 
-    def __init__(self, folder: Path, requirement: str) -> None:
+    def __init__(self, folder: Path, *requirements: str) -> None:
         self.folder = folder
         self.bin = folder / "bin"
         venv.create(folder, symlinks=True)
-        run_checked(
-            [sys.executable, "-m", "pip", "--python", self.bin / "python", "--no-input", "install", "-q", requirement],
-            folder,
-        )
+        self.pip("install", "-q", *requirements)
+
+    def pip(self, *arguments: str) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--no-input"]
+        run_checked([*pip, *arguments], self.folder)
 
     def python(self, code: str) -> "subprocess.CompletedProcess[str]":
         return run([self.bin / "python", "-I", "-c", code], self.folder)
@@ -77,10 +80,10 @@ def contents(wheel: Path) -> dict[str, str]:
         return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
 
 
-def test_wheel_installs_three_names_and_no_more(wheel: Path) -> None:
+def test_wheel_installs_three_names_and_one_start_up_file(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in contents(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    assert len(tops) == len(PACKAGES) + 1
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, PTH}
+    assert len(tops) == len(PACKAGES) + 2
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -149,3 +152,69 @@ def test_producer_extra_brings_no_torch(producer: Environment) -> None:
     done = producer.python("import torch")
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr
+
+
+FINDERS: Final = "import sys; print([type(f).__name__ for f in sys.meta_path if hasattr(f, 'lazyshard_swift')])"
+
+
+def editable_wheel(project: Path, folder: Path) -> Path:
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    name = run_checked([sys.executable, "-c", code, folder], project).split()[-1]
+    return folder / name
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what an editable install needs; its own, so that it can be deleted."""
+    project = tmp_path / "checkout"
+    for folder in ("lazyshard", "producer", "integrations"):
+        shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+    return project
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_start_up_file_comes_and_goes_with_the_package(
+    editable: bool, wheel: Path, checkout: Path, tmp_path: Path
+) -> None:
+    package = editable_wheel(checkout, tmp_path) if editable else wheel
+    environment = Environment(tmp_path / "environment", "--no-deps", str(package))
+    (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
+    done = environment.python(FINDERS)
+    assert (done.stdout, done.stderr) == ("['Start']\n", "")
+    # In a child, and with a module of ms-swift's name in place.
+    swift = tmp_path / "swift"
+    swift.mkdir()
+    (swift / "__init__.py").write_text(FINDERS)
+    code = f"""
+import subprocess, sys
+child = "import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True))
+"""
+    done = environment.python(code)
+    assert "stdout=\"['Finder']\\n\", stderr=''" in done.stdout, done
+    environment.pip("uninstall", "-q", "-y", "lazyshard")
+    assert not installed.exists()
+    done = environment.python(FINDERS)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_start_up_file_of_a_checkout_that_is_gone_does_no_harm_and_says_so(checkout: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "environment", "--no-deps", str(editable_wheel(checkout, tmp_path)))
+    shutil.rmtree(checkout)
+    (tmp_path / "swift.py").write_text("value = 1\n")
+    done = environment.python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import swift; print(swift.value)")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert f"site-packages/{PTH}" in done.stderr
+    assert "No module named 'lazyshard_swift'" in done.stderr
+
+
+def test_doctor_without_ms_swift(producer: Environment) -> None:
+    # The requirements of the command are those of the producer's.
+    done = producer.command("lazyshard", "doctor", "swift")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "NOT OK ms-swift not installed" in lines
+    assert "ok finder active in this interpreter" in lines
+    assert "NOT OK megatron sft --sharded_lazy true cannot start: ms-swift is not installed" in lines

@@ -1,9 +1,10 @@
 """Extends modules of ms-swift as they are imported; in every process from the start, by `lazyshard_swift.pth`.
 
 The `.pth` file lies in site-packages, where each start of the interpreter runs it, those of torchrun's children and of
-DataLoader workers too. It imports nothing: it puts a stand-in in the first place of `sys.meta_path`, a namespace with a
-`find_spec`, that finds nothing but calls `install` here once something named swift is looked for. (To import this
-module at each start took 0.4 ms instead of 0.1.) If that fails, because the package is gone, it is silent.
+DataLoader workers too. It imports the package, and no more: that puts a stand-in in the first place of `sys.meta_path`,
+which finds nothing but calls `install` here once something named swift is looked for. To import this module at each
+start would take twice as long, and so would code in the `.pth` file itself, which is compiled at each start, in virtual
+environments twice: `scripts/bench_startup` measures it.
 
 `install` replaces the stand-in by a `Finder`. That answers for the few modules in `EXTENSIONS` only. It takes the
 specification that the other finders give and wraps its loader, so that once the module's own code has run, the module

@@ -1,0 +1,78 @@
+"""`lazyshard doctor`: what is installed, and whether it works together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.wording import count, say
+from lazyshard.examination import GROUP, Examine, Finding
+
+HELP: Final = """Says what is installed, whether it works together, and what would happen.
+
+[bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
+ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would do.
+Nothing of ms-swift is imported or changed."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard doctor swift
+
+lazyshard doctor swift --json
+
+[bold]Exit codes[/bold]
+
+  0  all is as it should be
+
+  1  something is missing or does not fit: it is marked NOT OK; or typer or rich is: pip install 'lazyshard\\[cli]'
+
+  2  usage
+
+ 70  unexpected error
+
+130  Ctrl-C"""
+
+_MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
+
+
+def command(
+    area: Annotated[str, typer.Argument(metavar="AREA", help="What to look at: swift.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    if area not in known:
+        choice = f"choose from: {', '.join(sorted(known))}" if known else "nothing that can be examined is installed"
+        raise typer.BadParameter(f"{area!r} is unknown; {choice}", param_hint="AREA")
+    return lambda: _run(area, known[area].load(), as_json)
+
+
+def _run(area: str, examine: Examine, as_json: bool) -> int:
+    findings = list(examine())
+    missing = sum(finding.ok is False for finding in findings)
+    if as_json:
+        say(json.dumps({"area": area, "ok": not missing, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        for line in _lines(findings):
+            say(line)
+        say(f"{count(missing, 'thing')} not as it should be" if missing else "all is as it should be")
+    return exits.MISSING if missing else exits.DONE
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    section = None
+    marks = max((len(_MARKS[finding.ok]) for finding in findings), default=0)
+    for finding in findings:
+        if finding.section != section:
+            section = finding.section
+            subjects = max(len(other.subject) for other in findings if other.section == section)
+            yield section
+        yield f"  {_MARKS[finding.ok]:{marks}}  {finding.subject:{subjects}}  {finding.answer}".rstrip()
+    if findings:
+        yield ""

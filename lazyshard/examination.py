@@ -1,0 +1,37 @@
+"""What an examination of an installation finds: the results that `lazyshard doctor` prints.
+
+A package that has something to examine names a function without arguments in the entry-point group `GROUP`; it returns
+its findings in the order in which they are to be read. So the command needs to know none of these packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["GROUP", "Examine", "Finding"]
+
+GROUP: Final = "lazyshard.doctor"
+"""The entry-point group; an entry's name is what is given to the command."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        section: the heading that it stands under; those of one section come one after the other.
+        subject: what was looked at.
+        answer: what was found.
+        ok: whether it is as it should be; None where there is nothing to judge.
+    """
+
+    section: str
+    subject: str
+    answer: str
+    ok: bool | None = None
+
+
+Examine = Callable[[], Sequence[Finding]]
+"""What an entry of the group is."""

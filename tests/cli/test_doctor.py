@@ -1,0 +1,121 @@
+"""How `lazyshard doctor` shows what it is given. What is found about ms-swift: tests/swift/test_doctor.py."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard.cli import doctor, exits
+from lazyshard.cli.main import main
+from lazyshard.examination import GROUP, Finding
+from tests.cli.commands import lazyshard
+
+GOOD: Final = [
+    Finding("versions", "python", "3.11"),
+    Finding("versions", "longer name", "1.0", True),
+    Finding("verdict", "command", "runs", True),
+]
+BAD: Final = [*GOOD, Finding("verdict", "other", "line\nend", False)]
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with three things to examine, beside those that are installed already."""
+    folder = tmp_path / "patient-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: patient\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        f"[{GROUP}]\ngood = tests.cli.test_doctor:good\nbad = tests.cli.test_doctor:bad\n"
+        "nothing = tests.cli.test_doctor:nothing\nraising = tests.cli.test_doctor:raising\n"
+        "gone = no_such_module:examine\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def good() -> list[Finding]:
+    return GOOD
+
+
+def bad() -> list[Finding]:
+    return BAD
+
+
+def nothing() -> list[Finding]:
+    return []
+
+
+def raising() -> list[Finding]:
+    raise KeyError("x")
+
+
+def test_all_good(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "good"]) == 0
+    assert capsys.readouterr().out == (
+        "versions\n"
+        "      python       3.11\n"
+        "  ok  longer name  1.0\n"
+        "verdict\n"
+        "  ok  command  runs\n"
+        "\n"
+        "all is as it should be\n"
+    )
+
+
+def test_something_bad(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "bad"]) == exits.MISSING == 1
+    assert capsys.readouterr().out == (
+        "versions\n"
+        "          python       3.11\n"
+        "  ok      longer name  1.0\n"
+        "verdict\n"
+        "  ok      command  runs\n"
+        "  NOT OK  other    line\\nend\n"
+        "\n"
+        "1 thing not as it should be\n"
+    )
+
+
+def test_nothing_to_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "nothing"]) == 0
+    assert capsys.readouterr().out == "all is as it should be\n"
+
+
+@pytest.mark.parametrize(("area", "code"), [("good", 0), ("bad", 1)])
+def test_json(area: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", area, "--json"]) == code
+    result = json.loads(capsys.readouterr().out)
+    assert result.keys() == {"area", "ok", "findings"}
+    assert (result["area"], result["ok"]) == (area, code == 0)
+    assert [Finding(**finding) for finding in result["findings"]] == (GOOD if code == 0 else BAD)
+
+
+def test_unknown_area(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "elsewhere"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "'elsewhere' is unknown; choose from: bad, " in shown.err
+
+
+@pytest.mark.parametrize(("area", "error"), [("raising", "KeyError: 'x'"), ("gone", "ModuleNotFoundError: ")])
+def test_examination_that_fails(area: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", area]) == 70
+    assert f"lazyshard: error: unexpected {error}" in capsys.readouterr().err
+
+
+def test_help() -> None:
+    done = lazyshard("doctor", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
+    assert codes == {exits.DONE, exits.MISSING, exits.USAGE, exits.UNEXPECTED, exits.INTERRUPTED}
+    assert "--json" in done.stdout
+    assert doctor.EPILOG.count("\n\n") > 5
+
+
+def test_installed_package_can_be_examined() -> None:
+    done: subprocess.CompletedProcess[str] = lazyshard("doctor", "swift")
+    assert done.returncode in (0, 1)
+    assert done.stderr == ""
+    assert "swift sft --sharded_lazy true" in done.stdout

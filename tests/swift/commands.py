@@ -1,0 +1,463 @@
+"""Runs the real `megatron sft` and `swift sft` on the CPU, and tells what they did.
+
+    run = megatron_sft(tmp_path / "run", model, dataset=path, train_iters=3, tensor_model_parallel_size=2)
+    assert run.returncode == 0, run.tail()
+    run.losses            {1: 6.2, 2: 6.1, 3: 6.2}
+    run.batches           what each process gave to its model, see Batch
+
+    with start_megatron_sft(tmp_path / "run", model, dataset=path, train_iters=50) as training:
+        training.wait_for_step(3)
+        training.kill(rank=1)
+        run = training.wait()
+
+Keyword arguments are options of the command, over the defaults below; None takes a default away. The commands run with
+an environment of their own: offline, one thread, nothing of the caller's. Every process they start, however detached
+(torchrun gives each worker a session of its own), carries a mark in its environment, by which it is found and killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+CPU: Final = Path(__file__).with_name("cpu")
+TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
+BIN: Final = Path(sys.executable).parent
+
+TIMEOUT_S: Final = 300.0
+"""For a whole run. One takes 20 to 40 s on 2 idle cores; several may share them."""
+
+POLL_S: Final = 0.05
+MARK: Final = "LAZYSHARD_TEST_RUN"
+
+STACK: Final = ("ms-swift", "megatron-core", "mcore-bridge", "transformers", "torch")
+
+Option = str | int | float | bool | Path | Sequence[str | Path] | None
+
+BOTH: Final[dict[str, Option]] = {
+    "template": "qwen2_5",
+    "tuner_type": "full",
+    "torch_dtype": "float32",
+    "check_model": False,
+    "add_version": False,
+    "max_length": 512,
+    "logging_steps": 1,
+    "dataloader_num_workers": 1,
+    "dataloader_pin_memory": False,
+}
+
+MEGATRON: Final[dict[str, Option]] = {
+    **BOTH,
+    "fp16": False,  # float32 alone turns it on
+    "bf16": False,
+    "ddp_backend": "gloo",
+    "recompute_granularity": "none",
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    # The last step is saved all the same. With these two (the first is ms-swift's default) only the weights are, which
+    # takes 1 s, not 8.
+    "save_steps": 1_000_000,
+    "save_safetensors": True,
+    "no_save_optim": True,
+}
+
+RESUMABLE: Final[dict[str, Option]] = {
+    "no_save_optim": False,
+    "torch_dtype": "bfloat16",
+    "bf16": True,
+}
+"""More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
+`mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
+bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
+
+SWIFT: Final[dict[str, Option]] = {
+    **BOTH,
+    "use_cpu": True,  # or 2 processes train apart from each other, without a word
+    "report_to": "none",
+    "save_strategy": "no",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+}
+
+
+def missing_stack() -> str | None:
+    """What keeps the commands from running here, for a skip; None if nothing does."""
+    missing = []
+    for name in STACK:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    return f"not installed: {', '.join(missing)} (see scripts/environment)" if missing else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One micro batch that one process gave to its model.
+
+    Attributes:
+        step: iteration, from 1, as in `Run.losses`.
+        micro: number of the batch within its step, from 0.
+        rank: global rank.
+        dp, tp, pp, cp: ranks in the parallel groups; without Megatron `dp` is the rank.
+        vp: the part of the pipeline stage that it was fetched for, 0 without virtual pipelines.
+        train: False in an evaluation.
+        ids: numbers of its rows, in order, see streams.py.
+        tokens: with padding.
+        pid, time: of the process; seconds since 1970.
+    """
+
+    step: int
+    micro: int
+    rank: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    vp: int
+    train: bool
+    ids: tuple[int, ...]
+    tokens: int
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that has ended. `returncode` is negative for a signal."""
+
+    command: list[str]
+    returncode: int
+    output: str
+    output_dir: Path
+    batches: list[Batch]
+    losses: dict[int, float]
+    seconds: float
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the output, for messages."""
+        return "\n".join(self.output.splitlines()[-lines:])
+
+
+def ids_by_dp(batches: Iterable[Batch], *, step: int | None = None) -> dict[int, list[int]]:
+    """What each data-parallel rank trained, in order; of one step if that is given.
+
+    Fails where the processes that share a data-parallel rank did not all get the same.
+    """
+    by_process: dict[tuple[int, int, int], list[int]] = {}
+    for batch in batches:
+        if batch.train and step in (None, batch.step):
+            by_process.setdefault((batch.dp, batch.rank, batch.vp), []).extend(batch.ids)
+    by_dp: dict[int, list[int]] = {}
+    for (dp, rank, vp), ids in sorted(by_process.items()):
+        assert by_dp.setdefault(dp, ids) == ids, f"rank {rank}, part {vp}: {ids}; others of dp {dp}: {by_dp[dp]}"
+    return by_dp
+
+
+def read_trace(directory: Path) -> list[Batch]:
+    """All batches so far, by time. A line that is being written is left for the next call."""
+    batches = []
+    for path in directory.glob("rank_*.jsonl"):
+        for line in path.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                continue
+            facts = json.loads(line)
+            if facts.pop("event") == "batch":
+                batches.append(Batch(**{**facts, "ids": tuple(facts["ids"])}))
+    return sorted(batches, key=lambda batch: batch.time)
+
+
+def read_losses(output_dir: Path) -> dict[int, float]:
+    """Loss by step, from logging.jsonl."""
+    losses = {}
+    try:
+        text = (output_dir / "logging.jsonl").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    for line in text.splitlines():
+        facts = json.loads(line)
+        position = facts.get("iteration", facts.get("global_step/max_steps"))
+        if "loss" in facts and position is not None:
+            losses[int(str(position).partition("/")[0])] = float(facts["loss"])
+    return losses
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it runs the training script itself; its forks, DataLoader workers, do too."""
+        return any(part.endswith(("cli/sft.py", "cli/_megatron/sft.py")) for part in self.argv[:4]) and (
+            "torch.distributed.run" not in self.argv[:4]
+        )
+
+
+def processes_of(mark: str) -> list[Process]:
+    """The live processes that carry a mark, whoever their parents are."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if wanted not in environment:
+                continue
+            argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            status = (folder / "stat").read_text()
+        except OSError:  # it has just ended, or is another user's
+            continue
+        state, parent = status.rpartition(")")[2].split()[:2]
+        if state in "ZX":
+            continue
+        pairs = (entry.decode(errors="replace").partition("=") for entry in environment if entry)
+        found.append(Process(int(folder.name), int(parent), tuple(argv), {name: value for name, _, value in pairs}))
+    return found
+
+
+class Training:
+    """A command that is running. Leaving its `with` block kills what is left of it."""
+
+    def __init__(self, work: Path, command: list[str], environment: Mapping[str, str], output_dir: Path) -> None:
+        self.command = command
+        self.output_dir = output_dir
+        self.log = work / "output.log"
+        self.trace = work / "trace"
+        self.mark = uuid.uuid4().hex
+        work.mkdir(parents=True, exist_ok=True)
+        self.trace.mkdir()  # a work folder is for one run
+        self._started = time.monotonic()
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=work,
+                env={**environment, MARK: self.mark, "TRACE_DIR": str(self.trace)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.process.wait()
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def batches(self) -> list[Batch]:
+        return read_trace(self.trace)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return read_losses(self.output_dir)
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Waits until `condition()`; fails if the command ends before, or after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.poll()} before {what}\n{self.output}"
+            assert time.monotonic() < deadline, f"no {what} after {timeout_s} s\n{self.output}"
+            time.sleep(POLL_S)
+
+    def wait_for_step(self, step: int, *, rank: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """Waits until a process (or that of `rank`) has got its first batch of iteration `step`."""
+
+        def begun() -> bool:
+            return any(batch.step >= step and rank in (None, batch.rank) for batch in self.batches)
+
+        self.wait_for(begun, f"step {step}", timeout_s)
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> Run:
+        """Waits for the end. After `timeout_s` everything is killed and AssertionError raised."""
+        try:
+            returncode = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"not through after {timeout_s} s: {self.command}\n{self.output}") from None
+        seconds = time.monotonic() - self._started
+        return Run(self.command, returncode, self.output, self.output_dir, self.batches, self.losses, seconds)
+
+    def processes(self) -> list[Process]:
+        """Its live processes, torchrun and DataLoader workers included."""
+        return processes_of(self.mark)
+
+    def rank_process(self, rank: int) -> int:
+        """Process id of the training process of global rank `rank`."""
+        training = {process.pid: process for process in self.processes() if process.trains}
+        for process in training.values():
+            if process.parent not in training and int(process.environment.get("RANK", "0")) == rank:
+                return process.pid
+        raise AssertionError(f"no process of rank {rank}\n{self.output}")
+
+    def kill(self, rank: int | None = None, number: int = signal.SIGKILL) -> None:
+        """Sends a signal (9) to every process of the command at once, or to the training process of one rank."""
+        pids = [process.pid for process in self.processes()] if rank is None else [self.rank_process(rank)]
+        while pids:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            if rank is not None or number != signal.SIGKILL:
+                return
+            time.sleep(POLL_S)
+            pids = [process.pid for process in self.processes()]  # forks that were just being made
+
+    def leftover_processes(self, timeout_s: float = 10.0) -> list[Process]:
+        """What still lives `timeout_s` after the command has ended; empty as soon as nothing does."""
+        self.process.wait()
+        deadline = time.monotonic() + timeout_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return left
+
+
+def start_megatron_sft(
+    work: Path,
+    model: Path,
+    *,
+    processes: int = 4,
+    plugins: Sequence[str | Path] = (),
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str] = ("megatron", "sft"),
+    **options: Option,
+) -> Training:
+    """Starts `megatron sft`.
+
+    Args:
+        work: folder of this run alone, made here: output.log, trace/, output/ (unless `output_dir` is given).
+        model: see `cpu/tiny_model.py`.
+        processes: of torchrun.
+        plugins: more `--external_plugins`, imported before the one that traces.
+        environment: more variables.
+        command: the console command, found beside Python, and its arguments before the options.
+        options: options of the command.
+    """
+    more = {
+        "NPROC_PER_NODE": str(processes),
+        "PYTHONPATH": str(CPU / "standin"),
+        "CPU_AS_CUDA": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        **(environment or {}),
+    }
+    return _start(work, model, command, {**MEGATRON, **options}, plugins, more)
+
+
+def start_swift_sft(
+    work: Path,
+    model: Path,
+    *,
+    processes: int = 2,
+    plugins: Sequence[str | Path] = (),
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str] = ("swift", "sft"),
+    **options: Option,
+) -> Training:
+    """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun."""
+    more = {"NPROC_PER_NODE": str(processes)} if processes > 1 else {}
+    return _start(work, model, command, {**SWIFT, **options}, plugins, {**more, **(environment or {})})
+
+
+def megatron_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
+    """Runs `megatron sft` to its end; arguments as of `start_megatron_sft`."""
+    with start_megatron_sft(work, model, **options) as training:
+        return training.wait(timeout_s)
+
+
+def swift_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
+    """Runs `swift sft` to its end; arguments as of `start_swift_sft`."""
+    with start_swift_sft(work, model, **options) as training:
+        return training.wait(timeout_s)
+
+
+def _start(
+    work: Path,
+    model: Path,
+    command: Sequence[str],
+    options: Mapping[str, Option],
+    plugins: Sequence[str | Path],
+    environment: Mapping[str, str],
+) -> Training:
+    kind = json.loads((model / "config.json").read_bytes())["model_type"]
+    complete: dict[str, Option] = {
+        "model": model,
+        "model_type": kind,
+        "output_dir": work / "output",
+        "external_plugins": [*plugins, TRACE_PLUGIN],
+        **options,
+    }
+    program, *leading = command
+    arguments = [str(BIN / program), *leading, *_arguments(complete)]
+    return Training(work, arguments, {**_environment(work), **environment}, Path(str(complete["output_dir"])))
+
+
+def _arguments(options: Mapping[str, Option]) -> list[str]:
+    arguments = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        arguments.append(f"--{name}")
+        if isinstance(value, bool):
+            arguments.append(str(value).lower())
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            arguments += map(str, value)
+        else:
+            arguments.append(str(value))
+    return arguments
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """All that the commands see of this machine."""
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
+    return {
+        **kept,
+        "PATH": os.pathsep.join([str(BIN), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HOME": str(work),  # caches of data sets, models and fonts
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def free_port() -> int:
+    """A port below those that the system hands out by itself, so that nobody gets it before torchrun does."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

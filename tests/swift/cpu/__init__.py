@@ -1,0 +1,12 @@
+"""What lets the real `megatron sft` and `swift sft` train on a machine without an accelerator.
+
+    tiny_model.py                 makes a model folder of half a megabyte
+    standin/                      for PYTHONPATH of the training processes, never of the tests'
+      transformer_engine/         NVIDIA's package in plain torch, as far as a dense GPT needs it
+      cpu_as_cuda.py              torch.cuda calls land on the CPU; installed by the former where CPU_AS_CUDA=1
+
+Everything else is the real thing: ms-swift, megatron-core and mcore-bridge as released, torchrun, gloo between the
+processes, and the sampler, collator and DataLoader workers of a real training.
+
+Not here: NCCL, fp8, mixture of experts, fused kernels. Nothing is said about speed or numbers on a GPU.
+"""

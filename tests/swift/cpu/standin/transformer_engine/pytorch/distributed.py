@@ -1,0 +1,54 @@
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+class CudaRNGStatesTracker:
+    def __init__(self) -> None:
+        self.states_: dict[str, Any] = {}
+
+    def reset(self) -> None:
+        self.states_ = {}
+
+    def get_states(self) -> dict[str, Any]:
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        self.states_ = states
+
+    def add(self, name: str, seed: int) -> None:
+        self.states_[name] = seed
+
+
+def checkpoint(
+    function: Any,
+    *args: Any,
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Any = None,
+    tp_group: Any = None,
+    **kwargs: Any,
+) -> Any:
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+
+def activation_recompute_forward(
+    activation_recompute: bool = False, recompute_phase: bool = False
+) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def is_fp8_activation_recompute_enabled() -> bool:
+    return False
+
+
+def in_fp8_activation_recompute_phase() -> bool:
+    return False
+
+
+def get_all_rng_states() -> dict[str, Any]:
+    return {}
+
+
+def graph_safe_rng_available() -> bool:
+    return False

@@ -1,0 +1,98 @@
+"""Numbered rows for trainings, as ordinary files, as streams, and as a stream that is still being produced."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard import ChunkWriter
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "what", "is", "sum", "of", "one", "and")
+PRODUCER_DEADLINE_S: Final = 60.0
+
+
+def row(number: int) -> dict[str, Any]:
+    """Row `number`: names itself once, in the user's turn, and has 65 to 125 tokens, the same ones every time."""
+    words = random.Random(number)
+    question = " ".join(words.choice(WORDS) for _ in range(words.randint(1, 24)))
+    answer = " ".join(words.choice(WORDS) for _ in range(words.randint(2, 24)))
+    return {
+        "messages": [
+            {"role": "user", "content": f"sample {number:05d} {question}"},
+            {"role": "assistant", "content": answer},
+        ]
+    }
+
+
+def write_jsonl(path: Path, first: int, last: int) -> Path:
+    """Rows `first` up to, not including, `last`, as JSON lines. Returns the path."""
+    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, last)), encoding="utf-8")
+    return path
+
+
+def write_stream(directory: Path, first: int, last: int, samples_per_chunk: int, *, end: bool = True) -> Path:
+    """The same rows as a stream, ended unless `end` is False (an unfinished chunk is then not published)."""
+    writer = ChunkWriter(directory, samples_per_chunk)
+    for number in range(first, last):
+        writer.write(row(number))
+    writer.close(end=end)
+    return directory
+
+
+@contextmanager
+def producing(
+    directory: Path, source: Path, samples_per_chunk: int, rate: float, *arguments: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The real `lazyshard-producer run`, in a process of its own, publishing `source` at `rate` rows a second.
+
+    Leaving the block waits for a producer that is finishing by itself, and kills it after a minute. Killing it earlier,
+    or starting another one on the same directory afterwards, is the caller's affair.
+    """
+    command: Sequence[str] = [
+        *(os.path.join(os.path.dirname(sys.executable), "lazyshard-producer"), "run", "--no-progress"),
+        *("--source", str(source), "--out", str(directory)),
+        *("--samples-per-chunk", str(samples_per_chunk), "--rate", str(rate)),
+        *map(str, arguments),
+    ]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    log = directory.parent / f"{directory.name}.producer.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, cwd=directory.parent
+        )
+    try:
+        yield process
+        if process.poll() is None:
+            try:
+                process.wait(PRODUCER_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"the producer has not finished: {log.read_text(errors='replace')}") from None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def published(directory: Path) -> int:
+    """Samples that readers can have now."""
+    try:
+        samples: int = json.loads((directory / "head.json").read_bytes())["samples"]
+    except FileNotFoundError:
+        return 0
+    return samples
+
+
+def wait_for_samples(directory: Path, samples: int, timeout_s: float = PRODUCER_DEADLINE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while published(directory) < samples:
+        assert time.monotonic() < deadline, f"{published(directory)} of {samples} samples after {timeout_s} s"
+        time.sleep(0.02)

@@ -1,0 +1,118 @@
+"""For `--external_plugins`: writes down which samples the model gets, from inside every training process.
+
+Each process appends to `$TRACE_DIR/rank_R.jsonl`, one JSON object a line, each line written at once, so that `kill -9`
+loses none:
+
+    {"event": "start", "rank": 0, "pid": 4711, "time": ...}
+    {"event": "batch", "rank": 0, "pid": 4711, "time": ..., "step": 1, "micro": 0, "train": true, "ids": [12, 7],
+     "tokens": 96, "dp": 0, "tp": 0, "pp": 0, "cp": 0, "vp": 0}
+
+`step` counts from 1 and is the iteration that the batch belongs to, as in ms-swift's logging.jsonl; `micro` counts the
+batches within it. `ids` are read from the tokens themselves: the text of row n holds "sample n" once (see streams.py),
+so the batch is decoded, whether it is padded or one long row of many samples. With Megatron the hook is at the batch
+that comes out of the data loader, before it is cut for context parallelism; every pipeline stage fetches its own.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+from typing import IO, Any, Final
+
+PATTERN: Final = re.compile(r"sample (\d+)")
+
+
+class _Trace:
+    """The file of this process. Forked children (DataLoader workers) never write to it."""
+
+    def __init__(self, directory: str) -> None:
+        self._pid = os.getpid()
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._file: IO[str] = open(  # noqa: SIM115 (stays open for the life of the process)
+            os.path.join(directory, f"rank_{self._rank}.jsonl"), "a", buffering=1, encoding="utf-8"
+        )
+        self._micro: dict[tuple[bool, int], tuple[int, int]] = {}
+
+    def write(self, event: str, **facts: Any) -> None:
+        if os.getpid() != self._pid:
+            return
+        line = {"event": event, "rank": self._rank, "pid": self._pid, "time": time.time(), **facts}
+        self._file.write(json.dumps(line) + "\n")
+
+    def batch(self, tokenizer: Any, inputs: Any, step: int, train: bool, **place: int) -> None:
+        tokens = inputs["input_ids"].tolist()
+        texts = [tokenizer.decode(row) for row in tokens]
+        stream = (train, place.get("vp", 0))
+        last_step, last_micro = self._micro.get(stream, (0, 0))
+        micro = last_micro + 1 if last_step == step else 0
+        self._micro[stream] = step, micro
+        self.write(
+            "batch",
+            step=step,
+            micro=micro,
+            train=train,
+            ids=[int(number) for text in texts for number in PATTERN.findall(text)],
+            tokens=sum(map(len, tokens)),
+            **{name: place.get(name, 0) for name in ("dp", "tp", "pp", "cp", "vp")},
+        )
+
+
+def _trace_megatron(trace: _Trace) -> None:
+    from megatron.core import mpu
+    from swift.megatron.trainers.base import BaseMegatronTrainer
+
+    prepare = BaseMegatronTrainer._prepare_batch
+
+    def traced(self: Any, data: Any, vp_stage: int | None = None) -> Any:
+        trace.batch(
+            self.template.tokenizer,
+            data,
+            step=self.state.iteration + 1,
+            train=self.unwrapped_models[0].training,
+            dp=mpu.get_data_parallel_rank(),
+            tp=mpu.get_tensor_model_parallel_rank(),
+            pp=mpu.get_pipeline_model_parallel_rank(),
+            cp=mpu.get_context_parallel_rank(),
+            vp=vp_stage or 0,
+        )
+        return prepare(self, data, vp_stage)
+
+    BaseMegatronTrainer._prepare_batch = traced
+
+
+def _trace_transformers(trace: _Trace) -> None:
+    from transformers import Trainer
+
+    training_step = Trainer.training_step
+
+    def traced(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        trace.batch(
+            self.template.tokenizer,
+            inputs,
+            step=self.state.global_step + 1,
+            train=True,
+            dp=self.accelerator.process_index,
+        )
+        return training_step(self, model, inputs, *args, **kwargs)
+
+    Trainer.training_step = traced
+
+
+def _install() -> None:
+    directory = os.environ.get("TRACE_DIR")
+    # A worker that was spawned, not forked, imports the plugins again.
+    if not directory or multiprocessing.parent_process() is not None:
+        return
+    trace = _Trace(directory)
+    if "swift.megatron.pipelines" in sys.modules:
+        _trace_megatron(trace)
+    else:
+        _trace_transformers(trace)
+    trace.write("start")
+
+
+_install()

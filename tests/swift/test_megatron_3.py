@@ -17,7 +17,7 @@ from lazyshard.data.rank import Rank
 from lazyshard_swift import megatron_3
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.megatron_3 import as_in_4, extend
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.parallel import Facts, data_parallel_rank
 from lazyshard_swift.planning import decide
 from lazyshard_swift.stream import TrainStream
 
@@ -145,8 +145,9 @@ class Job:
         published = reader.refresh()
         facts = Facts(str(reader.stream_id), reader.samples_per_chunk, published.samples, published.ended)
         encoder: Any = number_of
+        named = as_in_4(args)
         self.stream = TrainStream(
-            decide(as_in_4(args), str(directory), facts, ALONE),
+            decide(named, str(directory), facts, data_parallel_rank(named)),
             encoder,
             max_wait=20.0,
             on_bad_sample="raise",

@@ -97,8 +97,6 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         PositionInvalid: the checkpoint's position cannot be read.
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
-    # With Megatron in 3.12 `rank` is the process; its groups are not there yet.
-    rank = getattr(args, "lazyshard_rank", rank)
     checkpoint = resume_checkpoint(args)
     saved = None if checkpoint is None else load(checkpoint)
     live = not facts.ended

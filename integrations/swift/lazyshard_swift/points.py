@@ -118,6 +118,10 @@ POINTS_3_12: Final = (
         "consumed_samples",
         "data_collator",
     ),
+    _megatron("the position, kept with checkpoints", "save_checkpoint", "iteration", "model"),
+    _megatron("the start and the end of training", "train", "train_dataset", "val_dataset", "data_collator"),
+    _megatron_name("what happens between steps", "training"),
+    _megatron_name("Megatron-LM's own arguments", "get_args"),
     *_HUGGINGFACE,
 )
 """Those of ms-swift 3.12."""
@@ -130,6 +134,8 @@ POINTS_4: Final = (
     _megatron_name("the order of samples", "MegatronPretrainingRandomSampler"),
     _megatron("the position, kept with checkpoints", "save_checkpoint"),
     _megatron_name("whether a checkpoint is on disk", "maybe_finalize_async_save"),
+    _megatron_name("the end of training", "should_disable_forward_pre_hook"),
+    _megatron_name("the end of training", "disable_forward_pre_hook"),
     _megatron("the start and the end of training", "train", "train_dataset", "val_dataset"),
     _megatron("what happens between steps", "call_event", "event"),
     *_HUGGINGFACE,

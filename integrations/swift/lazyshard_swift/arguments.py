@@ -136,6 +136,7 @@ def _check(args: Any) -> None:
     exits.install()
     if isinstance(args.dataset, str):
         args.dataset = [args.dataset]
+    args.dataset = [os.path.expanduser(name) for name in args.dataset]
     settings.check(args)
     # As ms-swift does with its own paths: args.json then says what was read, wherever the command was started.
-    args.dataset = [os.path.abspath(os.path.expanduser(args.dataset[0]))]
+    args.dataset = [os.path.abspath(args.dataset[0])]

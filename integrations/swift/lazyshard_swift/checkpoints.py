@@ -14,7 +14,8 @@ from lazyshard.storage.durable import sync_directory
 from lazyshard_swift import parallel
 from lazyshard_swift.logs import notice
 from lazyshard_swift.planning import RunPlan
-from lazyshard_swift.position import Position, save, saved_in
+from lazyshard_swift.position import Position, load_if_there, save, saved_in
+from lazyshard_swift.settings import version_folders
 
 
 class _Pending(NamedTuple):
@@ -68,7 +69,11 @@ class Checkpoints:
         return bool(self._pending)
 
     def _cursor(self, newest: Position) -> Cursor:
-        plan, known = self._plan, saved_in(self._output_dir)
+        plan, known = self._plan, saved_in(*self._folders())
+        # Wherever it lies: if this run is lost before its first checkpoint, that one is resumed from again.
+        begun = None if plan.checkpoint is None else load_if_there(plan.checkpoint)
+        if begun is not None:
+            known.append(begun)
         oldest = min((other.consumed for other in known if other.stream == newest.stream), default=newest.consumed)
         return Cursor(
             consumer=plan.consumer,
@@ -84,6 +89,10 @@ class Checkpoints:
             },
             updated_at=time.time(),
         )
+
+    def _folders(self) -> list[Path]:
+        """Returns the folders with checkpoints of this run: ms-swift makes a new one at each start."""
+        return [self._output_dir, *version_folders(self._output_dir)]
 
     def _chunks_before(self, consumed: int) -> int:
         """Returns how many chunks no step from `consumed` on can need again."""

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import LazyShardError, StreamMismatch, WaitTimeout
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
+from lazyshard.errors import LazyShardError, RankInvalid, StreamMismatch, WaitTimeout
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 
 REFUSED: Final = 2
 DAMAGED: Final = 5
@@ -69,7 +69,7 @@ def code_of(error: BaseException) -> int | None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
     if isinstance(ours, WaitTimeout):
         return TIMED_OUT
-    refusals = (SettingsRefused, ResumeRefused, PositionInvalid, StreamMismatch)
+    refusals = (SettingsRefused, ResumeRefused, PositionInvalid, StreamMismatch, StreamTooShort, RankInvalid)
     return REFUSED if isinstance(ours, refusals) else DAMAGED
 
 
@@ -84,7 +84,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _say(error: BaseException) -> int | None:
@@ -104,9 +104,9 @@ def _say(error: BaseException) -> int | None:
 def _message(error: LazyShardError) -> str:
     """Returns what an error says; of one that a DataLoader worker raised, which is a traceback, the end."""
     text = str(error).strip()
-    name = f"{type(error).__name__}: "
+    name = f"\n{type(error).__module__}.{type(error).__qualname__}: "
     if text.startswith("Caught ") and name in text:
-        text = text.rpartition(name)[2]
+        text = text.partition(name)[2]
     # The library speaks of its own argument.
     return text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
 

@@ -7,9 +7,16 @@ read ahead, have no deadline of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import ChunkMissing
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+
+
+_LOOK_S: Final = 5.0
+"""How long a chunk that a checkpoint goes on with may stay invisible."""
 
 
 class Gate:
@@ -51,25 +58,31 @@ class Gate:
             self.stopped = True
         return not self.stopped
 
-    def check_present(self, position: int) -> None:
-        """Refuses to start at a position whose chunk was published and is gone.
+    def check_present(self, samples: Iterable[int]) -> None:
+        """Refuses to start where a chunk that was published is gone.
+
+        Args:
+            samples: numbers of samples that the run needs from here on, of which those published are looked for.
 
         Raises:
             ResumeRefused: naming the chunk.
-            WaitTimeout: the position is not published in time.
         """
-        dataset = self._dataset
+        reader = self._dataset.reader
+        published = reader.refresh().samples
+        chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
+        # They were published long ago, so the grace period for those that are just appearing is not due.
+        reader.max_wait, patience = min(_LOOK_S, reader.max_wait), reader.max_wait
         try:
-            dataset[dataset.rank_indices[position]]
+            for number in sorted(chunks):
+                reader.chunk(number)
         except ChunkMissing as cause:
             raise ResumeRefused(
                 f"{cause}. The checkpoint goes on there; take a later checkpoint, or restore the chunk",
                 expected=f"chunk {cause.chunk}",
                 actual="deleted",
             ) from cause
-        except IndexError:
-            # The stream has ended right there: the first step will find that out.
-            return
+        finally:
+            reader.max_wait = patience
 
     def published_samples(self) -> int:
         """Returns how many samples are published now."""

@@ -10,9 +10,9 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
-_FLAG = "--sharded_lazy"
+_FLAG: Final = "__sharded_lazy"
 
 
 def extend(module: ModuleType) -> None:
@@ -27,13 +27,15 @@ def extend(module: ModuleType) -> None:
 
 def flag_is_on(arguments: Sequence[str]) -> bool:
     """Returns whether a command line turns the flag on."""
+    on = False
     for place, word in enumerate(arguments):
         name, equals, value = word.partition("=")
-        if name == _FLAG:
+        # As transformers' parser takes it: hyphens or underscores, the last one counts, no value means true.
+        if name.replace("-", "_") == _FLAG:
             if not equals:
                 value = arguments[place + 1] if place + 1 < len(arguments) else "true"
-            return value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
-    return False
+            on = value.startswith("--") or value.lower() in ("true", "t", "yes", "y", "1")
+    return on
 
 
 def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
@@ -44,7 +46,12 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     def hand_down(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    before = {number: signal.signal(number, hand_down) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, hand_down)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # Under nohup SIGHUP stays ignored; None is a handler that Python does not know and could not put back.
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
     try:
         while True:
             try:

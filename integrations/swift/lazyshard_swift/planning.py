@@ -9,7 +9,7 @@ from typing import Any
 from lazyshard.data.rank import Rank
 from lazyshard.plan import Deal, Plan
 from lazyshard_swift import settings
-from lazyshard_swift.errors import StreamTooShort
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.logs import notice
 from lazyshard_swift.parallel import FOREIGN, Facts
 from lazyshard_swift.position import Position, load, stamp
@@ -95,6 +95,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
     Raises:
         SettingsRefused: the arguments do not fit the stream.
         PositionInvalid: the checkpoint's position cannot be read.
+        ResumeRefused: the checkpoint was trained in an order that these arguments do not give.
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
     checkpoint = resume_checkpoint(args)
@@ -156,6 +157,12 @@ def _order(args: Any, live: bool, saved: Position | None) -> tuple[str, int]:
     window = asked if asked is not None else settings.default_window(shuffle, live)
     blocks = settings.is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
     if saved is not None:
+        if saved.layout == "block" and not blocks:
+            raise ResumeRefused(
+                "the checkpoint was trained in the shuffle of ms-swift's own sampler over the whole data set: keep "
+                "--data_sharding true and --train_dataloader_shuffle true, and leave out --sharded_lazy_shuffle_window",
+                expected="--data_sharding true --train_dataloader_shuffle true",
+            )
         if blocks and saved.layout != "block":
             notice("--data_sharding true is put aside: the checkpoint was trained in the order of the stream")
         if asked is None and shuffle == bool(saved.window or saved.layout == "block"):

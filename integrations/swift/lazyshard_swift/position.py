@@ -6,6 +6,7 @@ checkpoint, so a checkpoint that is complete has it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import asdict, dataclass, fields
@@ -14,11 +15,12 @@ from typing import Any, Final
 
 import orjson
 
-from lazyshard.storage.durable import publish_bytes
+from lazyshard.storage.durable import publish_bytes, remove
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 
 NAME: Final = "lazyshard.json"
 FORMAT: Final = 1
+LAYOUTS: Final = ("strided", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def parse(data: bytes, file: str) -> Position:
     if not isinstance(value, dict):
         raise invalid(f"expected a JSON object, found {type(value).__name__}")
     version = value.get("format")
-    if version != FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise invalid(f"format is {version!r}, this release reads {FORMAT}; was it written by a later one?")
     kinds: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
     known: dict[str, Any] = {}
@@ -95,6 +97,8 @@ def parse(data: bytes, file: str) -> Position:
         if type(found) is not kind or (isinstance(found, int) and found < 0):
             raise invalid(f"{entry.name} is {found!r}, expected {kind.__name__}{' from 0' if kind is int else ''}")
         known[entry.name] = found
+    if known["layout"] not in LAYOUTS:
+        raise invalid(f"layout is {known['layout']!r}, expected one of {', '.join(LAYOUTS)}")
     return Position(**known)
 
 
@@ -121,18 +125,27 @@ def save(position: Position, checkpoint: str | os.PathLike[str]) -> None:
     """
     folder = Path(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    publish_bytes(position.to_bytes(), folder / NAME, folder / f".{NAME}.{os.getpid()}")
+    temporary = folder / f".{NAME}.{os.getpid()}"
+    try:
+        publish_bytes(position.to_bytes(), folder / NAME, temporary)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
 
 
-def saved_in(output_dir: str | os.PathLike[str]) -> list[Position]:
-    """Returns the positions of all checkpoints of a run, those that cannot be read left out."""
-    found = []
-    for file in Path(output_dir).glob(f"checkpoint-*/{NAME}"):
-        try:
-            found.append(parse(file.read_bytes(), str(file)))
-        except (PositionInvalid, OSError):
-            continue
-    return found
+def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
+    """Reads the position in a checkpoint's folder; None if there is none or it cannot be read."""
+    try:
+        return load(checkpoint)
+    except (PositionInvalid, OSError):
+        return None
+
+
+def saved_in(*output_dirs: Path) -> list[Position]:
+    """Returns the positions of all checkpoints in these folders, those that cannot be read left out."""
+    found = (load_if_there(file.parent) for folder in output_dirs for file in folder.glob(f"checkpoint-*/{NAME}"))
+    return [position for position in found if position is not None]
 
 
 def check_resume(position: Position, now: Position, checkpoint: str, first_epoch: bool) -> None:
@@ -183,6 +196,8 @@ def check_resume(position: Position, now: Position, checkpoint: str, first_epoch
             f"leave out --sharded_lazy_shuffle_window and keep --train_dataloader_shuffle "
             f"{'true' if position.window else 'false'}, or the order would be another",
         )
+    if position.layout != now.layout:
+        raise refuse("layout", "the order would be another; keep --data_sharding as it was")
     if position.consumed != now.consumed:
         raise refuse(
             "consumed",

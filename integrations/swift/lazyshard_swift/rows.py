@@ -64,7 +64,10 @@ class RowEncoder:
         if known is None:
             known = self._known[names] = self._choose(names)
         preprocessor, renamed = known
-        row = {renamed.get(name, name): value for name, value in row.items()}
+        given, row = row, {renamed.get(name, name): value for name, value in row.items()}
+        if "solution" in given:
+            # ms-swift keeps it under this name past the preprocessing that takes it for the response.
+            row["__#solution"] = given["solution"]
         batch = preprocessor.batched_preprocess(
             {name: [value] for name, value in row.items()}, strict=True, ignore_max_length_error=False
         )

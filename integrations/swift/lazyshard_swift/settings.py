@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from lazyshard.format.cursor import check_consumer
@@ -69,8 +70,8 @@ def check(args: Any) -> None:
 
 
 def _check_dataset(names: list[str]) -> None:
-    if len(names) != 1:
-        what = "none was given" if not names else f"got {len(names)}: {' '.join(names)}"
+    if len(names) != 1 or not names[0]:
+        what = "none was given" if not any(names) else f"got {len(names)}: {' '.join(names)}"
         raise _refused(
             "dataset",
             f"--sharded_lazy true takes one stream directory as --dataset, {what}. Blending several streams is not "
@@ -78,7 +79,7 @@ def _check_dataset(names: list[str]) -> None:
         )
     name = names[0]
     if "\0" in name:
-        raise _refused("dataset", "--dataset has a NUL character in it")
+        raise _refused("dataset", "--dataset has a NUL character in it: give the path of a stream directory")
     if "#" in os.path.basename(name) and not os.path.isdir(name):
         raise _refused(
             "dataset",
@@ -201,7 +202,9 @@ def _check_own(args: Any) -> None:
         try:
             check_consumer(args.sharded_lazy_consumer)
         except ValueError as cause:
-            raise _refused("sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}") from cause
+            raise _refused(
+                "sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}; give another, or none"
+            ) from cause
     for name, choices in (("sharded_lazy_on_end", OnEnd), ("sharded_lazy_on_bad_sample", OnBadSample)):
         value = getattr(args, name)
         if value is not None and value not in get_args(choices):
@@ -266,6 +269,14 @@ def consumer_name(output_dir: str) -> str:
         path = os.path.dirname(path)
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(path)).strip("-")[:64] or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+
+
+def version_folders(output_dir: str | os.PathLike[str]) -> list[Path]:
+    """Returns the folders that ms-swift made for other starts of the run whose outputs go here."""
+    path = Path(os.path.abspath(output_dir))
+    if not _VERSIONED.fullmatch(path.name):
+        return []
+    return [other for other in path.parent.glob("v*") if _VERSIONED.fullmatch(other.name) and other != path]
 
 
 def _refused(argument: str, message: str) -> SettingsRefused:

@@ -7,7 +7,7 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import xxhash
@@ -105,6 +105,19 @@ class TrainStream(Dataset[Any]):
         ready = self.plan.facts.ended or self.plan.facts.samples >= self.plan.plan.needed(0)
         return self._dataset[0] if ready else None
 
+    def _open_samples(self, lane_position: int) -> Iterator[int]:
+        """Yields samples of every chunk that is begun, or about to be, at a position of this rank's lane."""
+        plan, rank = self.plan.plan, self.plan.rank
+        total = self.plan.facts.samples if self.plan.facts.ended else None
+        size = self.plan.facts.samples_per_chunk
+        first = lane_position - lane_position % plan.window if plan.window else lane_position
+        for position in range(first, first + max(plan.window, 1), size):
+            try:
+                yield plan.deal.sample(rank.dp_rank, position, total)
+            except IndexError:
+                # The lane ends there; the first step will find out whether the run does.
+                return
+
     def check_resume(self, consumed: int, step: int) -> None:
         """Refuses to go on where the next sample would not be exactly the next one.
 
@@ -133,7 +146,15 @@ class TrainStream(Dataset[Any]):
         except IndexError:
             first_epoch = False
         check_resume(plan.saved, plan.position(consumed, step), plan.checkpoint, first_epoch)
-        self.gate.check_present(lane)
+        if plan.stop_at_end and plan.facts.ended and consumed > plan.facts.samples:
+            raise ResumeRefused(
+                f"{plan.checkpoint}: it stands at sample {consumed}, the stream has ended with {plan.facts.samples}: "
+                f"was it cut, or was --sharded_lazy_on_end repeat given before?",
+                checkpoint=plan.checkpoint,
+                expected=f"at least {consumed} samples",
+                actual=str(plan.facts.samples),
+            )
+        self.gate.check_present(self._open_samples(lane))
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:

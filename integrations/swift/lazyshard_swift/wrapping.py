@@ -19,6 +19,7 @@ def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:
     missing = [name for name in makers if not callable(vars(owner).get(name))]
     if missing:
         raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
-    for name, make in makers.items():
-        original = vars(owner)[name]
-        setattr(owner, name, functools.wraps(original)(make(original)))
+    originals = {name: vars(owner)[name] for name in makers}
+    made = {name: functools.wraps(originals[name])(make(originals[name])) for name, make in makers.items()}
+    for name, replacement in made.items():
+        setattr(owner, name, replacement)

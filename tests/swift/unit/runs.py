@@ -1,0 +1,113 @@
+"""Arguments, plans and streams of small runs, that the tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from lazyshard import StreamReader
+from lazyshard.data.rank import Rank
+from lazyshard_swift.parallel import Facts
+from lazyshard_swift.planning import RunPlan, decide
+from lazyshard_swift.position import Position
+from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.stream import TrainStream
+
+
+class TrainArguments(SimpleNamespace):
+    """Stands for ms-swift's class of this name, by which arguments of training are known."""
+
+
+_OURS = {
+    "sharded_lazy": True,
+    "sharded_lazy_samples_per_chunk": None,
+    "sharded_lazy_max_wait": 600.0,
+    "sharded_lazy_shuffle_window": None,
+    "sharded_lazy_consumer": None,
+    "sharded_lazy_on_bad_sample": None,
+    "sharded_lazy_on_end": "stop",
+}
+_BOTH = {
+    "dataset": ["/streams/one"],
+    "output_dir": "/runs/one",
+    "data_seed": 42,
+    "train_dataloader_shuffle": True,
+    "ddp_timeout": 18_000_000,
+    "num_train_epochs": None,
+    "save_strategy": "steps",
+    "eval_strategy": "steps",
+}
+
+
+def megatron(**changes: Any) -> Any:
+    """Returns arguments as of `megatron sft`, with ms-swift's defaults."""
+    own: dict[str, Any] = {
+        "micro_batch_size": 1,
+        "global_batch_size": 16,
+        "train_iters": None,
+        "data_sharding": False,
+        "finetune": True,
+        "mcore_model": None,
+        "mcore_adapter": None,
+        "adapters": [],
+        "model": None,
+    }
+    return TrainArguments(**{**_OURS, **_BOTH, **own, **changes})
+
+
+def hugging_face(**changes: Any) -> Any:
+    """Returns arguments as of `swift sft`, with ms-swift's defaults."""
+    own: dict[str, Any] = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "training_args": SimpleNamespace(n_gpu=1),
+        "max_steps": -1,
+        "num_train_epochs": 3.0,
+        "resume_from_checkpoint": None,
+        "resume_only_model": False,
+        "ignore_data_skip": False,
+    }
+    return TrainArguments(**{**_OURS, **_BOTH, **own, **changes})
+
+
+def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) -> Facts:
+    return Facts("0123456789abcdef" * 2, samples_per_chunk, samples, ended)
+
+
+def position(**changes: Any) -> Position:
+    values: dict[str, Any] = {
+        "stream": "0123456789abcdef" * 2,
+        "directory": "/streams/one",
+        "samples_per_chunk": 4,
+        "consumed": 48,
+        "step": 3,
+        "dp_size": 2,
+        "batch_size": 1,
+        "layout": "strided",
+        "window": 8,
+        "seed": 42,
+        "epoch_samples": 100,
+        "by_steps": False,
+        "consumer": "one-1234",
+        "saved_at": 1795000000.5,
+    }
+    return Position(**{**values, **changes})
+
+
+def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
+    """Returns what a reader finds of a stream, as `open_train_stream` does."""
+    reader = StreamReader(directory, samples_per_chunk, max_wait=0)
+    published = reader.refresh()
+    assert reader.stream_id is not None
+    return Facts(reader.stream_id, reader.samples_per_chunk, published.samples, published.ended)
+
+
+def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
+    return decide(args, str(directory), facts_of(directory), Rank(rank, dp))
+
+
+def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
+    """Opens the stream of a plan. Its samples are the ids of the rows. What is not there yet is an error at once."""
+    encoder = cast("RowEncoder", lambda row: row["id"])
+    return TrainStream(run, encoder, max_wait=max_wait, on_bad_sample="raise", samples_per_chunk=None)

@@ -1,0 +1,324 @@
+"""`exits`: which error leads to which code, and how a process ends with it."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.errors import (
+    BadSample,
+    ChunkCorrupt,
+    ChunkMissing,
+    LazyShardError,
+    RankInvalid,
+    SkipSample,
+    StreamInvalid,
+    StreamMismatch,
+    TooManyBadSamples,
+    WaitTimeout,
+)
+from lazyshard_swift import exits
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
+from tests.swift.unit.programs import python
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsRefused("no", argument="packing"), 2),
+        (ResumeRefused("no"), 2),
+        (PositionInvalid("torn"), 2),
+        (StreamMismatch("another one"), 2),
+        (ChunkCorrupt("damaged"), 5),
+        (ChunkMissing("gone"), 5),
+        (StreamInvalid("a gap"), 5),
+        (BadSample("bad"), 5),
+        (TooManyBadSamples("bad"), 5),
+        (WaitTimeout("no chunk"), 75),
+        (KeyboardInterrupt(), 130),
+        (ValueError("a bug"), None),
+        (RuntimeError("CUDA out of memory"), None),
+        (TimeoutError("of somebody else"), None),
+        (FileNotFoundError("model.safetensors"), None),
+        (MemoryError(), None),
+    ],
+)
+def test_code_of_an_error(error: BaseException, code: int | None) -> None:
+    assert exits.code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
+        StreamTooShort("fewer than one step takes. Use a smaller global batch"),
+        RankInvalid("0 <= dp_rank < dp_size"),
+    ],
+)
+def test_code_of_arguments_that_do_not_fit_the_stream(error: BaseException) -> None:
+    assert exits.code_of(error) == 2
+
+
+def raised(*chain: BaseException, by: str = "cause") -> BaseException:
+    """Returns the last of errors that led one to the next."""
+    for before, after in itertools.pairwise(chain):
+        setattr(after, f"__{by}__", before)
+    return chain[-1]
+
+
+@pytest.mark.parametrize("by", ["cause", "context"])
+def test_error_that_led_to_another_one_counts(by: str) -> None:
+    assert exits.code_of(raised(WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"), by=by)) == 75
+    assert exits.code_of(raised(ChunkCorrupt("c"), RuntimeError("a"), by=by)) == 5
+    assert exits.code_of(raised(RuntimeError("a"), ValueError("b"), by=by)) is None
+
+
+def test_the_last_of_ours_in_a_chain_counts() -> None:
+    assert exits.code_of(raised(ChunkMissing("gone"), ResumeRefused("take a later checkpoint"))) == 2
+    assert exits.code_of(raised(RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt(), by="context")) == 75
+    assert exits.code_of(raised(ValueError("a"), KeyboardInterrupt(), by="context")) == 130
+
+
+def test_chain_that_goes_round_comes_to_an_end() -> None:
+    first, second = RuntimeError("a"), ValueError("b")
+    first.__context__, second.__context__ = second, first
+    assert exits.code_of(first) is None
+
+
+def test_error_that_was_dealt_with_does_not_count() -> None:
+    # As after: except SkipSample: raise SomethingElse from None.
+    try:
+        try:
+            raise SkipSample("too long")
+        except SkipSample:
+            raise ValueError("a bug of the model") from None
+    except ValueError as error:
+        assert exits.code_of(error) is None
+
+
+def caught(kind: type[LazyShardError], text: str, worker: int = 0) -> LazyShardError:
+    """Returns an error as torch makes it anew of a worker's."""
+    trace = 'Traceback (most recent call last):\n  File "fetch.py", line 5, in f\n'
+    where = f"Caught {kind.__name__} in DataLoader worker process {worker}."
+    return kind(f"{where}\nOriginal {trace}{kind.__module__}.{kind.__name__}: {text}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ChunkCorrupt("/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
+        (caught(ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
+        (caught(BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
+        (caught(TooManyBadSamples, "101 bad samples; the last one: x"), "101 bad samples; the last one: x"),
+        # In the text of an error there may be anything.
+        (caught(BadSample, "row 3: Caught a cold"), "row 3: Caught a cold"),
+        (
+            caught(BadSample, "row 3: ValueError: BadSample: is in the text"),
+            "row 3: ValueError: BadSample: is in the text",
+        ),
+        (BadSample("Caught nothing"), "Caught nothing"),
+        (WaitTimeout(""), ""),
+    ],
+)
+def test_message_of_an_error(error: LazyShardError, message: str) -> None:
+    assert exits._message(error) == message
+
+
+def test_timeout_speaks_of_our_argument() -> None:
+    text = "waiting for chunk 3. Gave up: see to its producer, or wait longer with max_wait"
+    expected = "waiting for chunk 3. Gave up: see to its producer, or wait longer with --sharded_lazy_max_wait"
+    assert exits._message(WaitTimeout(text)) == expected
+    assert exits._message(caught(WaitTimeout, text)) == expected
+
+
+PROGRAM = """
+import os, sys
+from lazyshard.errors import *
+from lazyshard_swift.errors import *
+from lazyshard_swift import exits
+exits.install()
+exits.install()
+exits._LINGER_S = 0.01
+{before}
+{failure}
+"""
+
+
+def run(failure: str, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    return python(PROGRAM.format(failure=failure, before=before), **variables)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        ("raise WaitTimeout('no chunk 3')", 75, "error: no chunk 3"),
+        ("raise SettingsRefused('no --packing')", 2, "error: no --packing"),
+        ("raise ChunkCorrupt('row 7 is damaged')", 5, "error: row 7 is damaged"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+        (
+            "try:\n    raise ChunkCorrupt('row 7')\nexcept ValueError:\n    raise RuntimeError('clean-up failed')",
+            5,
+            "error: row 7",
+        ),
+    ],
+)
+def test_process_ends_with_one_message_and_the_code(failure: str, code: int, message: str) -> None:
+    ended = run(failure)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr == f"\nlazyshard: {message} (exit code {code})\n"
+
+
+def test_message_names_the_rank() -> None:
+    ended = run("raise WaitTimeout('no chunk 3')", RANK="3", WORLD_SIZE="4")
+    assert (ended.returncode, ended.stdout) == (75, "")
+    assert ended.stderr == "\nlazyshard: rank 3: error: no chunk 3 (exit code 75)\n"
+
+
+def test_other_errors_keep_their_traceback_and_code() -> None:
+    ended = run("raise ValueError('a bug')")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Traceback")
+    assert ended.stderr.endswith("ValueError: a bug\n")
+    assert "lazyshard:" not in ended.stderr
+
+
+def test_hook_that_was_there_before_is_called_for_other_errors_alone() -> None:
+    program = (
+        "import sys\n"
+        "sys.excepthook = lambda kind, error, trace: print('before:', error)\n"
+        "from lazyshard_swift import exits\n"
+        "exits.install()\n"
+        "{}"
+    )
+    other = python(program.format("raise ValueError('a bug')"))
+    assert (other.returncode, other.stdout, other.stderr) == (1, "before: a bug\n", "")
+    ours = python(program.format("from lazyshard.errors import WaitTimeout\nraise WaitTimeout('no chunk')"))
+    assert (ours.returncode, ours.stdout) == (75, "")
+    assert ours.stderr == "\nlazyshard: error: no chunk (exit code 75)\n"
+
+
+def test_exit_handlers_run_and_what_was_printed_is_not_lost() -> None:
+    before = "import atexit; atexit.register(print, 'handled'); sys.stdout.write('printed ')"
+    assert run("raise ChunkCorrupt('row 7')", before).stdout == "printed handled\n"
+
+
+def test_process_that_does_not_wind_up_is_cut_off() -> None:
+    before = "import atexit, signal; exits._FINISH_S = 0.05; atexit.register(signal.pause)"
+    ended = run("raise WaitTimeout('no chunk')", before + "; sys.stdout.write('printed')")
+    assert (ended.returncode, ended.stdout) == (75, "printed")
+
+
+def test_ranks_that_wait_for_the_same_chunk_let_each_other_come_to_the_end() -> None:
+    # torchrun sends SIGTERM to the others as soon as the first one has ended.
+    before = (
+        "import signal, time\n"
+        "def linger(seconds):\n"
+        "    print(seconds)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep = linger\n"
+        "exits._LINGER_S = 3.0"
+    )
+    several = run("raise WaitTimeout('no chunk')", before, RANK="1", WORLD_SIZE="2")
+    assert (several.returncode, several.stdout) == (75, "3.0\n")
+    assert run("raise WaitTimeout('no chunk')", before, WORLD_SIZE="").stdout == ""
+    # Only those are late together.
+    assert run("raise ChunkCorrupt('row 7')", before, WORLD_SIZE="2").stdout == ""
+
+
+def test_children_are_ended_at_once() -> None:
+    before = (
+        "import multiprocessing, signal\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "child = context.Process(target=signal.pause)\n"
+        "child.start()\n"
+        "print(child.pid, flush=True)"
+    )
+    ended = run("raise WaitTimeout('no chunk')", before)
+    assert ended.returncode == 75
+    assert not Path("/proc", ended.stdout.strip()).exists()
+    assert ended.stderr == "\nlazyshard: error: no chunk (exit code 75)\n"
+
+
+DISTRIBUTED = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert sys.excepthook.__name__ == "_distributed_excepthook", sys.excepthook
+"""
+
+
+def test_message_comes_through_the_hook_of_torch_distributed() -> None:
+    # That puts a buffer in the place of sys.stderr, and loses it when the process ends within.
+    ended = run("raise WaitTimeout('no chunk 3')", DISTRIBUTED, RANK="0", WORLD_SIZE="1")
+    assert ended.returncode == 75, ended.stderr
+    assert "lazyshard: rank 0: error: no chunk 3 (exit code 75)\n" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+WORKER = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Failing(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        error = WaitTimeout("no chunk 3", chunk=3)
+        error.carry_fields()
+        raise error
+
+list(DataLoader(Failing(), num_workers=1))
+"""
+
+
+def test_message_of_a_worker_is_that_of_its_error() -> None:
+    ended = run(WORKER)
+    assert ended.returncode == 75, ended.stderr
+    assert ended.stderr == "\nlazyshard: error: no chunk 3 (exit code 75)\n"
+
+
+def test_rank_ends_with_the_launcher() -> None:
+    # The parent of this one is killed while it waits; what it writes afterwards tells who ended it.
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "rank = '''\n"
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('SIGTERM', flush=True), os._exit(0)))\n"
+        "from lazyshard_swift import exits\n"
+        "exits.install()\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    signal.pause()\n"
+        "'''\n"
+        "child = subprocess.Popen([sys.executable, '-c', rank], stdout=subprocess.PIPE, pass_fds=[1],\n"
+        "    text=True, env=os.environ | {'TORCHELASTIC_RUN_ID': 'x'})\n"
+        "assert child.stdout.readline() == 'ready\\n'\n"
+        "read = os.dup(child.stdout.fileno())\n"
+        "if os.fork() == 0:\n"
+        "    sys.stdout.write(os.read(read, 100).decode())\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = python(program)
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.stdout == "SIGTERM\n"
+
+
+def test_hook_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[Any] = []
+    monkeypatch.setattr(exits, "_installed", False)
+    monkeypatch.setattr(exits, "_die_with_launcher", lambda: hooks.append(sys.excepthook))
+    before = sys.excepthook
+    try:
+        exits.install()
+        exits.install()
+        assert hooks == [sys.excepthook]
+        assert sys.excepthook is not before
+    finally:
+        sys.excepthook = before

@@ -1,0 +1,181 @@
+"""`gate`: the same decision on every rank, without a word between them, on real streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from lazyshard.errors import WaitTimeout
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard_swift.gate import Gate
+from tests.storage.streams import produce
+
+PER_CHUNK = 3
+SETTINGS = [
+    (dp, batch, accumulation, window)
+    for dp in (1, 2, 3)
+    for batch in (1, 2)
+    for accumulation in (1, 2, 3)
+    for window in (0, 2)
+]
+
+
+def gate(
+    directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
+) -> Gate:
+    dataset = LazyShardedDataset(
+        directory,
+        dp_rank=rank,
+        dp_size=dp,
+        batch_size=batch,
+        layout="strided",
+        shuffle_window=window,
+        num_samples=2**50,
+        max_wait=max_wait,
+    )
+    return Gate(dataset, stop_at_end)
+
+
+def decisions(asked: Gate, per_step: int, steps: int, first_step: int = 0) -> list[bool | str]:
+    """What the gate says of each step: whether it is trained, or the name of an error."""
+    found: list[bool | str] = []
+    for step in range(first_step, steps):
+        try:
+            found.append(asked.allows(step * per_step, (step + 1) * per_step))
+        except (StreamTooShort, WaitTimeout) as error:
+            found.append(type(error).__name__)
+    return found
+
+
+@pytest.mark.parametrize("total", range(22))
+def test_every_rank_stops_after_the_last_whole_step(tmp_path: Path, total: int) -> None:
+    directory = produce(tmp_path / "s", total, PER_CHUNK)
+    for dp, batch, accumulation, window in SETTINGS:
+        # A step takes so many of all samples; what is not a whole one is left over.
+        steps = total // (dp * batch * accumulation)
+        expected = [True] * steps + [False] * 3 if steps else ["StreamTooShort"]
+        for rank in range(dp):
+            asked = gate(directory, rank, dp, batch, window)
+            found = decisions(asked, batch * accumulation, len(expected))
+            assert found == expected, (dp, batch, accumulation, window, rank)
+            assert asked.stopped is bool(steps)
+            assert asked.published_samples() == total
+
+
+@pytest.mark.parametrize("total", [8, 13])
+def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end(tmp_path: Path, total: int) -> None:
+    directory = tmp_path / "s"
+    produce(directory, 0, PER_CHUNK, end=False)
+    gates = {
+        (setting, rank): gate(directory, rank, *setting[:2], setting[3])
+        for setting in SETTINGS
+        for rank in range(setting[0])
+    }
+    trained = dict.fromkeys(gates, 0)
+    for published in range(0, total + 1, PER_CHUNK):
+        produce(directory, published, PER_CHUNK, end=False)
+        for key, asked in gates.items():
+            (_, batch, accumulation, _), _ = key
+            size = batch * accumulation
+            while (found := decisions(asked, size, trained[key] + 1, trained[key])) == [True]:
+                trained[key] += 1
+            # Never the end, as long as there may be more.
+            assert found == ["WaitTimeout"]
+        for setting in SETTINGS:
+            assert len({trained[setting, rank] for rank in range(setting[0])}) == 1
+    produce(directory, total, PER_CHUNK, end=True)
+    for key, asked in gates.items():
+        (dp, batch, accumulation, _), _ = key
+        steps = total // (dp * batch * accumulation)
+        assert trained[key] <= steps
+        found = decisions(asked, batch * accumulation, steps + 1, trained[key])
+        assert found == [True] * (steps - trained[key]) + [False if steps else "StreamTooShort"], key
+
+
+@pytest.mark.parametrize("resumed", range(5))
+def test_run_that_is_resumed_stops_at_the_same_step(tmp_path: Path, resumed: int) -> None:
+    directory = produce(tmp_path / "s", 18, PER_CHUNK)
+    # 4 steps of 2 * 2 samples.
+    assert decisions(gate(directory, 1, 2, 2), 2, 6, resumed) == [True] * (4 - resumed) + [False, False]
+
+
+def test_step_is_not_trained_once_one_was_refused(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, PER_CHUNK)
+    asked = gate(directory, 0, 1, 1)
+    assert not asked.allows(4, 8)
+    assert not asked.allows(0, 1)
+
+
+@pytest.mark.parametrize("total", [4, 7, 12])
+def test_repeat_goes_on_for_ever(tmp_path: Path, total: int) -> None:
+    directory = produce(tmp_path / "s", total, PER_CHUNK)
+    asked = gate(directory, 0, 2, 2, stop_at_end=False)
+    assert decisions(asked, 4, 50) == [True] * 50
+    assert not asked.stopped
+
+
+@pytest.mark.parametrize("total", [0, 3])
+def test_repeat_of_less_than_a_micro_batch_a_rank_is_refused(tmp_path: Path, total: int) -> None:
+    directory = produce(tmp_path / "s", total, PER_CHUNK)
+    for rank in range(2):
+        with pytest.raises(StreamTooShort, match=f"ended with {total} samples") as refused:
+            gate(directory, rank, 2, 2, stop_at_end=False).allows(0, 2)
+        assert (refused.value.directory, refused.value.samples) == (str(directory), total)
+
+
+def test_repeat_of_less_than_a_step_goes_on(tmp_path: Path) -> None:
+    # A step of 6 micro batches, 2 of them to an epoch.
+    directory = produce(tmp_path / "s", 4, PER_CHUNK)
+    assert decisions(gate(directory, 1, 2, 1, stop_at_end=False), 6, 3) == [True, True, True]
+
+
+def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
+    asked = gate(directory, 1, 2, 1, max_wait=0.01)
+    assert asked.allows(0, 3)
+    with pytest.raises(WaitTimeout) as timeout:
+        asked.allows(3, 4)
+    # Its stripe is chunks 2 and 3.
+    assert (timeout.value.chunk, timeout.value.directory) == (3, str(directory))
+    assert not asked.stopped
+    produce(directory, 12, PER_CHUNK, end=False)
+    assert asked.allows(3, 4)
+
+
+def test_timeout_counts_for_each_wait_alone(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 3, PER_CHUNK, end=False)
+    asked = gate(directory, 0, 1, 1, max_wait=0.05)
+    for _ in range(3):
+        with pytest.raises(WaitTimeout) as timeout:
+            asked.allows(3, 4)
+        assert timeout.value.waited is not None
+        assert 0.05 <= timeout.value.waited < 5
+
+
+def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 24, PER_CHUNK)
+    gate(directory, 1, 2, 1).check_present([15, 21])
+    for chunk in (5, 7):
+        (directory / f"chunk_{chunk:05d}.jsonl").unlink()
+    fresh = gate(directory, 1, 2, 1)
+    with pytest.raises(ResumeRefused, match="take a later checkpoint, or restore the chunk") as refused:
+        fresh.check_present([15, 21])
+    assert (refused.value.expected, refused.value.actual) == ("chunk 5", "deleted")
+    fresh.check_present([3, 9])
+
+
+def test_sample_that_is_not_published_yet_is_not_looked_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
+    gate(directory, 0, 1, 1).check_present([5, 6, 900])
+
+
+def test_position_right_at_the_end_is_left_to_the_first_step(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, PER_CHUNK)
+    asked = gate(directory, 0, 2, 2)
+    assert not asked.allows(6, 8)
+    # Fewer than a micro batch a rank: nothing is there at all.
+    short = gate(produce(tmp_path / "short", 3, PER_CHUNK), 0, 2, 2)
+    with pytest.raises(StreamTooShort):
+        short.allows(0, 2)

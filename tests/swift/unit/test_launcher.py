@@ -1,0 +1,225 @@
+"""`launcher`: ms-swift's own command line, with signals that reach the training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lazyshard_swift import launcher
+from lazyshard_swift.launcher import flag_is_on
+from tests.swift.unit.programs import environment
+
+BEFORE = ["/bin/python", "-m", "torch.distributed.run", "--nproc_per_node", "4", "/swift/cli/_megatron/sft.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "on"),
+    [
+        ("", False),
+        ("--model x", False),
+        *((f"--sharded_lazy {value}", True) for value in ("true", "True", "TRUE", "t", "T", "yes", "y", "1")),
+        *((f"--sharded_lazy {value}", False) for value in ("false", "False", "f", "no", "n", "0")),
+        *((f"--sharded_lazy={value}", True) for value in ("true", "True", "1", "Yes")),
+        *((f"--sharded_lazy={value}", False) for value in ("false", "0", "")),
+        ("--sharded_lazy", True),
+        ("--sharded_lazy --model x", True),
+        ("--model x --sharded_lazy true --dataset s", True),
+        # Others that begin alike.
+        ("--sharded_lazy_max_wait 1", False),
+        ("--sharded_lazy_on_end=repeat", False),
+        ("--sharded_lazy_max_wait 1 --sharded_lazy true", True),
+        ("--no_sharded_lazy true", False),
+        ("--model sharded_lazy", False),
+    ],
+)
+def test_flag_is_on(words: str, on: bool) -> None:
+    assert flag_is_on([*BEFORE, *words.split()]) is on
+
+
+@pytest.mark.parametrize(
+    ("words", "on"), [("--sharded-lazy true", True), ("--sharded-lazy=1", True), ("--sharded-lazy false", False)]
+)
+def test_flag_is_on_in_the_spelling_with_hyphens(words: str, on: bool) -> None:
+    # transformers.HfArgumentParser takes both.
+    assert flag_is_on([*BEFORE, *words.split()]) is on
+
+
+@pytest.mark.parametrize(
+    ("words", "on"),
+    [("--sharded_lazy false --model x --sharded_lazy true", True), ("--sharded_lazy=true --sharded_lazy=0", False)],
+)
+def test_last_flag_counts_as_for_argparse(words: str, on: bool) -> None:
+    assert flag_is_on([*BEFORE, *words.split()]) is on
+
+
+def extended() -> Any:
+    module = ModuleType("swift.cli.main")
+    vars(module)["subprocess"] = subprocess
+    launcher.extend(module)
+    return module
+
+
+def test_without_the_flag_the_child_is_started_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, calls = extended(), []
+
+    def run(*arguments: Any, **options: Any) -> str:
+        calls.append((arguments, options))
+        return "result"
+
+    monkeypatch.setattr(subprocess, "run", run)
+    command = [*BEFORE, "--model", "x"]
+    assert module.subprocess.run(command) == "result"
+    assert module.subprocess.run(command, check=True) == "result"
+    # Nor when ms-swift calls it in a way of which we know nothing.
+    on = [*command, "--sharded_lazy", "true"]
+    assert module.subprocess.run(on, check=True) == "result"
+    assert calls == [((command,), {}), ((command,), {"check": True}), ((on,), {"check": True})]
+
+
+def test_the_standard_library_itself_is_not_touched() -> None:
+    before = dict(vars(subprocess))
+    module = extended()
+    assert vars(subprocess) == before
+    assert module.subprocess is not subprocess
+    for name in subprocess.__all__:
+        if name != "run":
+            assert getattr(module.subprocess, name) is getattr(subprocess, name)
+
+
+def test_module_that_starts_its_child_otherwise_is_refused() -> None:
+    module = ModuleType("swift.cli.main")
+    with pytest.raises(AttributeError):
+        launcher.extend(module)
+    vars(module)["subprocess"] = ModuleType("subprocess")
+    with pytest.raises(AttributeError, match=r"no subprocess\.run"):
+        launcher.extend(module)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(7)", 7),
+        ("raise SystemExit(75)", 75),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
+)
+def test_code_of_the_child_is_passed_on(source: str, code: int) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    command = [sys.executable, "-S", "-c", source, "--sharded_lazy", "true"]
+    result = extended().subprocess.run(command)
+    assert (result.returncode, result.args) == (code, command)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == before
+
+
+def test_command_that_is_not_there_leaves_the_signals_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(FileNotFoundError):
+        extended().subprocess.run([str(tmp_path / "python"), "--sharded_lazy", "true"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ms-swift's own command line, and a child that says what it gets.
+COMMAND = """
+import sys
+from lazyshard_swift import launcher
+from tests.data import swift_samplers
+main = swift_samplers.load("cli/main.py")
+launcher.extend(main)
+main.cli_main({"sft": "child"})
+"""
+
+CHILD = """
+import os, signal, sys
+
+def leave(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    os._exit(7)
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, leave)
+print(os.getppid(), os.getpid(), *sys.argv[1:], flush=True)
+while True:
+    signal.pause()
+"""
+
+
+class Command:
+    """`swift sft` in a process, and the child that it has started."""
+
+    def __init__(self, folder: Path, *arguments: str, before: str = "") -> None:
+        (folder / "child.py").write_text(CHILD)
+        variables = environment()
+        variables["PYTHONPATH"] += os.pathsep + str(folder)
+        for name in ("NPROC_PER_NODE", "NNODES"):
+            variables.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", before + COMMAND, "sft", *arguments],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.line().startswith("run sh: ")
+        parent, child, *self.arguments = self.line().split()
+        assert int(parent) == self.process.pid
+        self.child = int(child)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> tuple[int, str]:
+        said, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+    with Command(tmp_path, "--sharded_lazy", "true") as command:
+        assert command.arguments == ["--sharded_lazy", "true"]
+        os.kill(command.process.pid, number)
+        assert command.end() == (7, f"{number.name}\n")
+        assert not Path("/proc", str(command.child)).exists()
+
+
+def test_interrupt_of_the_terminal_is_left_to_the_child(tmp_path: Path) -> None:
+    with Command(tmp_path, "--sharded_lazy", "true") as command:
+        os.killpg(command.process.pid, signal.SIGINT)
+        code, said = command.end()
+        assert (code, said) == (7, "SIGINT\n")
+
+
+def test_without_the_flag_the_signal_ends_the_command_alone(tmp_path: Path) -> None:
+    # What ms-swift does; nothing of it is changed.
+    with Command(tmp_path, "--sharded_lazy", "false") as command:
+        os.kill(command.process.pid, signal.SIGTERM)
+        assert command.process.wait(timeout=30) == -signal.SIGTERM
+        assert Path("/proc", str(command.child)).exists()
+        os.kill(command.child, signal.SIGKILL)
+
+
+def test_signal_that_the_command_ignores_stays_ignored(tmp_path: Path) -> None:
+    # As under nohup. torchrun has a handler of its own, whatever it was started with.
+    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with Command(tmp_path, "--sharded_lazy", "true", before=before) as command:
+        os.kill(command.process.pid, signal.SIGHUP)
+        os.kill(command.process.pid, signal.SIGTERM)
+        assert command.end() == (7, "SIGTERM\n")

@@ -1,0 +1,139 @@
+"""`stream`: what a start refuses, and a resume, before any sample is trained."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.errors import LazyShardError, WaitTimeout
+from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard_swift.position import save
+from lazyshard_swift.stream import TrainStream, open_train_stream
+from tests.storage.streams import foreign, produce
+from tests.swift.unit.runs import hugging_face, megatron, open_stream, plan, position
+
+TWO = b'{"id": 1}\n{"id": 2}\n'
+
+
+class Template:
+    """Encodes to what it was given."""
+
+    def encode(self, row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
+        return row
+
+
+def opened(directory: Path, make: Any = megatron, **changes: Any) -> TrainStream:
+    common: dict[str, Any] = {
+        "dataset": [str(directory)],
+        "columns": None,
+        "strict": False,
+        "remove_unused_columns": True,
+        "sharded_lazy_max_wait": 0.01,
+    }
+    if make is megatron:
+        common |= {"train_iters": 7, "global_batch_size": 1}
+    return open_train_stream(make(**{**common, **changes}), Template())
+
+
+def test_stream_is_opened_by_what_the_arguments_say(tmp_path: Path) -> None:
+    stream = opened(produce(tmp_path / "s", 9, 2), num_train_epochs=1, micro_batch_size=2)
+    assert len(stream) == 8
+    assert repr(stream) == (
+        f"TrainStream({tmp_path}/s, ended, 9 samples published, 2 per chunk, rank 0 of 1, "
+        f"shuffled in windows of 8 chunks a rank)"
+    )
+
+
+def test_stream_that_is_not_there_is_a_timeout(tmp_path: Path) -> None:
+    with pytest.raises(WaitTimeout, match="no stream there yet"):
+        opened(tmp_path / "s")
+
+
+def test_stream_that_ended_without_a_sample_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StreamTooShort, match="ended with 0 samples"):
+        opened(produce(tmp_path / "s", 0, 2))
+
+
+def test_directory_that_another_program_fills_is_known_by_its_first_row(tmp_path: Path) -> None:
+    one, same, other = (
+        foreign(tmp_path / name, rows, TWO, end=True)
+        for name, rows in (("one", TWO), ("same", TWO), ("other", b'{"id": 3}\n{"id": 2}\n'))
+    )
+    found = [opened(directory, sharded_lazy_samples_per_chunk=2).plan for directory in (one, same, other)]
+    assert found[0].facts.stream == found[1].facts.stream != found[2].facts.stream
+    assert [run.stream_id for run in found] == [None, None, None]
+
+
+@pytest.mark.parametrize("chunk", [4, 5, 6])
+def test_resume_refuses_where_any_chunk_of_the_open_window_was_deleted(tmp_path: Path, chunk: int) -> None:
+    directory = produce(tmp_path / "s", 18, 2)
+    changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
+    checkpoint = tmp_path / "checkpoint-7"
+    whole = opened(directory, **changes)
+    save(whole.plan.position(7, 7), checkpoint)
+    (checkpoint / "latest_checkpointed_iteration.txt").write_text("7")
+    opened(directory, **changes, mcore_model=str(checkpoint))
+    # Position 7 lies in the second window: chunks 3, 4 and 5.
+    (directory / f"chunk_{chunk:05d}.jsonl").unlink()
+    if chunk == 6:
+        opened(directory, **changes, mcore_model=str(checkpoint))
+        return
+    with pytest.raises(ResumeRefused, match=f"chunk {chunk} is published"):
+        opened(directory, **changes, mcore_model=str(checkpoint))
+
+
+def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> None:
+    stream = opened(
+        produce(tmp_path / "s", 9, 2), hugging_face, max_steps=9, resume_from_checkpoint=str(tmp_path / "checkpoint-3")
+    )
+    stream.check_resume(0, 0)
+    with pytest.raises(ResumeRefused, match=r"there is no lazyshard\.json beside the weights") as refused:
+        stream.check_resume(3, 3)
+    assert refused.value.checkpoint == str(tmp_path / "checkpoint-3")
+    assert "--resume_only_model true --ignore_data_skip true" in str(refused.value)
+
+
+def test_checkpoint_of_another_stream_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
+    save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    with pytest.raises(ResumeRefused, match="ffffffff"):
+        opened(
+            produce(tmp_path / "s", 9, 2),
+            hugging_face,
+            max_steps=9,
+            resume_from_checkpoint=str(tmp_path / "checkpoint-3"),
+        )
+
+
+@pytest.mark.parametrize("consumed", [8, 100])
+def test_checkpoint_ahead_of_an_ended_stream_is_refused_or_at_its_end(tmp_path: Path, consumed: int) -> None:
+    # The stream ended with 8 samples. A run that stops there never trains a ninth.
+    directory = produce(tmp_path / "s", 8, 2)
+    args: dict[str, Any] = {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
+    run = plan(hugging_face(**args), directory, 0, 1)
+    save(run.position(consumed, consumed), tmp_path / "checkpoint")
+    resumed = hugging_face(**args, resume_from_checkpoint=str(tmp_path / "checkpoint"))
+    stream = open_stream(plan(resumed, directory, 0, 1))
+    if consumed == 8:
+        stream.check_resume(8, 8)
+        assert not stream.gate.allows(8, 9)
+        return
+    with pytest.raises(LazyShardError):
+        stream.check_resume(consumed, consumed)
+
+
+def test_first_sample_is_not_waited_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 2, 2, end=False)
+    args = hugging_face(max_steps=9)
+    assert open_stream(plan(args, directory, 0, 1)).first_sample() is None
+    produce(directory, 4, 2, end=False)
+    assert open_stream(plan(args, directory, 0, 1)).first_sample() in (0, 1, 2, 3)
+
+
+def test_stream_travels_to_workers_without_its_gate(tmp_path: Path) -> None:
+    stream = opened(produce(tmp_path / "s", 9, 2), num_train_epochs=1, sharded_lazy_shuffle_window=0)
+    again = pickle.loads(pickle.dumps(stream))
+    assert len(again) == 9
+    assert not hasattr(again, "gate")

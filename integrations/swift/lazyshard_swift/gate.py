@@ -14,7 +14,6 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import ChunkMissing
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 
-
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
 

@@ -62,6 +62,8 @@ class TrainStream(Dataset[Any]):
             encoder,
             layout="strided" if plan.layout == "strided" else "block",
             num_samples=_ENDLESS if plan.layout == "strided" else None,
+            # Rank 0 saw the end; this one may not yet.
+            max_total_samples=None if plan.layout == "strided" else plan.facts.samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
             **common,

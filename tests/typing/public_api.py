@@ -45,6 +45,7 @@ def train(directory: Path) -> None:
         dp_size=2,
         samples_per_chunk=1000,
         max_total_samples=1_000_000,
+        num_samples=8,
         batch_size=4,
         unit="chunk",
         layout="block",

@@ -48,15 +48,19 @@ class Checkpoints:
             save(position, folder)
             self._pending.append(_Pending(Path(folder), position))
 
-    def commit(self) -> None:
-        """Moves the cursor to the newest checkpoint; all that were begun are whole by now.
+    def commit(self, unfinished: int = 0) -> None:
+        """Moves the cursor to the newest checkpoint that is whole.
 
         A cursor that cannot be written is told and not raised: training and checkpoints do not depend on it.
+
+        Args:
+            unfinished: how many of those begun last are still being saved.
         """
-        if not self._pending:
+        whole = len(self._pending) - unfinished
+        if whole <= 0:
             return
-        folder, position = self._pending[-1]
-        self._pending.clear()
+        folder, position = self._pending[whole - 1]
+        del self._pending[:whole]
         try:
             _make_durable(folder)
             write_cursor(self._plan.directory, self._cursor(position))

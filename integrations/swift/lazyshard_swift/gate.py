@@ -76,7 +76,7 @@ class Gate:
                 reader.chunk(number)
         except ChunkMissing as cause:
             raise ResumeRefused(
-                f"{cause}. The checkpoint goes on there; take a later checkpoint, or restore the chunk",
+                f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk",
                 expected=f"chunk {cause.chunk}",
                 actual="deleted",
             ) from cause

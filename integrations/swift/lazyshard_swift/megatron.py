@@ -61,8 +61,8 @@ class _Steps:
     def on_step_begin(self) -> None:
         """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
         trainer, ranks = self.trainer, self.stream.plan.rank.dp_size
-        if self.checkpoints.pending and _saved_asynchronously():
-            self.checkpoints.commit()
+        if self.checkpoints.pending:
+            self.checkpoints.commit(_unfinished_saves())
         consumed = trainer.state.consumed_train_samples
         if not self.stream.gate.allows(consumed // ranks, (consumed + trainer.args.global_batch_size) // ranks):
             raise _StreamEnded
@@ -168,11 +168,12 @@ def _finish(trainer: Any) -> None:
     )
 
 
-def _saved_asynchronously() -> bool:
-    """Returns whether what --async_save has begun is on disk; the same on all ranks."""
+def _unfinished_saves() -> int:
+    """Returns how many of the checkpoints that --async_save has begun are not on disk; they get there in order."""
     from swift.megatron.utils import megatron_lm_utils
 
-    return bool(megatron_lm_utils.is_empty_async_queue())
+    count: int = megatron_lm_utils._async_calls_queue.get_num_unfinalized_calls()
+    return count
 
 
 def _trainer_module() -> Any:

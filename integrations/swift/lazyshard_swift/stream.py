@@ -7,9 +7,10 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import xxhash
 from torch.utils.data import Dataset
 
@@ -61,9 +62,7 @@ class TrainStream(Dataset[Any]):
             plan.directory,
             encoder,
             layout="strided" if plan.layout == "strided" else "block",
-            num_samples=_ENDLESS if plan.layout == "strided" else None,
-            # Rank 0 saw the end; this one may not yet.
-            max_total_samples=None if plan.layout == "strided" else plan.facts.samples,
+            num_samples=_ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
             **common,
@@ -107,18 +106,18 @@ class TrainStream(Dataset[Any]):
         ready = self.plan.facts.ended or self.plan.facts.samples >= self.plan.plan.needed(0)
         return self._dataset[0] if ready else None
 
-    def _open_samples(self, lane_position: int) -> Iterator[int]:
-        """Yields samples of every chunk that is begun, or about to be, at a position of this rank's lane."""
-        plan, rank = self.plan.plan, self.plan.rank
-        total = self.plan.facts.samples if self.plan.facts.ended else None
-        size = self.plan.facts.samples_per_chunk
-        first = lane_position - lane_position % plan.window if plan.window else lane_position
-        for position in range(first, first + max(plan.window, 1), size):
-            try:
-                yield plan.deal.sample(rank.dp_rank, position, total)
-            except IndexError:
-                # The lane ends there; the first step will find out whether the run does.
-                return
+    def _open_samples(self, position: int) -> list[int]:
+        """Returns the samples of the window that is open at a position of this rank's lane, or else that position's."""
+        plan, rank, facts = self.plan.plan, self.plan.rank, self.plan.facts
+        total = facts.samples if facts.ended else None
+        if total is not None:
+            position %= plan.epoch_length(total)
+        first = position - position % plan.window if plan.window else position
+        stop = first + max(plan.window, 1)
+        if total is not None:
+            stop = min(stop, plan.deal.lane_length(rank.dp_rank, total))
+        samples: list[int] = plan.deal.samples(rank.dp_rank, np.arange(first, stop), total).tolist()
+        return samples
 
     def check_resume(self, consumed: int, step: int) -> None:
         """Refuses to go on where the next sample would not be exactly the next one.

@@ -1,0 +1,191 @@
+"""`megatron sft --sharded_lazy true`, 4 processes: what the ranks consumed of ended streams and of one being written.
+
+Of every run: each sample once, all processes of a data-parallel rank fed the same, each rank from its own chunks alone.
+The live streams come from the real producer, and begin when the training has; where they end, it ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.swift.commands import ids_by_dp, megatron_sft
+from tests.swift.conftest import ModelMaker
+from tests.swift.consumption import (
+    PP2_DP2,
+    SIZE,
+    STOPPED,
+    TP2_DP2,
+    assert_cursor,
+    assert_dealt,
+    assert_places,
+    assert_stopped_at_end,
+    by_epoch,
+    position_of,
+    train_live,
+)
+from tests.swift.streams import producing, published, wait_for_samples, write_jsonl, write_stream
+
+# One run takes 25 to 35 s on 2 idle cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_dp4_two_epochs_of_an_ended_stream(tmp_path: Path, model: Path) -> None:
+    samples, step_samples = 75, 16  # 4 whole stripes, a tail of 11 rows; an epoch of 72 samples: 4 steps and a half
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    run = megatron_sft(
+        tmp_path / "run",
+        model,
+        dataset=directory,
+        sharded_lazy=True,
+        num_train_epochs=2,
+        save_strategy="epoch",
+        global_batch_size=step_samples,
+    )
+    assert run.returncode == 0, run.tail()
+    assert_places(run.batches, dp=4)
+    by_dp = ids_by_dp(run.batches)
+    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(4), 36)
+    first, second = by_epoch(by_dp, samples)
+    assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 3
+    assert all(first[dp] != second[dp] for dp in range(4)), "both epochs in the same order"
+    assert list(run.losses) == list(range(1, 10))
+    # Steps 4 and 8 are the last that end within their epochs, 9 is the end.
+    consumed = {path.name: position_of(path)["consumed"] for path in run.output_dir.glob("checkpoint-*")}
+    assert consumed == {"checkpoint-4": 64, "checkpoint-8": 128, "checkpoint-9": 144}
+    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in run.output
+
+
+def test_tp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:
+    samples = 107  # 13 whole stripes and 3 rows
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    validation = write_jsonl(tmp_path / "validation.jsonl", 1000, 1008)
+    run = megatron_sft(
+        tmp_path / "run",
+        model,
+        dataset=directory,
+        sharded_lazy=True,
+        num_train_epochs=1,
+        global_batch_size=4,
+        data_sharding=True,
+        val_dataset=validation,
+        eval_steps=13,
+        **TP2_DP2,
+    )
+    assert run.returncode == 0, run.tail()
+    assert_places(run.batches, dp=2, tp=2)
+    by_dp = ids_by_dp(run.batches)
+    assert len(assert_dealt(by_dp, samples)) == 3
+    assert position_of(run.output_dir / "checkpoint-26")["layout"] == "block"
+    # Over the whole of each rank's own chunks, where the window would be its first 8.
+    assert all(max(ids[:16]) >= 64 for ids in by_dp.values()), "not ms-swift's shuffle over all"
+    evaluated = [batch for batch in run.batches if not batch.train]
+    assert {number for batch in evaluated for number in batch.ids} == set(range(1000, 1008))
+    assert len(re.findall(r"'eval_loss': ", run.output)) == 2, run.tail()
+
+
+def test_pp2_dp2_with_four_micro_batches_in_a_step(tmp_path: Path, model: Path) -> None:
+    samples = 83  # 10 whole stripes and 3 rows; 80 samples are 5 steps
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    run = megatron_sft(
+        tmp_path / "run",
+        model,
+        dataset=directory,
+        sharded_lazy=True,
+        num_train_epochs=1,
+        global_batch_size=16,
+        **PP2_DP2,
+    )
+    assert run.returncode == 0, run.tail()
+    assert_places(run.batches, dp=2, pp=2)
+    assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
+    steps = Counter((batch.rank, batch.step) for batch in run.batches)
+    assert steps == {(rank, step): 4 for rank in range(4) for step in range(1, 6)}
+
+
+def test_virtual_pipeline_stages_get_the_same_samples(tmp_path: Path, make_model: ModelMaker) -> None:
+    samples = 51
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    run = megatron_sft(
+        tmp_path / "run",
+        make_model("qwen3", layers=4),
+        dataset=directory,
+        sharded_lazy=True,
+        num_train_epochs=1,
+        virtual_pipeline_model_parallel_size=2,
+        **PP2_DP2,
+    )
+    assert run.returncode == 0, run.tail()
+    assert_places(run.batches, dp=2, pp=2)
+    assert {batch.vp for batch in run.batches} == {0, 1}
+    assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
+
+
+def test_context_parallel_peers_get_the_same_samples(tmp_path: Path, model: Path) -> None:
+    samples = 51
+    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
+    run = megatron_sft(
+        tmp_path / "run", model, dataset=directory, sharded_lazy=True, num_train_epochs=1, context_parallel_size=2
+    )
+    assert run.returncode == 0, run.tail()
+    assert_places(run.batches, dp=2, cp=2)
+    assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
+
+
+def test_dp4_live_without_padding_free(tmp_path: Path, model: Path) -> None:
+    samples = 141  # 8 whole stripes and 13 rows; 136 samples are 17 steps
+    run = train_live(tmp_path, model, samples, train_iters=50, padding_free=False, dataloader_num_workers=2)
+    assert_places(run.batches, dp=4)
+    assert_stopped_at_end(run, tmp_path / "stream", samples, ranks=4, step_samples=8, planned=50)
+
+
+def test_tp2_dp2_live_puts_data_sharding_aside(tmp_path: Path, model: Path) -> None:
+    samples = 141
+    directory = tmp_path / "stream"
+    # This stream has begun; its producer was killed, and goes on once the training processes are there.
+    with producing(directory, write_jsonl(tmp_path / "stream.source.jsonl", 0, samples), SIZE, 100) as producer:
+        wait_for_samples(directory, 20)
+        producer.kill()
+    begun = published(directory)
+    run = train_live(
+        tmp_path,
+        model,
+        samples,
+        train_iters=50,
+        data_sharding=True,
+        sharded_lazy_max_wait=77.5,
+        **TP2_DP2,
+    )
+    assert begun < samples / 2
+    assert_places(run.batches, dp=2, tp=2)
+    assert_stopped_at_end(run, directory, samples, ranks=2, step_samples=8, planned=50)
+    assert run.output.count("lazyshard: --data_sharding true is put aside") == 1
+    arguments = json.loads((run.output_dir / "args.json").read_bytes())
+    assert arguments["dataset"] == [str(directory)]
+    assert {name: value for name, value in arguments.items() if name.startswith("sharded_lazy")} == {
+        "sharded_lazy": True,
+        "sharded_lazy_samples_per_chunk": None,
+        "sharded_lazy_max_wait": 77.5,
+        "sharded_lazy_shuffle_window": None,
+        "sharded_lazy_consumer": None,
+        "sharded_lazy_on_bad_sample": None,
+        "sharded_lazy_on_end": "stop",
+    }
+
+
+def test_pp2_dp2_live_goes_on_with_the_next_epoch(tmp_path: Path, model: Path) -> None:
+    samples, steps = 87, 16  # an epoch of 84 samples, and 44 of the next one
+    run = train_live(tmp_path, model, samples, train_iters=steps, sharded_lazy_on_end="repeat", **PP2_DP2)
+    assert_places(run.batches, dp=2, pp=2)
+    first, second = by_epoch(ids_by_dp(run.batches), samples)
+    assert len(assert_dealt(first, samples)) == 3
+    assert len(assert_dealt(second, samples)) == samples - 44
+    assert all(first[dp][:22] != second[dp] for dp in range(2)), "both epochs in the same order"
+    assert list(run.losses) == list(range(1, steps + 1))
+    assert not STOPPED.search(run.output)
+    # Another epoch may follow, so no chunk is given up.
+    assert_cursor(run.output_dir / f"checkpoint-{steps}", tmp_path / "stream", steps * 8, set())

@@ -1,0 +1,141 @@
+"""Training that waits for data: it gives up in time, and nothing of it stays when it is ended from outside.
+
+The streams have a producer that was killed, so every step past what it published waits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.swift.commands import Training, start_megatron_sft, start_swift_sft
+from tests.swift.consumption import SIZE, TP2_DP2
+from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MAX_WAIT_S: Final = 8.0
+TO_THE_END_S: Final = 20.0
+"""What a command may take beyond that: 3 s in which a rank lets the others come to their own end, some for torchrun."""
+
+UNTIL_GONE_S: Final = 20.0
+
+WAITING: Final[dict[str, Any]] = {"sharded_lazy": True, "dataloader_num_workers": 2, "sharded_lazy_max_wait": 500}
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    """A stream whose producer was killed when 40 samples or some more were there."""
+    directory = tmp_path / "stream"
+    source = write_jsonl(tmp_path / "rows.jsonl", 0, 1000)
+    with producing(directory, source, SIZE, 400) as producer:
+        wait_for_samples(directory, 40)
+        producer.kill()
+        producer.wait()
+    return directory
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def wait_until_it_waits(training: Training, directory: Path, ranks: int) -> None:
+    """Waits until everything that is certain was trained, and every process and worker is at a loss."""
+    span = 2 * SIZE * ranks
+    certain = published(directory) // span * span // (2 * ranks)
+    training.wait_for_step(certain)
+    training.wait_for(lambda: set(training.losses) >= set(range(1, certain + 1)), f"loss of step {certain}")
+    time.sleep(1)
+    trainers = [process for process in training.processes() if process.trains]
+    assert len(trainers) == ranks * (1 + WAITING["dataloader_num_workers"]), "ranks and their DataLoader workers"
+
+
+def exit_codes(output: str) -> dict[int, int]:
+    """Exit code by rank, from torchrun's report; negative for a signal."""
+    found = re.findall(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+)", output)
+    return {int(rank): int(code) for rank, code in found}
+
+
+def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> None:
+    """Checks the ends of the processes: each said why, in time, and left nothing."""
+    run = training.wait(120)
+    last = max(batch.time for batch in run.batches)
+    took = time.time() - last
+    assert MAX_WAIT_S - 1 < took < MAX_WAIT_S + TO_THE_END_S
+    said = Counter(re.findall(r"^lazyshard(?:: (rank \d+))?: error: (.*) \(exit code 75\)$", run.output, re.MULTILINE))
+    assert sorted(who for who, _ in said.elements()) == sorted(ranks), run.tail()
+    for _, message in said:
+        assert "waiting for chunk" in message and str(stream) in message and "--sharded_lazy_max_wait" in message
+    tracebacks = re.findall(r"Traceback \(most recent call last\):\n.*\n.*\n.*", run.output)
+    assert all("torch/distributed/run.py" in text for text in tracebacks), "a traceback that is not torchrun's own"
+    assert not training.leftover_processes()
+
+
+def test_every_megatron_rank_gives_up_with_75(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    options = {**WAITING, **TP2_DP2, "sharded_lazy_max_wait": MAX_WAIT_S}
+    with start_megatron_sft(tmp_path / "run", model, dataset=stream, train_iters=100, **options) as training:
+        assert_gave_up(training, stream, tuple(f"rank {rank}" for rank in range(4)))
+        assert exit_codes(training.output) == dict.fromkeys(range(4), 75)
+        assert training.process.returncode == 1
+    assert files(stream) == before
+
+
+def test_swift_without_torchrun_ends_with_75(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    options = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S}
+    with start_swift_sft(tmp_path / "run", model, processes=1, dataset=stream, max_steps=100, **options) as training:
+        assert_gave_up(training, stream, ("",))
+        assert training.process.returncode == 75
+    assert files(stream) == before
+
+
+def assert_all_gone(training: Training, stream: Path, before: list[str]) -> int:
+    """Checks that the command ends and nothing of it stays. Returns its exit code."""
+    code = training.wait(UNTIL_GONE_S).returncode
+    assert not training.leftover_processes()
+    assert files(stream) == before
+    return code
+
+
+def test_ctrl_c(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    with start_swift_sft(tmp_path / "run", model, dataset=stream, max_steps=100, **WAITING) as training:
+        wait_until_it_waits(training, stream, ranks=2)
+        # A terminal sends it to the command and to torchrun; the ranks have sessions of their own.
+        os.killpg(training.process.pid, signal.SIGINT)
+        assert assert_all_gone(training, stream, before) != 0
+
+
+def test_ctrl_c_without_torchrun(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    with start_swift_sft(tmp_path / "run", model, processes=1, dataset=stream, max_steps=100, **WAITING) as training:
+        wait_until_it_waits(training, stream, ranks=1)
+        os.killpg(training.process.pid, signal.SIGINT)
+        assert assert_all_gone(training, stream, before) == 130
+        assert "lazyshard: interrupted (exit code 130)" in training.output
+
+
+def test_sigterm_to_the_command(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    options = {**WAITING, "processes": 2, "train_iters": 100, "global_batch_size": 4}
+    with start_megatron_sft(tmp_path / "run", model, dataset=stream, **options) as training:
+        wait_until_it_waits(training, stream, ranks=2)
+        training.process.terminate()
+        assert assert_all_gone(training, stream, before) != 0
+
+
+def test_kill_of_torchrun_takes_the_ranks_with_it(tmp_path: Path, model: Path, stream: Path) -> None:
+    before = files(stream)
+    with start_swift_sft(tmp_path / "run", model, dataset=stream, max_steps=100, **WAITING) as training:
+        wait_until_it_waits(training, stream, ranks=2)
+        (launcher,) = {p.pid for p in training.processes() if "torch.distributed.run" in p.argv}
+        os.kill(launcher, signal.SIGKILL)
+        assert assert_all_gone(training, stream, before) == 137

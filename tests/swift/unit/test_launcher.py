@@ -141,7 +141,8 @@ CHILD = """
 import os, signal, sys
 
 def leave(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    # Not print: the signal may come while the line below is being printed.
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")
     os._exit(7)
 
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

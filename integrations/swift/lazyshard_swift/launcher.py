@@ -41,11 +41,16 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
 def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
         return subprocess.run(arguments, *rest, **options)
-    child = subprocess.Popen(arguments)
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def hand_down(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
 
+    # Before there is a child, so that no signal finds nobody to hand it down.
     before = {
         number: signal.signal(number, hand_down)
         for number in (signal.SIGTERM, signal.SIGHUP)
@@ -53,6 +58,9 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         if signal.getsignal(number) not in (signal.SIG_IGN, None)
     }
     try:
+        child = subprocess.Popen(arguments)
+        for number in early:
+            child.send_signal(number)
         while True:
             try:
                 code = child.wait()

@@ -50,10 +50,18 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         else:
             child.send_signal(number)
 
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     # Before there is a child, so that no signal finds nobody to hand it down.
     before = {
-        number: signal.signal(number, hand_down)
-        for number in (signal.SIGTERM, signal.SIGHUP)
+        number: signal.signal(number, handler)
+        for number, handler in (
+            (signal.SIGTERM, hand_down),
+            (signal.SIGHUP, hand_down),
+            (signal.SIGINT, interrupted),
+        )
         # Under nohup SIGHUP stays ignored; None is a handler that Python does not know and could not put back.
         if signal.getsignal(number) not in (signal.SIG_IGN, None)
     }
@@ -61,13 +69,7 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         child = subprocess.Popen(arguments)
         for number in early:
             child.send_signal(number)
-        while True:
-            try:
-                code = child.wait()
-                break
-            except KeyboardInterrupt:
-                # The terminal has sent it to the child as well, which ends by itself; a second one ends us both.
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -182,7 +182,7 @@ def test_start_up_file_comes_and_goes_with_the_package(
     environment = Environment(tmp_path / "environment", "--no-deps", str(package))
     (installed,) = environment.folder.glob(f"lib/python*/site-packages/{PTH}")
     done = environment.python(FINDERS)
-    assert (done.stdout, done.stderr) == ("['Start']\n", "")
+    assert (done.stdout, done.stderr) == ("['function']\n", "")
     # In a child, and with a module of ms-swift's name in place.
     swift = tmp_path / "swift"
     swift.mkdir()

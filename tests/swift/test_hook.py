@@ -275,7 +275,7 @@ before = set(sys.modules)
 # Virtual environments run it twice.
 exec(line); exec(line)
 assert set(sys.modules) - before == {{"lazyshard_swift"}}, set(sys.modules) - before
-assert (report(), sys.meta_path[0].__class__.__name__) == (["Start"], "Start")
+assert (report(), sys.meta_path[0].__class__.__name__) == (["function"], "function")
 import swift
 assert set(sys.modules) - before == {{"swift", "lazyshard_swift", "lazyshard_swift.hook"}}, set(sys.modules) - before
 assert report() == ["Finder"] and sys.meta_path[0].__class__.__name__ == "Finder"

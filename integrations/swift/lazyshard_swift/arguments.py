@@ -125,6 +125,9 @@ def _with_ours(original: Any) -> Any:
 
 def _check(args: Any) -> None:
     if not args.sharded_lazy:
+        for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
+            if os.path.exists(os.path.join(name, "stream.json")):
+                notice(f"--dataset {name} is a lazyshard stream; it is read as one with --sharded_lazy true")
         return
     if not settings.is_training(args):
         notice("--sharded_lazy is for commands that train; it is put aside here")

@@ -181,8 +181,10 @@ def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
     """Returns the samples of one rank in a micro batch, and those of all ranks in a step."""
     if settings.is_megatron(args):
         return args.micro_batch_size, args.global_batch_size
-    batch_size = args.per_device_train_batch_size * max(1, args.training_args.n_gpu)
-    return batch_size, batch_size * args.gradient_accumulation_steps * dp_size
+    # ms-swift chooses the accumulation where none is given, and leaves it in the trainer's own arguments alone.
+    trainer = args.training_args
+    batch_size = trainer.per_device_train_batch_size * max(1, trainer.n_gpu)
+    return batch_size, batch_size * trainer.gradient_accumulation_steps * dp_size
 
 
 def resume_checkpoint(args: Any) -> str | None:

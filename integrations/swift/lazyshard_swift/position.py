@@ -199,10 +199,13 @@ def check_resume(position: Position, now: Position, checkpoint: str, first_epoch
     if position.layout != now.layout:
         raise refuse("layout", "the order would be another; keep --data_sharding as it was")
     if position.consumed != now.consumed:
-        raise refuse(
-            "consumed",
-            "the position does not belong to this checkpoint, or batch sizes have changed so that the steps no longer "
-            "come out at the same sample",
+        raise ResumeRefused(
+            f"{checkpoint}: {position.consumed} samples were trained in {position.step} steps; with the batch sizes of "
+            f"this run the trainer would go on after {now.consumed}. Keep micro batch * accumulation * ranks as it "
+            f"was, or the position is another checkpoint's",
+            checkpoint=checkpoint,
+            expected=str(position.consumed),
+            actual=str(now.consumed),
         )
     if (position.layout == "block" or not first_epoch) and position.batch_size != now.batch_size:
         raise refuse("batch_size", "epochs would end elsewhere; start with the micro batch that it had")

@@ -211,6 +211,27 @@ def _check_own(args: Any) -> None:
             raise _refused(name, f"--{name} is one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def check_directory(directory: str) -> None:
+    """Refuses a directory that holds other things than a stream; one that is empty or not there may yet become one.
+
+    Raises:
+        SettingsRefused: naming some of what is there.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return
+    if not names or any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in names):
+        return
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    raise _refused(
+        "dataset",
+        f"--dataset {directory}: there is no stream in it, but other files ({some}). A stream has files named "
+        f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk 1000` "
+        f"makes one",
+    )
+
+
 def progress(args: Any, live: bool) -> Progress:
     """Returns whether steps or epochs decide how long the run is, as ms-swift would, but by steps on a live stream.
 

@@ -14,11 +14,11 @@ import numpy as np
 import xxhash
 from torch.utils.data import Dataset
 
-from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
 from lazyshard_swift import parallel, settings
-from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
-from lazyshard_swift.logs import attend
+from lazyshard_swift.logs import attend, notice
 from lazyshard_swift.parallel import FOREIGN, Facts
 from lazyshard_swift.planning import RunPlan, decide
 from lazyshard_swift.position import check_resume
@@ -170,7 +170,17 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     attend()
     directory = args.dataset[0]
     rank = parallel.data_parallel_rank(args)
-    reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
+    settings.check_directory(directory)
+    try:
+        reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
+    except ValueError as cause:
+        if isinstance(cause, LazyShardError) or args.sharded_lazy_samples_per_chunk is not None:
+            raise
+        raise SettingsRefused(
+            f"{directory}: another program fills it, so there is no stream.json that says how many rows every chunk "
+            f"but the last holds: give --sharded_lazy_samples_per_chunk N",
+            argument="sharded_lazy_samples_per_chunk",
+        ) from cause
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
@@ -192,4 +202,5 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     if plan.saved is not None:
         # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
         stream.check_resume(plan.saved.consumed, plan.saved.step)
+        notice(f"{plan.checkpoint}: goes on after {plan.saved.consumed} samples, in step {plan.saved.step + 1}")
     return stream

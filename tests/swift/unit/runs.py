@@ -56,12 +56,18 @@ def megatron(**changes: Any) -> Any:
     return TrainArguments(**{**_OURS, **_BOTH, **own, **changes})
 
 
-def hugging_face(**changes: Any) -> Any:
+def hugging_face(n_gpu: int = 1, **changes: Any) -> Any:
     """Returns arguments as of `swift sft`, with ms-swift's defaults."""
+    trainer = SimpleNamespace(
+        n_gpu=n_gpu,
+        per_device_train_batch_size=changes.get("per_device_train_batch_size", 1),
+        gradient_accumulation_steps=changes.pop("gradient_accumulation_steps", 1),
+    )
     own: dict[str, Any] = {
         "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "training_args": SimpleNamespace(n_gpu=1),
+        # ms-swift leaves it so where it chooses the accumulation itself; the trainer's own arguments have the number.
+        "gradient_accumulation_steps": None,
+        "training_args": trainer,
         "max_steps": -1,
         "num_train_epochs": 3.0,
         "resume_from_checkpoint": None,

@@ -59,7 +59,7 @@ class Run:
 
 
 def runs(real: ModuleType, args: Any, directory: Path, dp: int, **options: Any) -> list[Run]:
-    accumulation = args.gradient_accumulation_steps
+    accumulation = args.training_args.gradient_accumulation_steps
     return [Run(real, plan(args, directory, rank, dp), accumulation, **options) for rank in range(dp)]
 
 

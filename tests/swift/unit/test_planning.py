@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,9 +41,9 @@ def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2) -> R
     [
         (megatron(micro_batch_size=2, global_batch_size=16), 4, (2, 16)),
         (hugging_face(per_device_train_batch_size=2, gradient_accumulation_steps=3), 4, (2, 24)),
-        (hugging_face(per_device_train_batch_size=2, training_args=SimpleNamespace(n_gpu=0)), 1, (2, 2)),
+        (hugging_face(per_device_train_batch_size=2, n_gpu=0), 1, (2, 2)),
         # One process with several devices, torch's DataParallel.
-        (hugging_face(per_device_train_batch_size=2, training_args=SimpleNamespace(n_gpu=4)), 1, (8, 8)),
+        (hugging_face(per_device_train_batch_size=2, n_gpu=4), 1, (8, 8)),
     ],
 )
 def test_batch_sizes(args: Any, dp: int, sizes: tuple[int, int]) -> None:

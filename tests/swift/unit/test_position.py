@@ -221,8 +221,8 @@ REFUSED: list[tuple[dict[str, Any], bool, str, str, str]] = [
     ({"seed": 43}, True, "give --data_seed 42", "42", "43"),
     ({"window": 0}, True, "keep --train_dataloader_shuffle true", "8", "0"),
     ({"window": 2}, True, "leave out --sharded_lazy_shuffle_window", "8", "2"),
-    ({"consumed": 47}, True, "batch sizes have changed", "48", "47"),
-    ({"consumed": 49}, False, "batch sizes have changed", "48", "49"),
+    ({"consumed": 47}, True, "with the batch sizes of this run", "48", "47"),
+    ({"consumed": 49}, False, "with the batch sizes of this run", "48", "49"),
     ({"batch_size": 2}, False, "start with the micro batch that it had", "1", "2"),
 ]
 

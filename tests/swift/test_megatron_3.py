@@ -255,7 +255,7 @@ def test_resume_elsewhere_is_refused(job: Callable[..., Job], tmp_path: Path) ->
     job(train_iters=3).train()
     resumed = job(train_iters=8, load=str(tmp_path / "output0" / "checkpoint-3"))
     resumed.megatron.iteration, resumed.megatron.consumed_train_samples = 4, 32
-    with pytest.raises(ResumeRefused, match="24 samples were trained in 3 steps; .* go on after 32"):
+    with pytest.raises(ResumeRefused, match=r"24 samples were trained in 3 steps; .* go on after 32"):
         resumed.train()
     assert resumed.trainer.trained == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import LazyShardError, WaitTimeout
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.position import save
 from lazyshard_swift.stream import TrainStream, open_train_stream
 from tests.storage.streams import foreign, produce
@@ -50,6 +50,19 @@ def test_stream_is_opened_by_what_the_arguments_say(tmp_path: Path) -> None:
 def test_stream_that_is_not_there_is_a_timeout(tmp_path: Path) -> None:
     with pytest.raises(WaitTimeout, match="no stream there yet"):
         opened(tmp_path / "s")
+
+
+def test_directory_of_other_files_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "part-00000.jsonl").write_bytes(TWO)
+    with pytest.raises(SettingsRefused, match=r"no stream in it, but other files \(part-00000\.jsonl\)"):
+        opened(tmp_path)
+
+
+def test_directory_that_another_program_fills_needs_a_size(tmp_path: Path) -> None:
+    directory = foreign(tmp_path / "s", TWO, TWO, end=True)
+    with pytest.raises(SettingsRefused, match="give --sharded_lazy_samples_per_chunk N") as refused:
+        opened(directory)
+    assert refused.value.argument == "sharded_lazy_samples_per_chunk"
 
 
 def test_stream_that_ended_without_a_sample_is_refused(tmp_path: Path) -> None:

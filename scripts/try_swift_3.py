@@ -140,6 +140,12 @@ def killed(verdicts: Verdicts, work: Path, model: Path) -> None:
     verdicts.own_chunks([*kept, *run.batches], processes, samples, samples_per_chunk)
 
 
+def helped(verdicts: Verdicts, work: Path, model: Path) -> None:
+    print("\nswift sft --help")
+    run = commands.swift_sft(work, model, processes=1, command=("swift", "sft", "--help"))
+    verdicts.that(run.returncode == 0 and "--sharded_lazy_max_wait " in run.output, "help", "shows the arguments")
+
+
 def field(file: Path, name: str) -> Any:
     """Returns a field of a JSON file, None where there is no such file."""
     try:
@@ -160,6 +166,7 @@ def main(arguments: list[str]) -> int:
     maker = commands.CPU / "tiny_model.py"
     subprocess.run([sys.executable, str(maker), str(model), "qwen2"], check=True, capture_output=True)
     verdicts = Verdicts()
+    helped(verdicts, work / "help", model)
     ended(verdicts, work / "ended-1", model, 1)
     ended(verdicts, work / "ended-2", model, 2)
     live(verdicts, work / "live", model)

@@ -182,10 +182,13 @@ def test_megatron_pt(tmp_path: Path, model: Path) -> None:
     assert_cursor(run.output_dir / "checkpoint-4", directory, 16, set(range(samples)) - left_over)
 
 
-@pytest.mark.parametrize("train", [swift_sft, megatron_sft])
-def test_help_shows_the_arguments(tmp_path: Path, model: Path, train: Callable[..., Run]) -> None:
-    # Not `swift sft`: a parser that ms-swift asks before its own one answers --help, and knows a single argument.
-    command = ("swift", "pt") if train is swift_sft else ("megatron", "sft")
+@pytest.mark.parametrize(
+    ("train", "command"),
+    [(swift_sft, ("swift", "sft")), (swift_sft, ("swift", "pt")), (megatron_sft, ("megatron", "sft"))],
+)
+def test_help_shows_the_arguments(
+    tmp_path: Path, model: Path, train: Callable[..., Run], command: tuple[str, str]
+) -> None:
     run = train(tmp_path / "run", model, processes=1, command=(*command, "--help"))
     assert run.returncode == 0, run.tail()
     for name in ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_consumer", "_on_bad_sample", "_on_end"):

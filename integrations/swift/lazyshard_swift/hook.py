@@ -34,6 +34,7 @@ MARK = "lazyshard_swift"
 # By place in ms-swift 3.12, then 4.x where it differs.
 EXTENSIONS: "dict[str, str]" = {
     "swift.cli.main": "lazyshard_swift.launcher",
+    "swift.cli.utils": "lazyshard_swift.help",
     "swift.llm.argument.base_args.data_args": "lazyshard_swift.arguments",
     "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
     "swift.llm.train.sft": "lazyshard_swift.pipeline",

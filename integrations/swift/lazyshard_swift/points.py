@@ -18,7 +18,11 @@ from lazyshard_swift.versions import release
 MEGATRON: Final = "megatron sft"
 SWIFT: Final = "swift sft"
 
-_COMMAND_OF: Final = {"lazyshard_swift.megatron": MEGATRON, "lazyshard_swift.huggingface": SWIFT}
+_COMMAND_OF: Final = {
+    "lazyshard_swift.help": SWIFT,
+    "lazyshard_swift.huggingface": SWIFT,
+    "lazyshard_swift.megatron": MEGATRON,
+}
 """Extensions that one command alone needs; the others serve both."""
 
 
@@ -99,6 +103,8 @@ _LAUNCHER: Final = (
     HookPoint("signals to the training's processes", "swift.cli.main", "", "subprocess", None),
 )
 
+_HELP: Final = HookPoint("the options in the help", "swift.cli.utils", "", "try_use_single_device_mode", ())
+
 _HUGGINGFACE: Final = (
     _mixin("the loader of each rank", "DataLoaderMixin", "get_train_dataloader", ("self", "skip_batches")),
     _mixin("the order of samples", "", "BatchSamplerShard", None),
@@ -122,6 +128,7 @@ POINTS_3_12: Final = (
     _megatron("the start and the end of training", "train", "train_dataset", "val_dataset", "data_collator"),
     _megatron_name("what happens between steps", "training"),
     _megatron_name("Megatron-LM's own arguments", "get_args"),
+    _HELP,
     *_HUGGINGFACE,
 )
 """Those of ms-swift 3.12."""
@@ -138,6 +145,7 @@ POINTS_4: Final = (
     _megatron_name("the end of training", "disable_forward_pre_hook"),
     _megatron("the start and the end of training", "train", "train_dataset", "val_dataset"),
     _megatron("what happens between steps", "call_event", "event"),
+    _HELP,
     *_HUGGINGFACE,
 )
 """Those of ms-swift 4.0 and later."""

@@ -123,6 +123,14 @@ class CursorInvalid(FormatInvalid):
     """`cursors/NAME.json` cannot be used."""
 
 
+class ReadingInvalid(FormatInvalid):
+    """`cursors/NAME.reading.json` cannot be used."""
+
+
+class RetiredInvalid(FormatInvalid):
+    """`retired.json` cannot be used."""
+
+
 class VersionUnsupported(FormatInvalid):
     """A file of a later format than this release reads."""
 
@@ -130,13 +138,15 @@ class VersionUnsupported(FormatInvalid):
 class RowInvalid(LazyShardError, ValueError):
     """A row that is not one JSON object in UTF-8.
 
-    `file`, `line` (from 1) and `byte` (offset in the file, from 0) are known where the row came from a file.
+    `file`, `line` (from 1) and `byte` (offset in the file, from 0) are known where the row came from a file; `index` is
+    its number (from 0) among the lines that were given together, where there were several.
     """
 
     reason: str | None = None
     file: str | None = None
     line: int | None = None
     byte: int | None = None
+    index: int | None = None
 
 
 class ChunkCorrupt(LazyShardError, ValueError):
@@ -156,6 +166,14 @@ class ChunkMissing(LazyShardError, FileNotFoundError):
     file: str | None = None
     chunk: int | None = None
     waited: float | None = None
+
+
+class ChunkRetired(LazyShardError, FileNotFoundError):
+    """A chunk that its producer has deleted, by its rules of retention: those of [0, chunks_before) are gone."""
+
+    file: str | None = None
+    chunk: int | None = None
+    chunks_before: int | None = None
 
 
 class FileRefused(LazyShardError, OSError):

@@ -23,7 +23,8 @@ from lazyshard.data.index_space import IndexSpace, LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.samples import SampleMaker
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RowInvalid
+from lazyshard.format import check_consumer
 from lazyshard.plan import Draw, Run
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.chunk import parse_lines
@@ -78,12 +79,18 @@ class LazyShardedDataset(Dataset[Any]):
             raises.
         cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first
             pass over a stream nothing comes back.
+        consumer: name under which rank 0 tells the producer, about once a window, how much of the stream is needed to
+            read on (`cursors/NAME.reading.json`). Give it where the producer is held back by --max-ahead, or deletes
+            chunks: as long as this consumer has no cursor, its chunks are kept. None tells nothing. What cannot be
+            written there is logged, never raised.
 
     Raises:
         WaitTimeout: no stream has appeared.
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError: another argument is.
+
+    Samples whose chunk the producer has deleted raise `ChunkRetired`, a second pass over them included.
 
     The rank and the length are resolved when they are first needed, and never change after that. Not guaranteed:
     that ranks agree on the length if a live stream ends, with fewer than `max_total_samples`, just while they ask
@@ -115,11 +122,13 @@ class LazyShardedDataset(Dataset[Any]):
         on_bad_sample: OnBadSample = "substitute",
         max_bad_samples: int = 100,
         cache_bytes: int = 0,
+        consumer: str | None = None,
     ) -> None:
         self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples)
         encoder = None if encode_fn is None else Encoder(encode_fn)
         bad = BadSamples(on_bad_sample, max_bad_samples)
         cache = SampleCache(cache_bytes)
+        self._consumer = None if consumer is None else check_consumer(consumer)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
@@ -274,6 +283,7 @@ class LazyShardedDataset(Dataset[Any]):
         Raises:
             IndexError: outside the data set.
             WaitTimeout: not published within `max_wait`.
+            ChunkRetired: its chunk was deleted by the producer.
             BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
         """
         if type(index) is not int:
@@ -316,7 +326,7 @@ class LazyShardedDataset(Dataset[Any]):
     def _indices(self) -> IndexSpace:
         space = self._space
         if space is None:
-            made = IndexSpace(self._order, self._rank or resolve_rank(), self._reader)
+            made = IndexSpace(self._order, self._rank or resolve_rank(), self._reader, self._consumer)
             # Before the space: who finds that one relies on this.
             self._step = 1 if self._order.layout == "block" else made.rank.dp_size
             # One step, so that of two threads that come here at once both go on with the same space.
@@ -334,7 +344,7 @@ class LazyShardedDataset(Dataset[Any]):
             samples: list[Any] = []
             while len(samples) < len(indices):
                 index, count = self._consecutive(indices, len(samples))
-                samples += self._read(index, count, epoch)
+                samples += self._read_kept(index, count, epoch)
             return samples
         except LazyShardError as error:
             if get_worker_info() is not None:
@@ -366,6 +376,7 @@ class LazyShardedDataset(Dataset[Any]):
         # Newer releases of torch have workers that are threads: those end with their process.
         apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
         self._reader.parent = Parent() if apart else None
+        self._reader.on_wait = None if space.marks is None else space.marks.repeat
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
             self._samples.forget_bad()
@@ -383,6 +394,23 @@ class LazyShardedDataset(Dataset[Any]):
         while start + count < len(indices) and indices[start + count] == index + count * step:
             count += 1
         return index, count
+
+    def _read_kept(self, index: int, count: int, epoch: int) -> list[Any]:
+        """Returns what `_read` does; of a chunk that is gone it says more where the sample was drawn before."""
+        try:
+            return self._read(index, count, epoch)
+        except ChunkRetired as error:
+            drawn = self._indices().draw(index, epoch, self._reader)
+            if not drawn.epoch:
+                raise
+            raise ChunkRetired(
+                f"{error.file}: sample {drawn.sample} is drawn again in epoch {drawn.epoch}, but its chunk "
+                f"{error.chunk} was deleted by the stream's producer, as were all chunks below {error.chunks_before}. "
+                f"To train another epoch, produce the stream with --retain all, or more epochs of its rows in advance",
+                file=error.file,
+                chunk=error.chunk,
+                chunks_before=error.chunks_before,
+            ) from error
 
     def _read(self, index: int, count: int, epoch: int) -> list[Any]:
         """Returns the samples of the first of `count` consecutive indices: at least one of them."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lazyshard.data.rank import Rank
+from lazyshard.data.reading_marks import ReadingMarks
 from lazyshard.errors import LengthUnknown
 from lazyshard.plan import Deal, Draw, Layout, Plan, Run, make_layout
 from lazyshard.storage import Published, StreamReader
@@ -100,17 +101,19 @@ class IndexSpace:
         order: the settings.
         rank: whose data set it is.
         reader: the stream.
+        consumer: for whom rank 0 keeps a reading mark; None for nobody.
 
     Attributes:
         layout: how the ranks' positions lie among the indices.
         wraps: later indices may draw a later epoch than the first ones.
+        marks: the reading mark that this rank keeps, None if it keeps none.
 
     Raises:
         LengthUnknown: the stream is live and there is neither max_total_samples nor num_samples.
         ValueError: num_samples is less than one batch of every rank.
     """
 
-    def __init__(self, order: Order, rank: Rank, reader: StreamReader) -> None:
+    def __init__(self, order: Order, rank: Rank, reader: StreamReader, consumer: str | None = None) -> None:
         self.order = order
         self.rank = rank
         self.plan = order.plan(rank.dp_size, reader.samples_per_chunk)
@@ -139,6 +142,9 @@ class IndexSpace:
                 order.batch_size,
             )
         self._tell_cut(published, reader)
+        self.marks: ReadingMarks | None = None
+        if consumer is not None and rank.dp_rank == 0:
+            self.marks = ReadingMarks(consumer, self.plan, reader)
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total
         # of another thread's.
@@ -162,9 +168,13 @@ class IndexSpace:
 
     def _total(self, position: int, reader: StreamReader) -> int | None:
         certain, total = self._certain
+        limit = self.order.max_total_samples
+        if self.marks is not None and position >= self.marks.stop:
+            seen = reader.seen
+            known = self.order.known_total(seen)
+            self.marks.enter(position, limit if known is None else known, seen.samples)
         if position > certain:
             needed = self.plan.needed(position)
-            limit = self.order.max_total_samples
             published = reader.wait_for(needed if limit is None else min(needed, limit))
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)

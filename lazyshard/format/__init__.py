@@ -1,32 +1,41 @@
 """The files of a stream directory as values: encode, decode, validate. No I/O, no clock.
 
 - `names`: file names; `fields`: how JSON of other people's making is read
-- `manifest`, `head`, `end`, `owner`, `seal`, `cursor`: one file of the directory each
-- `row`: one line of a chunk
+- `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
+- `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.
 """
 
+from lazyshard.format.batch import CheckedLines, check_lines
 from lazyshard.format.cursor import Cursor, check_consumer
+from lazyshard.format.duplicate_keys import has_duplicate_keys
 from lazyshard.format.end import End
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
 from lazyshard.format.manifest import Manifest, check_samples_per_chunk
 from lazyshard.format.owner import Owner
-from lazyshard.format.row import check_row, encode_row, has_duplicate_keys, parse_row
+from lazyshard.format.reading import ReadingMark
+from lazyshard.format.retired import Retired
+from lazyshard.format.row import check_line, check_row, encode_row, parse_row
 from lazyshard.format.seal import Seal
 
 __all__ = [
     "FORMAT",
     "STATES",
+    "CheckedLines",
     "Cursor",
     "End",
     "Head",
     "Manifest",
     "Owner",
     "ProducerState",
+    "ReadingMark",
+    "Retired",
     "Seal",
     "check_consumer",
+    "check_line",
+    "check_lines",
     "check_row",
     "check_samples_per_chunk",
     "encode_row",

@@ -24,7 +24,7 @@ MAX_CONSUMER_BYTES: Final = 200
 _MAX_PLAN: Final = 2**63 - 1
 """The largest seed of a plan."""
 
-_SUFFIX: Final = ".json"
+CURSOR_SUFFIX: Final = ".json"
 _NOT_IN_NAMES: Final = re.compile(r"[/\x00-\x1f\x7f\ud800-\udfff]")
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -55,7 +55,7 @@ class Cursor:
     def __post_init__(self) -> None:
         """Checks the fields: what is written wrong here would be found by the next start of a training run."""
         check_consumer(self.consumer)
-        if self.stream_id is not None and not _is_stream_id(self.stream_id):
+        if self.stream_id is not None and not is_stream_id(self.stream_id):
             raise ValueError(f"stream_id is 32 hexadecimal digits or None, got {self.stream_id!r}")
         if not math.isfinite(self.updated_at):
             raise ValueError(f"updated_at is a finite number of seconds, got {self.updated_at!r}")
@@ -64,7 +64,7 @@ class Cursor:
             ("chunks_before", self.chunks_before, MAX_CHUNKS),
             *((f"plan[{name!r}]", value, _MAX_PLAN) for name, value in self.plan.items()),
         ):
-            if not _is_count(value, high):
+            if not is_count(value, high):
                 raise ValueError(f"{name} is an integer from 0 to {high}, got {value!r}")
 
     def encode(self) -> bytes:
@@ -90,7 +90,7 @@ class Cursor:
         # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
         fields.text("consumer", (consumer,))
         stream_id = fields.values.get("stream_id")
-        if stream_id is not None and not _is_stream_id(stream_id):
+        if stream_id is not None and not is_stream_id(stream_id):
             raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
         return cls(
             consumer=consumer,
@@ -108,7 +108,7 @@ def cursor_name(consumer: str) -> str:
     Raises:
         ValueError: there can be no consumer of this name.
     """
-    return check_consumer(consumer) + _SUFFIX
+    return check_consumer(consumer) + CURSOR_SUFFIX
 
 
 def check_consumer(name: str) -> str:
@@ -141,14 +141,16 @@ def _plan(fields: Fields) -> dict[str, int]:
     if not isinstance(plan, dict):
         raise fields.refuse("plan", "an object", reprlib.repr(plan) if "plan" in fields.values else "no such field")
     for name, value in plan.items():
-        if not _is_count(value, _MAX_PLAN):
+        if not is_count(value, _MAX_PLAN):
             raise fields.refuse(f"plan.{name}", f"an integer from 0 to {_MAX_PLAN}", reprlib.repr(value))
     return plan
 
 
-def _is_count(value: Any, high: int) -> bool:
+def is_count(value: Any, high: int) -> bool:
+    """Returns whether a value is an integer from 0 to `high`."""
     return type(value) is int and 0 <= value <= high
 
 
-def _is_stream_id(value: Any) -> bool:
+def is_stream_id(value: Any) -> bool:
+    """Returns whether a value is the identity of a stream: 32 hexadecimal digits."""
     return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None

@@ -33,6 +33,7 @@ class Head:
         host: the producer's machine.
         pid: the producer's process there.
         updated_at: seconds since 1970, UTC, by the producer's clock.
+        note: what it waits for, in words; empty where it does not say.
     """
 
     chunks: int
@@ -43,10 +44,12 @@ class Head:
     host: str
     pid: int
     updated_at: float
+    note: str = ""
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        return encode({"format": FORMAT} | {name: getattr(self, name) for name in self.__slots__})
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "note" or self.note}
+        return encode({"format": FORMAT} | values)
 
     @classmethod
     def decode(cls, data: bytes, file: str = HEAD) -> Head:
@@ -73,4 +76,5 @@ class Head:
             host=fields.text("host"),
             pid=fields.integer("pid", 0, 2**31),
             updated_at=fields.number("updated_at"),
+            note=fields.text("note") if "note" in fields.values else "",
         )

@@ -4,6 +4,7 @@
 stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
 head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
 stream.end               end of stream          stream.owner                  who may write
+retired.json             what is deleted        quarantine.jsonl              rows that were refused
 .producer.lock, .tmp/    the writer's own
 ```
 
@@ -20,6 +21,8 @@ MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
 END: Final = "stream.end"
 OWNER: Final = "stream.owner"
+RETIRED: Final = "retired.json"
+QUARANTINE: Final = "quarantine.jsonl"
 LOCK: Final = ".producer.lock"
 TEMPORARY: Final = ".tmp"
 SEAL_SUFFIX: Final = ".completed"

@@ -1,14 +1,33 @@
 """The only place of lazyshard that touches files.
 
-- `durable`: the steps of a durable write; `open_chunk`, `recovery`, `lock`, `rate`, `writer`: the producer's side
+- `durable`: the steps of a durable write; `lock`, `creation`, `recovery`, `writer_opening`: how a producer begins
+- `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
+  `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
-- `cursor`: how far the durable checkpoints of a stream's consumers are
+- `cursor`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted
+- `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `adoption`, with `adoption_names`, `adoption_rows`, `adoption_publishing`: a stream out of other programs' chunk files
 """
 
+from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
 from lazyshard.storage.cursor import read_cursor, write_cursor
 from lazyshard.storage.reader import StreamReader
+from lazyshard.storage.reading import read_reading, write_reading
+from lazyshard.storage.retire import list_kept, read_retired
 from lazyshard.storage.stream import Published
 from lazyshard.storage.writer import ChunkWriter
 
-__all__ = ["ChunkWriter", "Published", "StreamReader", "read_cursor", "write_cursor"]
+__all__ = [
+    "ChunkWriter",
+    "Consumer",
+    "Published",
+    "StreamReader",
+    "forget_consumer",
+    "list_consumers",
+    "list_kept",
+    "read_cursor",
+    "read_reading",
+    "read_retired",
+    "write_cursor",
+    "write_reading",
+]

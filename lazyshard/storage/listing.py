@@ -6,7 +6,7 @@ O(chunks): for writers, for foreign directories, and where head.json is lost.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
@@ -21,23 +21,39 @@ class Listing:
     Attributes:
         data: file name of each chunk's rows, by chunk number.
         seals: file name of each chunk's marker, by chunk number.
-        sealed: how many chunks have a marker without a gap: those of the half-open range [0, sealed).
-        complete: how many chunks have marker and data without a gap: those of the half-open range [0, complete).
+        sealed: the chunks of the half-open range [first, sealed) have a marker.
+        complete: those of the half-open range [first, complete) have marker and data.
+        first: the first chunk that is looked at; those below it are retired.
+        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. Markers
+            come before data.
     """
 
     data: dict[int, str]
     seals: dict[int, str]
     sealed: int
     complete: int
+    first: int = 0
+    leftovers: list[str] = field(default_factory=list)
 
     @property
     def gap(self) -> int | None:
         """The first chunk that is not complete although a later one has a marker; None if there is no such chunk."""
-        return self.complete if len(self.seals) > self.complete else None
+        return self.complete if len(self.seals) > self.complete - self.first else None
+
+    def starting_at(self, first: int) -> Listing:
+        """Returns the listing of the chunks from `first` on, those below it being retired."""
+        if first == self.first:
+            return self
+        data = {chunk: name for chunk, name in self.data.items() if chunk >= first}
+        seals = {chunk: name for chunk, name in self.seals.items() if chunk >= first}
+        leftovers = [names[chunk] for names in (self.seals, self.data) for chunk in sorted(names) if chunk < first]
+        return _contiguous(data, seals, first, leftovers)
 
 
 def list_chunks(directory: Path) -> Listing:
     """Lists the chunk files of a directory; anything else in it is passed over.
+
+    Of a stream of ours take `list_kept` (`lazyshard.storage.retire`), which knows what was deleted.
 
     Raises:
         StreamInvalid: two files have the same chunk number (padded differently).
@@ -64,10 +80,14 @@ def list_chunks(directory: Path) -> Listing:
                 chunk=chunk,
             )
         names[chunk] = name
-    sealed = 0
+    return _contiguous(data, seals, 0, [])
+
+
+def _contiguous(data: dict[int, str], seals: dict[int, str], first: int, leftovers: list[str]) -> Listing:
+    sealed = first
     while sealed in seals:
         sealed += 1
-    complete = 0
+    complete = first
     while complete < sealed and complete in data:
         complete += 1
-    return Listing(data, seals, sealed, complete)
+    return Listing(data, seals, sealed, complete, first, leftovers)

@@ -88,6 +88,8 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     else:
         doing = f"is {head.state}"
     beat = f"; its last heartbeat is {format_seconds(age)} old" if age > STALE_HEARTBEAT_S else ""
+    if head.state == "waiting" and head.note and not gone:
+        doing += f" ({head.note})"
     silent = age > _DEAD_HEARTBEAT_S and head.state in ("running", "waiting")
     dead = ", it may be dead" if silent and not gone else ""
     return f"{published.samples} samples are published, {who} {doing}{beat}{dead}{gap}"

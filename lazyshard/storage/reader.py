@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMissing, WaitTimeout
+from lazyshard.errors import ChunkMissing, ChunkRetired, LazyShardError, StreamInvalid, StreamMissing, WaitTimeout
+from lazyshard.format.cursor import CURSORS
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
     STALE_HEARTBEAT_S,
@@ -34,9 +36,12 @@ GRACE_S: Final = 60.0
 """How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
 minute that a name did not exist."""
 
-_PARENT_LOOK_S: Final = 1.0
-"""How often a waiting worker looks whether its parent is still there; a look at the stream costs more and comes less
-often."""
+_ASIDE_S: Final = 1.0
+"""How often a waiting reader does what it does besides, such as a look whether its parent is still there; a look at the
+stream costs more and comes less often."""
+
+_LET_GO_S: Final = 1.0
+"""How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed."""
 
 _QUIET_S: Final = 0.02
 """Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
@@ -75,6 +80,8 @@ class StreamReader:
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
         parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
             default, and after a pickle's journey to another process.
+        on_wait: is called while this reader waits, at least about once a second; None by default, and after a
+            pickle's journey.
         waited_s: seconds spent waiting for the producer.
         chunks_opened: how many times a chunk was opened.
     """
@@ -89,9 +96,11 @@ class StreamReader:
         self.label = ""
         self.quiet = False
         self.parent: Parent | None = None
+        self.on_wait: Callable[[], None] | None = None
         self.waited_s = 0.0
         self.chunks_opened = 0
         self._chunks: dict[int, Chunk] = {}
+        self._let_go_at = float("-inf")
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._seen = Published(0, 0, False)
@@ -102,7 +111,7 @@ class StreamReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open files behind."""
-        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0, "parent": None}
+        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0, "parent": None, "on_wait": None}
 
     @property
     def seen(self) -> Published:
@@ -168,6 +177,7 @@ class StreamReader:
         Raises:
             IndexError: the stream has ended before it.
             WaitTimeout: it was not published within `max_wait`.
+            ChunkRetired: its chunk was deleted by the producer.
             ChunkCorrupt, RowInvalid, OSError: it cannot be read.
         """
         self._check(sample)
@@ -188,6 +198,7 @@ class StreamReader:
 
         Raises:
             ChunkCorrupt: row `first` is bad.
+            ChunkRetired: its chunk was deleted by the producer; found at once, unless the chunk is still open here.
             ChunkMissing: a file of its chunk did not appear within the grace period.
             OSError: the filesystem failed.
         """
@@ -204,7 +215,7 @@ class StreamReader:
 
         Raises:
             RowInvalid: row `first` is not a JSON object.
-            ChunkCorrupt, ChunkMissing, OSError: as `lines_published`.
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
         """
         return self.parse(self.lines_published(first, stop, at_least), first)
 
@@ -237,6 +248,7 @@ class StreamReader:
         chunk = self._chunks.pop(number, None)
         if chunk is None:
             chunk = self._open(number)
+            self._let_go()
         self._chunks[number] = chunk
         most = min(OPEN_CHUNKS, max(1, OPEN_ROWS // self.samples_per_chunk))
         if len(self._chunks) > most:
@@ -257,6 +269,10 @@ class StreamReader:
             except FileNotFoundError as cause:
                 waited = time.monotonic() - started
                 self.refresh()
+                # Only here, so that a chunk which is there costs no more than before.
+                retired = self._stream.retired()
+                if number < retired:
+                    raise self._retired(number, retired, str(cause.filename)) from cause
                 if waited > min(GRACE_S, self.max_wait):
                     raise ChunkMissing(
                         f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
@@ -309,19 +325,35 @@ class StreamReader:
                     reported = next_report(reported)
                     if not self.quiet:
                         _log.warning("%s", self._describe_wait(samples, waited))
+                self._let_go()
                 expected = expected_wait(samples, self._seen)
                 pause = min(next_poll(waited, expected), self.max_wait - waited, next_report(reported) - waited)
                 self._pause(pause, time.sleep if waited < _QUIET_S else waker.sleep)
 
+    def _let_go(self) -> None:
+        """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
+        now = time.monotonic()
+        if not self._chunks or now - self._let_go_at < _LET_GO_S:
+            return
+        self._let_go_at = now
+        # What cannot be told now is told by whoever reads on.
+        with contextlib.suppress(LazyShardError, OSError):
+            retired = self._stream.retired()
+            for number in [number for number in list(self._chunks) if number < retired]:
+                self._chunks.pop(number, None)
+
     def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> None:
         """Sleeps until the next look is due, with an eye on the parent if there is one."""
-        if self.parent is None:
+        if self.parent is None and self.on_wait is None:
             sleep(seconds)
             return
         due = time.monotonic() + seconds
         while seconds > 0:
-            self.parent.leave_if_gone()
-            if sleep(min(seconds, _PARENT_LOOK_S)):
+            if self.parent is not None:
+                self.parent.leave_if_gone()
+            if self.on_wait is not None:
+                self.on_wait()
+            if sleep(min(seconds, _ASIDE_S)):
                 return
             seconds = due - time.monotonic()
 
@@ -338,6 +370,17 @@ class StreamReader:
         return (
             f"{who}waiting for chunk {chunk} of {self.directory} ({format_seconds(waited)} of at most "
             f"{format_seconds(self.max_wait)}): {producer}"
+        )
+
+    def _retired(self, number: int, retired: int, file: str) -> ChunkRetired:
+        return ChunkRetired(
+            f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: every "
+            f"consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later checkpoint, or "
+            f"produce the stream anew, with --retain all, or with --consumers NAME, which deletes nothing before the "
+            f"consumer NAME has registered",
+            file=file,
+            chunk=number,
+            chunks_before=retired,
         )
 
     def _timeout(self, samples: int, waited: float) -> WaitTimeout:

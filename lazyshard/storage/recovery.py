@@ -1,7 +1,9 @@
 """What a producer finds when it opens a stream, and what it clears away first.
 
 A crash can leave a file under `.tmp/` or a data file with no seal; neither was ever published. It can also leave seals
-that are visible but not yet durable, so the directory is synced before any of them is believed.
+that are visible but not yet durable, so the directory is synced before any of them is believed. Chunks below the
+retired mark may be missing; those that are still there, or there again after a power cut, are removed. What that costs
+does not grow with how many there once were.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from pathlib import Path
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format import End, Manifest, Seal
-from lazyshard.format.names import END, TEMPORARY, chunk_name, seal_name
+from lazyshard.format.names import END, RETIRED, TEMPORARY, chunk_name, seal_name
 from lazyshard.storage.durable import remove, sync_directory
 from lazyshard.storage.files import open_file, read_file
-from lazyshard.storage.listing import Listing, list_chunks
+from lazyshard.storage.listing import Listing
+from lazyshard.storage.retire import complete_retirement, list_kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Recovered:
     """What is published in a stream.
 
     Attributes:
-        chunks: sealed chunks.
+        chunks: chunks sealed ever, the retired ones included: those of the half-open range [0, chunks).
         samples: rows in them.
         last: seal of the last one, None if there is none.
         ended: `stream.end` is there.
@@ -40,12 +43,13 @@ def recover(directory: Path, manifest: Manifest) -> Recovered:
     """Clears what was never published and returns what was. The caller holds the writer's lock.
 
     Raises:
-        StreamInvalid: there is a gap, or `stream.end` says otherwise than the seals.
+        StreamInvalid: there is a gap above the retired chunks, or `stream.end` says otherwise than the seals.
+        RetiredInvalid: `retired.json` cannot be used.
         ChunkCorrupt, ChunkMissing, SealInvalid: the last chunk is not as it was sealed.
         OSError: the filesystem failed.
     """
     sync_directory(directory)
-    listing = list_chunks(directory)
+    listing = list_kept(directory, manifest.stream_id)
     _check_gaps(directory, listing)
     last = _last_seal(directory, listing)
     if last is not None and last.samples > manifest.samples_per_chunk:
@@ -59,6 +63,7 @@ def recover(directory: Path, manifest: Manifest) -> Recovered:
     samples = listing.sealed * manifest.samples_per_chunk - short
     ended = _check_end(directory, listing.sealed, samples)
     _clear(directory, listing)
+    complete_retirement(directory, listing)
     return Recovered(listing.sealed, samples, last, ended, closing=short > 0 and not ended)
 
 
@@ -71,7 +76,14 @@ def _check_gaps(directory: Path, listing: Listing) -> None:
             directory=str(directory),
             chunk=listing.sealed,
         )
-    for chunk in range(listing.sealed):
+    if listing.sealed == listing.first > 0:
+        raise StreamInvalid(
+            f"{directory}: {seal_name(listing.first)} is missing, the first that {RETIRED} says was not deleted; "
+            f"restore it from a copy, it holds the position from which a producer goes on",
+            directory=str(directory),
+            chunk=listing.first,
+        )
+    for chunk in range(listing.first, listing.sealed):
         if chunk not in listing.data:
             raise ChunkMissing(
                 f"{directory / chunk_name(chunk)}: sealed, but its data file is missing; restore it from a copy",
@@ -81,7 +93,7 @@ def _check_gaps(directory: Path, listing: Listing) -> None:
 
 
 def _last_seal(directory: Path, listing: Listing) -> Seal | None:
-    if not listing.sealed:
+    if listing.sealed == listing.first:
         return None
     chunk = listing.sealed - 1
     path = directory / listing.seals[chunk]

@@ -26,6 +26,7 @@ from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
 from lazyshard.storage.files import read_file
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.retire import list_kept, read_retired
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,14 @@ class Stream(Protocol):
             FileNotFoundError: a file of it is not there (yet).
             ChunkCorrupt, SealInvalid: it is not as it was sealed.
             FileRefused, FileUnreadable, OSError: it cannot be opened.
+        """
+
+    def retired(self) -> int:
+        """Looks which chunks were deleted by the stream's own rules: those of the half-open range [0, n).
+
+        Raises:
+            RetiredInvalid: the mark that says so cannot be used.
+            OSError: it cannot be read.
         """
 
 
@@ -175,14 +184,14 @@ class NativeStream:
             )
 
     def _listed(self) -> Published:
-        listing = list_chunks(self.directory)
+        listing = list_kept(self.directory, self.stream_id)
         try:
             path = self.directory / END
             end = End.decode(read_file(path), str(path))
         except FileNotFoundError:
             # The last seal may be that of a partial chunk whose stream.end is still to come.
             chunks = listing.complete
-            if chunks and len(self.open_chunk(chunks - 1)) < self.samples_per_chunk:
+            if chunks > listing.first and len(self.open_chunk(chunks - 1)) < self.samples_per_chunk:
                 chunks -= 1
             return Published(chunks, chunks * self.samples_per_chunk, False, gap=listing.gap)
         self._check_samples(path, EndInvalid, end.chunks, end.samples, True)
@@ -210,6 +219,10 @@ class NativeStream:
         path = self.directory / seal_name(chunk)
         seal = Seal.decode(read_file(path), chunk, str(path))
         return open_sealed(self.directory / chunk_name(chunk), seal)
+
+    def retired(self) -> int:
+        """Reads the retired mark."""
+        return read_retired(self.directory, self.stream_id)
 
 
 class ForeignStream:
@@ -255,6 +268,10 @@ class ForeignStream:
         if chunk not in self._names:
             self._names = list_chunks(self.directory).data
         return open_foreign(self.directory / self._names.get(chunk, chunk_name(chunk)), chunk)
+
+    def retired(self) -> int:
+        """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
+        return 0
 
     def _rows_of_newest(self, chunk: int) -> int:
         if self._newest is None or self._newest[0] != chunk:

@@ -22,6 +22,12 @@ def test_head_bytes_are_pinned() -> None:
     assert Head.decode(GOLDEN) == VALUE
 
 
+def test_note_of_a_waiting_producer_comes_last() -> None:
+    noted = replace(VALUE, note="12 chunks ahead")
+    assert noted.encode() == GOLDEN[:-2] + b',"note":"12 chunks ahead"}\n'
+    assert Head.decode(noted.encode()) == noted
+
+
 def test_producer_states_are_pinned() -> None:
     assert STATES == ("running", "waiting", "idle", "finished", "failed")
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lazyshard.format import Head, ProducerState
@@ -158,3 +160,12 @@ def test_rate_follows_the_clock_and_bears_one_that_stands_still() -> None:
     assert meter.update(20.0, 99) == pytest.approx(2.0)
     assert meter.update(15.0, 99) == pytest.approx(2.0)
     assert 2.0 < meter.update(30.0, 65) < 4.0
+
+
+def test_what_a_waiting_producer_waits_for_is_told() -> None:
+    waiting = published("waiting", rate=0.0)
+    assert waiting.head is not None
+    noted = replace(waiting, head=replace(waiting.head, note="--max-ahead 5 chunks"))
+    assert describe_producer(noted, 14, 101.0) == (
+        "10 samples are published, the producer (pid 42 on node7) is waiting (--max-ahead 5 chunks)"
+    )

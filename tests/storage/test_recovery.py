@@ -80,14 +80,15 @@ def test_end_that_fails_after_the_partial_chunk_names_it_to_no_reader(
     for row in rows(0, 3):
         writer.write(row)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "_write_end", full)
+    monkeypatch.setattr("lazyshard.storage.chunk_sequence.publish_end", full)
     with pytest.raises(OSError, match="No space left"):
         writer.close()
     assert (head(tmp_path).chunks, head(tmp_path).samples, head(tmp_path).state) == (1, 2, "failed")
     assert StreamReader(tmp_path).seen.samples == 2
+    monkeypatch.undo()
     with pytest.raises(StreamEnded):
         ChunkWriter(tmp_path)
     assert list(StreamReader(tmp_path)) == rows(0, 3)

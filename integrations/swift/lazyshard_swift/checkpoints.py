@@ -40,6 +40,17 @@ class Checkpoints:
         self._pending: list[_Pending] = []
         self.last_step = -1
 
+    def register(self) -> None:
+        """Puts the cursor where this run starts, so that from then on the producer keeps what the run needs.
+
+        Before anything is read: chunks are kept only for consumers that the producer knows. The cursor may go back, if
+        a run starts anew or from an older checkpoint. One that cannot be written is told and not raised.
+        """
+        saved = self._plan.saved
+        if parallel.is_first():
+            consumed, step = (0, 0) if saved is None else (saved.consumed, saved.step)
+            self._write(self._plan.position(consumed, step))
+
     def begin(self, folder: str, consumed: int, step: int) -> None:
         """Writes the position into the folder of a checkpoint that is about to be saved."""
         self.last_step = step
@@ -61,16 +72,23 @@ class Checkpoints:
             return
         folder, position = self._pending[whole - 1]
         del self._pending[:whole]
-        try:
-            _make_durable(folder)
-            write_cursor(self._plan.directory, self._cursor(position))
-        except OSError as error:
-            notice(f"the cursor could not be written ({error}); the producer keeps what it would have deleted")
+        self._write(position, folder)
 
     @property
     def pending(self) -> bool:
         """Whether a checkpoint was begun whose cursor is not committed."""
         return bool(self._pending)
+
+    def _write(self, position: Position, folder: Path | None = None) -> None:
+        try:
+            if folder is not None:
+                _make_durable(folder)
+            write_cursor(self._plan.directory, self._cursor(position))
+        except OSError as error:
+            notice(
+                f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
+                f"are done with, or if there is none it does not know of this run"
+            )
 
     def _cursor(self, newest: Position) -> Cursor:
         plan, known = self._plan, saved_in(*self._folders())

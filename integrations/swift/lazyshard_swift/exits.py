@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import LazyShardError, RankInvalid, StreamMismatch, WaitTimeout
+from lazyshard.errors import ChunkRetired, LazyShardError, RankInvalid, StreamMismatch, WaitTimeout
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 
 REFUSED: Final = 2
@@ -69,7 +69,15 @@ def code_of(error: BaseException) -> int | None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
     if isinstance(ours, WaitTimeout):
         return TIMED_OUT
-    refusals = (SettingsRefused, ResumeRefused, PositionInvalid, StreamMismatch, StreamTooShort, RankInvalid)
+    refusals = (
+        SettingsRefused,
+        ResumeRefused,
+        PositionInvalid,
+        StreamMismatch,
+        StreamTooShort,
+        RankInvalid,
+        ChunkRetired,
+    )
     return REFUSED if isinstance(ours, refusals) else DAMAGED
 
 

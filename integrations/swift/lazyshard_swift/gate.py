@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from lazyshard import LazyShardedDataset
-from lazyshard.errors import ChunkMissing
+from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 
 _LOOK_S: Final = 5.0
@@ -74,6 +74,12 @@ class Gate:
         try:
             for number in sorted(chunks):
                 reader.chunk(number)
+        except ChunkRetired as cause:
+            raise ResumeRefused(
+                f"{cause}. The checkpoint goes on with chunk {cause.chunk}",
+                expected=f"chunk {cause.chunk}",
+                actual="deleted",
+            ) from cause
         except ChunkMissing as cause:
             raise ResumeRefused(
                 f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk",

@@ -8,6 +8,7 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,10 @@ import xxhash
 from torch.utils.data import Dataset
 
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+from lazyshard.errors import ChunkRetired
+from lazyshard.storage import read_retired
 from lazyshard_swift import parallel, settings
+from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.logs import attend, notice
@@ -65,6 +69,7 @@ class TrainStream(Dataset[Any]):
             num_samples=_ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
+            consumer=plan.consumer,
             **common,
         )
         self._dataset.reader.quiet = True
@@ -102,15 +107,25 @@ class TrainStream(Dataset[Any]):
         )
 
     def first_sample(self) -> Any | None:
-        """Returns the first sample of the first rank if it is there already, without waiting."""
-        ready = self.plan.facts.ended or self.plan.facts.samples >= self.plan.plan.needed(0)
-        return self._dataset[0] if ready else None
+        """Returns the first sample that the first rank trains if it is there already, without waiting."""
+        plan = self.plan
+        # The sampler of blocks decides by itself with which it goes on.
+        consumed = plan.saved.consumed if plan.saved is not None and plan.layout == "strided" else 0
+        ready = plan.facts.ended or plan.facts.samples >= plan.plan.needed(consumed // plan.rank.dp_size)
+        try:
+            return self._dataset[consumed] if ready else None
+        except ChunkRetired:
+            # Trained to the end: no sample follows, and the first one was deleted.
+            return None
 
     def _open_samples(self, position: int) -> list[int]:
         """Returns the samples of the window that is open at a position of this rank's lane, or else that position's."""
         plan, rank, facts = self.plan.plan, self.plan.rank, self.plan.facts
         total = facts.samples if facts.ended else None
         if total is not None:
+            if self.plan.stop_at_end and position >= plan.epoch_length(total):
+                # Trained to the end, behind which chunks may be deleted.
+                return []
             position %= plan.epoch_length(total)
         first = position - position % plan.window if plan.window else position
         stop = first + max(plan.window, 1)
@@ -199,8 +214,28 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,
     )
-    if plan.saved is not None:
+    if plan.saved is None:
+        _check_whole(plan)
+    else:
         # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
         stream.check_resume(plan.saved.consumed, plan.saved.step)
         notice(f"{plan.checkpoint}: goes on after {plan.saved.consumed} samples, in step {plan.saved.step + 1}")
+    # Once nothing is refused any more, since a cursor keeps chunks for ever; and long before the first sample is read.
+    Checkpoints(plan, args.output_dir).register()
     return stream
+
+
+def _check_whole(plan: RunPlan) -> None:
+    """Refuses to start at the beginning of a stream whose first chunks are gone.
+
+    Raises:
+        SettingsRefused: they are.
+    """
+    retired = 0 if plan.stream_id is None else read_retired(Path(plan.directory), plan.stream_id)
+    if retired:
+        raise SettingsRefused(
+            f"{plan.directory}: its producer has deleted the chunks below {retired}, which a run that starts anew "
+            f"would train first: go on from a checkpoint that was trained on this stream, or produce it anew with "
+            f"--retain all, or with --consumers {plan.consumer}, which deletes nothing before this run has started",
+            argument="dataset",
+        )

@@ -11,7 +11,8 @@ import pytest
 from lazyshard.data.rank import Rank
 from lazyshard.format import Cursor
 from lazyshard.plan import Plan
-from lazyshard.storage import read_cursor
+from lazyshard.storage import forget_consumer, list_consumers, read_cursor, read_retired
+from lazyshard.storage.retire import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.parallel import Facts
@@ -192,6 +193,57 @@ def test_nothing_is_written_without_a_checkpoint(tmp_path: Path) -> None:
     assert not (directory / "cursors").exists()
 
 
+def test_start_registers_the_run_before_it_has_trained(tmp_path: Path) -> None:
+    directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
+    run = plan(args_of(output), directory, 0, 2)
+    Checkpoints(run, str(output)).register()
+    found = cursor(directory)
+    assert (found.stream_id, found.consumed, found.chunks_before) == (run.facts.stream, 0, 0)
+    assert found.plan == {"dp_size": 2, "unit": 3, "window": 0, "seed": 42, "batch_size": 1}
+    assert not output.exists()
+
+
+def test_start_from_the_beginning_takes_back_the_cursor_of_the_run_before(tmp_path: Path) -> None:
+    directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
+    checkpoint(Checkpoints(plan(args_of(output), directory, 0, 2), str(output)), output, 5)
+    assert cursor(directory).chunks_before == 6
+    # --finetune true: the checkpoint is there, and not gone on from.
+    Checkpoints(plan(args_of(output), directory, 0, 2), str(output)).register()
+    assert (cursor(directory).consumed, cursor(directory).chunks_before) == (0, 0)
+
+
+def test_resumed_start_puts_the_cursor_where_it_goes_on(tmp_path: Path) -> None:
+    directory, output, other = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out", tmp_path / "other"
+    saves = Checkpoints(plan(args_of(output), directory, 0, 2), str(output))
+    for step in (3, 9):
+        checkpoint(saves, output, step)
+        (output / f"checkpoint-{step}" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    before = cursor(directory)
+    assert (before.consumed, before.chunks_before) == (36, 4)
+    for forgotten in (False, True):
+        if forgotten:
+            assert forget_consumer(directory, CONSUMER)
+        resumed = args_of(output, finetune=False, mcore_model=str(output / "checkpoint-9"))
+        Checkpoints(plan(resumed, directory, 0, 2), str(output)).register()
+        assert (cursor(directory).consumed, cursor(directory).chunks_before) == (36, 4)
+    # From an older one, whose folder was moved: it goes back.
+    shutil.copytree(output / "checkpoint-3", other / "kept")
+    shutil.rmtree(output / "checkpoint-3")
+    checkpoint(saves, output, 9)
+    assert cursor(directory).chunks_before == 12
+    resumed = args_of(output, finetune=False, mcore_model=str(other / "kept"))
+    Checkpoints(plan(resumed, directory, 0, 2), str(output)).register()
+    assert (cursor(directory).consumed, cursor(directory).chunks_before) == (12, 4)
+
+
+def test_start_that_cannot_register_is_told_and_goes_on(tmp_path: Path, notices: list[str]) -> None:
+    directory = produce(tmp_path / "s", 48, PER_CHUNK)
+    (directory / "cursors").touch()
+    Checkpoints(plan(args_of(tmp_path / "out"), directory, 0, 2), str(tmp_path / "out")).register()
+    assert len(notices) == 1
+    assert "the cursor could not be written" in notices[0]
+
+
 def test_newest_of_several_that_were_begun_counts(tmp_path: Path) -> None:
     # --async_save: more than one may be under way.
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
@@ -206,6 +258,7 @@ def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
     monkeypatch.setattr(parallel, "is_first", lambda: False)
     saves = Checkpoints(plan(args_of(output), directory, 1, 2), str(output))
+    saves.register()
     saves.begin(str(output / "checkpoint-5"), 20, 5)
     saves.commit()
     # But every rank knows that there is one, or they would not all save at the end.
@@ -273,8 +326,8 @@ def test_checkpoint_that_the_cursor_has_seen_is_gone_on_from_after_the_chunks_be
     checkpoint(Checkpoints(whole[0].plan, str(output)), output, 7)
     chunks = cursor(directory).chunks_before
     assert chunks == 8
-    for chunk in range(chunks):
-        (directory / f"chunk_{chunk:05d}.jsonl").unlink()
+    (consumer,) = list_consumers(directory, 16)
+    assert retire(directory, consumer.chunks_before, 16) == 8 == read_retired(directory)
     (output / "checkpoint-7" / "latest_checkpointed_iteration.txt").write_text("7")
     resumed = args_of(output, sharded_lazy_shuffle_window=2, finetune=False, mcore_model=str(output / "checkpoint-7"))
     streams = [open_stream(plan(resumed, directory, rank, 2)) for rank in range(2)]

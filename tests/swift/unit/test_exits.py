@@ -15,6 +15,7 @@ from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
     ChunkMissing,
+    ChunkRetired,
     LazyShardError,
     RankInvalid,
     SkipSample,
@@ -59,6 +60,7 @@ def test_code_of_an_error(error: BaseException, code: int | None) -> None:
         # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
         StreamTooShort("fewer than one step takes. Use a smaller global batch"),
         RankInvalid("0 <= dp_rank < dp_size"),
+        ChunkRetired("deleted"),
     ],
 )
 def test_code_of_arguments_that_do_not_fit_the_stream(error: BaseException) -> None:

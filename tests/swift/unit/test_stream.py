@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import LazyShardError, WaitTimeout
+from lazyshard.storage import list_consumers
+from lazyshard.storage.retire import retire
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.position import save
 from lazyshard_swift.stream import TrainStream, open_train_stream
@@ -143,6 +145,72 @@ def test_first_sample_is_not_waited_for(tmp_path: Path) -> None:
     assert open_stream(plan(args, directory, 0, 1)).first_sample() is None
     produce(directory, 4, 2, end=False)
     assert open_stream(plan(args, directory, 0, 1)).first_sample() in (0, 1, 2, 3)
+
+
+def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 2, end=False)
+    stream = opened(directory, train_iters=30, sharded_lazy_consumer="sft", sharded_lazy_shuffle_window=3)
+    (consumer,) = list_consumers(directory, 2)
+    assert consumer.cursor is not None and consumer.reading is None
+    assert (consumer.name, consumer.cursor.consumed, consumer.chunks_before) == ("sft", 0, 0)
+    assert consumer.cursor.stream_id == stream.plan.stream_id
+    produce(directory, 6, 2, end=False)
+    open_stream(stream.plan)[0]
+    (consumer,) = list_consumers(directory, 3)
+    assert consumer.reading is not None
+    assert (consumer.reading.needs_chunks, consumer.reading.stream_id) == (3, stream.plan.stream_id)
+
+
+def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:
+    # Its cursor would keep all chunks for ever.
+    directory = produce(tmp_path / "s", 18, 2)
+    save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    with pytest.raises(ResumeRefused):
+        opened(directory, hugging_face, max_steps=9, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    retire(directory, 2, 9)
+    with pytest.raises(SettingsRefused) as refused:
+        opened(directory, sharded_lazy_consumer="sft")
+    assert refused.value.argument == "dataset"
+    assert "has deleted the chunks below 2, which a run that starts anew would train first" in str(refused.value)
+    assert "--consumers sft" in str(refused.value)
+    assert list_consumers(directory) == ()
+
+
+def resumable(directory: Path, checkpoint: Path, step: int) -> dict[str, Any]:
+    """Trains so many steps of one sample; returns the arguments to go on."""
+    changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
+    save(opened(directory, **changes).plan.position(step, step), checkpoint)
+    (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return {**changes, "mcore_model": str(checkpoint)}
+
+
+def test_resumed_run_shows_a_sample_that_is_still_there(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 18, 2)
+    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
+    run = opened(directory, **changes).plan
+    expected = open_stream(run)[7]
+    retire(directory, 3, 9)
+    assert open_stream(run).first_sample() == expected
+    assert expected in range(6, 12)
+
+
+def test_resumed_run_at_the_end_of_its_stream_has_no_sample_to_show(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 18, 2)
+    changes = resumable(directory, tmp_path / "checkpoint-18", 18)
+    retire(directory, 8, 9)
+    stream = open_stream(opened(directory, **changes).plan)
+    assert stream.first_sample() is None
+    assert not stream.gate.allows(18, 19)
+
+
+@pytest.mark.parametrize("chunk", [4, 6])
+def test_resume_refuses_where_a_chunk_of_the_open_window_was_retired(tmp_path: Path, chunk: int) -> None:
+    directory = produce(tmp_path / "s", 18, 2)
+    changes = resumable(directory, tmp_path / "checkpoint-7", 7)
+    retire(directory, chunk, 9)
+    # At once, without the patience for chunks that are just appearing.
+    with pytest.raises(ResumeRefused, match="chunk 3 was deleted by the stream's producer"):
+        opened(directory, **changes)
 
 
 def test_stream_travels_to_workers_without_its_gate(tmp_path: Path) -> None:

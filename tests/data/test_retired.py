@@ -1,0 +1,194 @@
+"""The data set on a stream whose producer deletes what is done with, and the whole of it in two processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard.errors import ChunkRetired, WaitTimeout
+from lazyshard.format import Cursor
+from lazyshard.plan import Deal, Plan
+from lazyshard.storage import list_consumers, read_retired, write_cursor
+from lazyshard.storage.retire import retire
+from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.storage.streams import HERE, names, produce
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+
+
+@pytest.mark.parametrize("shuffle_window", [0, 2])
+def test_sample_of_a_retired_chunk_is_an_error_at_once_in_the_main_process(tmp_path: Path, shuffle_window: int) -> None:
+    produce(tmp_path, 12)
+    retire(tmp_path, 2, 6)
+    dataset = open_rank(tmp_path, shuffle_window=shuffle_window)
+    for index in range(4):
+        with pytest.raises(ChunkRetired, match="all chunks below 2: every consumer that had a cursor"):
+            dataset[index]
+    assert sorted(dataset[index]["id"] for index in range(4, 12)) == list(range(4, 12))
+    assert dataset.stats().bad_samples == 0
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_sample_of_a_retired_chunk_is_the_same_error_out_of_a_worker(tmp_path: Path, start: str) -> None:
+    produce(tmp_path, 12)
+    retire(tmp_path, 2, 6)
+    dataset = open_rank(tmp_path)
+    error = first_error(loader(dataset, dataset.rank_indices, 1, batch_size=2, multiprocessing_context=start))
+    assert type(error) is ChunkRetired
+    assert (error.chunk, error.chunks_before) == (0, 2)
+    assert error.file == str(tmp_path / "chunk_00000.jsonl.completed")
+
+
+def test_chunk_that_goes_while_a_substitute_is_looked_for_is_no_bad_sample(tmp_path: Path) -> None:
+    produce(tmp_path, 12)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 1:
+            # And the reader has closed it meanwhile.
+            retire(tmp_path, 2, 6)
+            dataset.reader._chunks.clear()
+            raise ValueError("bad")
+        return row
+
+    dataset = open_rank(tmp_path, encode_fn=encode)
+    assert dataset[0] == {"id": 0}
+    with pytest.raises(ChunkRetired):
+        dataset[1]
+    assert dataset.stats().bad_samples == 0
+    assert dataset[4] == {"id": 4}
+
+
+@pytest.mark.parametrize("by", ["index", "set_epoch"])
+@pytest.mark.parametrize("shuffle_window", [0, 2])
+def test_second_pass_over_chunks_that_are_gone_says_how_to_keep_them(
+    tmp_path: Path, by: str, shuffle_window: int
+) -> None:
+    produce(tmp_path, 12)
+    dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
+    assert sorted(dataset[index]["id"] for index in range(12)) == list(range(12))
+    retire(tmp_path, 4, 6)
+    dataset = open_rank(tmp_path, num_samples=24, shuffle_window=shuffle_window)
+    if by == "set_epoch":
+        dataset.set_epoch(1)
+    with pytest.raises(ChunkRetired, match=r"sample \d is drawn again in epoch 1, .* --retain all, or more") as caught:
+        dataset[12 if by == "index" else 0]
+    assert caught.value.chunks_before == 4
+    assert caught.value.chunk in range(2)
+
+
+def test_second_pass_out_of_a_worker_says_it_too(tmp_path: Path) -> None:
+    produce(tmp_path, 12)
+    retire(tmp_path, 4, 6)
+    dataset = open_rank(tmp_path, num_samples=24)
+    error = first_error(loader(dataset, range(8, 24), 1, batch_size=2))
+    assert type(error) is ChunkRetired
+    assert (error.chunk, error.chunks_before) == (0, 4)
+    assert "drawn again in epoch 1" in str(error)
+
+
+PRODUCER = """
+import sys, time
+from pathlib import Path
+from lazyshard import ChunkWriter
+from lazyshard.storage import list_consumers
+from lazyshard.storage.retire import retire
+
+directory, total = Path(sys.argv[1]), int(sys.argv[2])
+deadline = time.monotonic() + float(sys.argv[3])
+with ChunkWriter(directory, 4) as writer:
+    for number in range(total):
+        while writer.published_samples == number:
+            # Not one chunk further than the consumer needs.
+            consumers = list_consumers(directory, writer.published_chunks)
+            needs = max((one.reading.needs_chunks for one in consumers if one.reading), default=0)
+            before = min((one.chunks_before for one in consumers), default=0)
+            retire(directory, before, writer.published_chunks)
+            if needs > writer.published_chunks:
+                break
+            assert time.monotonic() < deadline, f"held back for ever: {consumers}"
+            time.sleep(0.002)
+        writer.write({"id": number})
+    most = len(list(directory.glob("chunk_*.jsonl")))
+print(most)
+"""
+"""Holds back to what is needed, and deletes what is done with: both producer's limits at their tightest."""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle_window", [0, 2])
+def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_through(
+    tmp_path: Path, workers: int, shuffle_window: int
+) -> None:
+    stream, total, batch = tmp_path / "s", 160, 2
+    stream.mkdir()
+    # Registered before the producer begins, so that nothing is deleted that it needs.
+    write_cursor(stream, Cursor("sft", None, 0, 0, {}, 0.0))
+    command = [sys.executable, "-c", PRODUCER, *map(str, (stream, total, DEADLINE_S))]
+    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as producer:
+        try:
+            dataset = open_rank(
+                stream, max_total_samples=total, batch_size=batch, shuffle_window=shuffle_window, consumer="sft"
+            )
+            plan = Plan(Deal(1, 4), batch_size=batch, window=4 * shuffle_window)
+            read: list[int] = []
+            options: dict[str, Any] = {"prefetch_factor": 2} if workers else {}
+            for ids in loader(dataset, dataset.rank_indices, workers, batch_size=batch, **options):
+                read += ids
+                # As after a checkpoint at every tenth step.
+                if len(read) % 20 == 0:
+                    done = plan.done_before(len(read), None) // 4
+                    write_cursor(stream, Cursor("sft", dataset.stream_id, len(read), done, {}, 0.0))
+            assert producer.wait(DEADLINE_S) == 0
+            assert producer.stdout is not None
+            most = int(producer.stdout.read())
+        finally:
+            producer.kill()
+    assert sorted(read) == list(range(total))
+    (consumer,) = list_consumers(stream, 40)
+    assert consumer.reading is not None and consumer.reading.needs_chunks == 40
+    retired = read_retired(stream)
+    assert 0 < retired <= consumer.chunks_before
+    assert most <= 40 - retired + 1
+    kept = [name for name in names(stream) if name.startswith("chunk_") and name.endswith(".jsonl")]
+    assert kept[0] == f"chunk_{retired:05d}.jsonl"
+    # Who comes later is told.
+    with pytest.raises(ChunkRetired):
+        open_rank(stream)[0]
+    with pytest.raises(ValueError, match="ended with 160 samples"):
+        ChunkWriter(stream)
+
+
+def test_a_reader_closes_what_was_deleted_while_it_reads_and_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lazyshard.storage.reader._LET_GO_S", 0.0)
+    with ChunkWriter(tmp_path, 1) as writer:
+        for number in range(4):
+            writer.write({"id": number})
+        writer.heartbeat()
+        reader = StreamReader(tmp_path, max_wait=0.05)
+
+        def deleted_and_open() -> int:
+            links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+            return sum(str(link).startswith(str(tmp_path)) and str(link).endswith("(deleted)") for link in links)
+
+        reader.read(0)
+        reader.read(1)
+        retire(tmp_path, 1, 4)
+        assert deleted_and_open() == 1
+        reader.read(2)
+        assert deleted_and_open() == 0
+        retire(tmp_path, 3, 4)
+        assert deleted_and_open() == 2
+        with pytest.raises(WaitTimeout):
+            reader.read(4)
+        assert deleted_and_open() == 0

@@ -1,0 +1,150 @@
+"""`lazyshard forget`: strikes off a consumer that will not come back, so that nothing is kept for it any more."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.units import duration, size
+from lazyshard.cli.wording import complain, count, say
+from lazyshard.errors import LazyShardError
+from lazyshard.format import check_consumer
+from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
+from lazyshard.storage.survey import take_survey
+
+ALIVE_S: Final = 600.0
+"""One that was heard of so lately may well be running: it marks its place once a window."""
+
+HELP: Final = """Forgets a consumer that will not come back: removes its cursor and its reading mark.
+
+As long as a consumer is known, a producer with --retain consumed keeps every chunk that is not in its checkpoints, and
+one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running registers
+again with its next checkpoint, but may find its chunks deleted."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard forget /shared/stream sft
+
+lazyshard forget /shared/stream sft --yes
+
+[bold]Exit codes[/bold]
+
+  0  forgotten, or the answer was no
+
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+
+  2  usage; there is no such directory; or nobody can be asked, and --yes is not given
+
+  3  no consumer of this name; the message lists those that are there
+
+  5  the stream is damaged or of a later format
+
+  7  the filesystem failed: read-only, no permission
+
+ 70  unexpected error
+
+130  Ctrl-C"""
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    # An empty path, of a variable that was not set for instance, must not mean the current directory.
+    if not os.path.isdir(stream):
+        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    try:
+        check_consumer(name)
+    except ValueError as cause:
+        raise typer.BadParameter(str(cause), param_hint="NAME") from cause
+    return lambda: _run(Path(stream), name, yes)
+
+
+def _run(stream: Path, name: str, yes: bool) -> int:
+    consumers = list_consumers(stream)
+    consumer = next((one for one in consumers if one.name == name), None)
+    if consumer is None:
+        there = f"there are: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
+        complain(f"{stream}: no consumer {name!r}; {there}")
+        return exits.REFUSED
+    for line in [*_described(stream, consumer, time.time()), _consequence(stream, consumers, name)]:
+        say(line)
+    if not yes and not sys.stdin.isatty():
+        complain("there is nobody to ask: give --yes to forget it all the same; nothing was changed")
+        return exits.USAGE
+    if not yes and not _confirmed():
+        say("nothing was changed")
+        return exits.DONE
+    forget_consumer(stream, name)
+    say(f"forgotten: {name}")
+    return exits.DONE
+
+
+def freed(consumers: Sequence[Consumer], name: str, retired: int, published: int) -> range:
+    """Returns the chunks that only one consumer keeps from being deleted. The newest is never among them.
+
+    Args:
+        consumers: all of them. If there is no other, nothing is freed: without any consumer nothing may be deleted.
+        name: that consumer's name.
+        retired: the chunks of the half-open range [0, retired) are deleted.
+        published: those of [0, published) are published.
+    """
+    others = [one.chunks_before for one in consumers if one.name != name]
+    if not others:
+        return range(0)
+    start = max(retired, min(one.chunks_before for one in consumers))
+    return range(start, max(start, min(*others, published - 1)))
+
+
+def _described(stream: Path, consumer: Consumer, now: float) -> list[str]:
+    cursor, reading = consumer.cursor, consumer.reading
+    lines = [f"consumer {consumer.name} of {stream}"]
+    if consumer.problem is not None:
+        lines.append(f"  checkpoint  not known: {consumer.problem}")
+    elif cursor is None:
+        lines.append("  checkpoint  none")
+    else:
+        lines.append(
+            f"  checkpoint  {count(cursor.consumed, 'sample')}, done with {count(cursor.chunks_before, 'chunk')}; "
+            f"{duration(max(0.0, now - cursor.updated_at))} old"
+        )
+    if reading is not None:
+        age = duration(max(0.0, now - reading.updated_at))
+        lines.append(f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {age} old")
+    heard = max((file.updated_at for file in (cursor, reading) if file is not None), default=None)
+    if heard is not None and now - heard < ALIVE_S:
+        lines.append(
+            f"it was heard of {duration(max(0.0, now - heard))} ago: if it is running, it registers again with its "
+            f"next checkpoint, but may find its chunks deleted"
+        )
+    return lines
+
+
+def _consequence(stream: Path, consumers: Sequence[Consumer], name: str) -> str:
+    """Returns in words what forgetting a consumer does to the chunks."""
+    if len(consumers) == 1:
+        return "no consumer is left without it, and nothing is deleted until one registers"
+    try:
+        survey = take_survey(stream, time.time())
+    except LazyShardError as error:
+        return f"what may be deleted without it is not known: {error}"
+    chunks = freed(consumers, name, survey.census.retired, survey.census.chunks)
+    if not chunks:
+        return "no chunk may be deleted for that: it is not the one that keeps them"
+    much = "" if survey.disk.chunk_size is None else f", about {size(len(chunks) * survey.disk.chunk_size)}"
+    what = f"chunk {chunks[0]:,}" if len(chunks) == 1 else f"chunks {chunks[0]:,} to {chunks[-1]:,}"
+    return f"without it, {what} may be deleted ({count(len(chunks), 'chunk')}{much}): no other consumer keeps them"
+
+
+def _confirmed() -> bool:
+    print("forget it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

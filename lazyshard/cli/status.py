@@ -1,0 +1,156 @@
+"""`lazyshard status`: how a stream is, its producer and its consumers; once, or again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from lazyshard.cli import exits
+from lazyshard.cli.status_json import failure_values, status_values
+from lazyshard.cli.status_view import WIDTH, status_lines
+from lazyshard.cli.wording import one_line, say
+from lazyshard.errors import LazyShardError
+from lazyshard.storage.outlook import Looks
+from lazyshard.storage.survey import take_survey
+
+INTERVAL_S: Final = 2.0
+
+_MIN_INTERVAL_S: Final = 0.1
+"""A look at a stream of any length takes a few milliseconds on a local disk; on a share it takes its server too."""
+
+HELP: Final = """Says how a stream is: what is published, deleted and on disk, what the producer does and what it waits
+for, where each consumer is, how far behind, and when something runs out.
+
+Only looks, at any time and from any machine that sees the files; neither locks nor changes anything. How fast a
+consumer is takes two looks: see [bold]--watch[/bold]."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard status /shared/stream
+
+lazyshard status /shared/stream --watch
+
+lazyshard status /shared/stream --json | jq .producer.state
+
+[bold]Exit codes[/bold]
+
+  0  looked, whatever there was to see
+
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+
+  2  usage; there is no such directory
+
+  3  two files have the same chunk number
+
+  5  there is no stream in it, none that is complete, or one of a later format
+
+  7  the filesystem failed: no permission, no answer
+
+ 70  unexpected error
+
+130  Ctrl-C, which is how --watch ends"""
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each look.")] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=_MIN_INTERVAL_S,
+            help=f"Seconds between two looks of --watch. Default: {INTERVAL_S:g}.",
+        ),
+    ] = None,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    # An empty path, of a variable that was not set for instance, must not mean the current directory.
+    if not os.path.isdir(stream):
+        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    if interval is not None and not watch:
+        raise typer.BadParameter("goes with --watch only", param_hint="--interval")
+    if not watch:
+        return lambda: _once(Path(stream), as_json)
+    return lambda: _watch(Path(stream), as_json, INTERVAL_S if interval is None else interval)
+
+
+def _once(stream: Path, as_json: bool) -> int:
+    outlook = Looks().add(take_survey(stream, time.time()))
+    if as_json:
+        say(json.dumps(status_values(outlook)))
+    else:
+        for line in status_lines(outlook, watching=False):
+            say(line)
+    return exits.DONE
+
+
+def _watch(stream: Path, as_json: bool, interval: float) -> int:
+    looks, console = Looks(), Console()
+    try:
+        if as_json:
+            for _ in _ticks(interval):
+                _put(json.dumps(_values(stream, looks)))
+        elif console.is_terminal:
+            _watch_terminal(stream, looks, interval, console)
+        else:
+            for _ in _ticks(interval):
+                at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+                _put("\n".join([at, *_lines(stream, looks, WIDTH), ""]))
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except OSError as error:
+        # What is left in the buffer must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
+    # Nobody listens any more.
+    return exits.DONE
+
+
+def _watch_terminal(stream: Path, looks: Looks, interval: float, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        for _ in _ticks(interval):
+            lines = [*_lines(stream, looks, min(WIDTH, console.width)), "", f"every {interval:g} s; Ctrl-C ends"]
+            live.update(Text("\n".join(lines)), refresh=True)
+
+
+def _lines(stream: Path, looks: Looks, width: int) -> list[str]:
+    """Returns the page of a look, or the line of what has gone wrong: the next look may find it mended."""
+    try:
+        return status_lines(looks.add(take_survey(stream, time.time())), watching=True, width=width)
+    except (LazyShardError, OSError) as error:
+        return [one_line(str(error))]
+
+
+def _values(stream: Path, looks: Looks) -> dict[str, Any]:
+    now = time.time()
+    try:
+        return status_values(looks.add(take_survey(stream, now)))
+    except (LazyShardError, OSError) as error:
+        return failure_values(stream, now, str(error))
+
+
+def _ticks(interval: float) -> Iterator[None]:
+    """Yields at once and then every so many seconds; a look that takes longer delays the next, and none is made up."""
+    due = time.monotonic()
+    while True:
+        yield
+        due = max(due + interval, time.monotonic())
+        time.sleep(due - time.monotonic())
+
+
+def _put(text: str) -> None:
+    print(text, flush=True)

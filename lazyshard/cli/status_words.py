@@ -1,0 +1,99 @@
+"""What a look at a stream says in sentences: what is going on, and what is wrong. Text only."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from lazyshard.cli.units import duration
+from lazyshard.cli.wording import count
+from lazyshard.storage.outlook import Outlook
+
+_CLOCK_AHEAD_S: Final = 5.0
+"""Less is no matter: ages are told in seconds."""
+
+
+def summary(outlook: Outlook) -> str:
+    """Returns in a sentence what is going on."""
+    parts = (_of_producer(outlook), _of_readers(outlook))
+    return "; ".join(part for part in parts if part)
+
+
+def problems(outlook: Outlook) -> list[str]:
+    """Returns what is wrong, a sentence each."""
+    survey = outlook.survey
+    found = list(survey.problems)
+    for one in survey.consumers:
+        if one.problem is not None:
+            forget = f"lazyshard forget {shlex.quote(str(survey.directory))} {shlex.quote(one.name)}"
+            found.append(
+                f"consumer {one.name}: {one.problem}; it counts as done with nothing, so no chunk is deleted: mend "
+                f"that, or, if it will not come back, run `{forget}`"
+            )
+        elif one.cursor is not None and one.chunks_before < survey.census.retired:
+            found.append(
+                f"consumer {one.name}: is done with {count(one.chunks_before, 'chunk')} only, but "
+                f"{survey.census.retired:,} are deleted, so it cannot go on"
+            )
+    if outlook.clock_ahead_s > _CLOCK_AHEAD_S:
+        found.append(
+            f"the producer's clock is {duration(outlook.clock_ahead_s)} ahead of this machine's, so the ages are wrong"
+        )
+    return found
+
+
+def _of_producer(outlook: Outlook) -> str:
+    head = outlook.survey.census.head
+    if outlook.survey.census.ended:
+        return "the stream has ended"
+    if head is None:
+        return "nothing is known of the producer"
+    age = duration(outlook.heartbeat_age_s or 0.0)
+    if outlook.state == "dead":
+        gone = " and its process is gone" if outlook.survey.gone else ""
+        return f"the producer is dead, no sign of it for {age}{gone}: start it again, it goes on where it was"
+    if outlook.state == "failed":
+        return f"the producer has failed {age} ago: look at its log, start it again"
+    if outlook.state == "idle":
+        return f"the producer was stopped {age} ago: start it again to go on"
+    if outlook.state == "waiting":
+        return f"the producer waits: {head.note}" if head.note else "the producer waits"
+    # Otherwise how far it is ahead says so.
+    dry = any(one.supply == "dry" for one in outlook.consumers)
+    return "the producer is running" if dry or outlook.slowest is None else ""
+
+
+def _of_readers(outlook: Outlook) -> str:
+    head = outlook.survey.census.head
+    # What a producer waits for says how far ahead of whom it is.
+    told = outlook.state == "waiting" and head is not None and head.note
+    if not outlook.consumers:
+        return "" if told else "no consumer has registered"
+    if outlook.survey.census.ended:
+        return _of_ended(outlook)
+    dry = [one for one in outlook.consumers if one.supply == "dry"]
+    if dry:
+        waits = ", ".join(f"{one.consumer.name} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
+        return f"waiting for data: {waits}"
+    if told:
+        return ""
+    slowest = outlook.slowest
+    if slowest is None or slowest.ahead_chunks is None:
+        lag, name = _furthest_behind(outlook)
+        return f"{name} is furthest behind, its checkpoints by {count(lag, 'chunk')}" if lag else ""
+    name = slowest.consumer.name
+    return f"the producer is {count(slowest.ahead_chunks, 'chunk')} ahead of the slowest reader ({name})"
+
+
+def _of_ended(outlook: Outlook) -> str:
+    lag, name = _furthest_behind(outlook)
+    if lag:
+        return f"{name} is furthest behind, its checkpoints by {count(lag, 'chunk')}"
+    known = all(one.lag_chunks is not None for one in outlook.consumers)
+    return "every consumer is done with it" if known else ""
+
+
+def _furthest_behind(outlook: Outlook) -> tuple[int, str]:
+    """Returns the largest lag and whose it is; (0, "") where none is known."""
+    lags = [(one.lag_chunks, one.consumer.name) for one in outlook.consumers if one.lag_chunks is not None]
+    return max(lags, default=(0, ""))

@@ -1,0 +1,57 @@
+"""Looks at streams, made up, for the tests of what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard.format import Cursor, Head, Manifest, ReadingMark
+from lazyshard.storage.census import Census
+from lazyshard.storage.consumers import Consumer
+from lazyshard.storage.disk_use import DiskUse, canonical_names
+from lazyshard.storage.outlook import Looks, Outlook
+from lazyshard.storage.survey import Survey
+
+NOW: Final = 1_700_000_000.0
+ID: Final = "0" * 32
+HEAD: Final = Head(1234, 12340, False, "running", 50.0, "node7", 12345, NOW - 2)
+SURVEY: Final = Survey(
+    directory=Path("/data/stream"),
+    looked_at=NOW,
+    census=Census(True, Manifest(ID, 10, NOW), HEAD, 1234, 12340, False, 0, canonical_names),
+    gone=None,
+    consumers=(),
+    unread_since={},
+    disk=DiskUse(12_340_000, True, 10_000.0, ()),
+    free=2_000_000_000,
+    quarantine=None,
+    problems=(),
+)
+
+
+def consumer(
+    name: str = "sft",
+    consumed: int | None = None,
+    done: int = 0,
+    needs: int | None = None,
+    at: float = NOW - 4,
+    problem: str | None = None,
+) -> Consumer:
+    cursor = None if consumed is None else Cursor(name, ID, consumed, done, {}, at)
+    reading = None if needs is None else ReadingMark(name, ID, 1, 0, needs, at)
+    return Consumer(name, cursor, reading, problem)
+
+
+def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **values: Any) -> Survey:
+    """Returns a look; `census` and `values` are what is otherwise than in `SURVEY`."""
+    ended = head is not None and head.ended
+    return replace(SURVEY, census=replace(SURVEY.census, head=head, ended=ended, **(census or {})), **values)
+
+
+def outlook(*looks: Survey) -> Outlook:
+    """Returns what the last of some looks means."""
+    memory = Looks()
+    for look in looks[:-1]:
+        memory.add(look)
+    return memory.add(looks[-1])

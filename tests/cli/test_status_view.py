@@ -1,0 +1,334 @@
+"""What `lazyshard status` says of looks that are made up: pages, sentences, JSON values."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.cli.status_json import failure_values, status_values
+from lazyshard.cli.status_view import status_lines
+from lazyshard.cli.status_words import problems, summary
+from lazyshard.format import Head, ProducerState
+from lazyshard.storage.consumers import Consumer
+from lazyshard.storage.disk_use import DiskUse, Lines
+from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey
+
+
+def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:
+    return replace(HEAD, state=name, note=note, updated_at=NOW - age)
+
+
+FINISHED = replace(state("finished"), ended=True)
+
+
+def test_page_of_one_look() -> None:
+    readers = (consumer("eval", needs=1236), consumer("sft", consumed=11_000, done=1100, needs=1170, at=NOW - 723))
+    looked = survey(
+        consumers=readers,
+        unread_since={"sft": NOW - 1502},
+        census={"retired": 200},
+        disk=DiskUse(10_340_000_000, False, 1e7, ()),
+        quarantine=Lines(12, 3456, True),
+    )
+    assert "\n".join(status_lines(outlook(looked), watching=False)) == (
+        "/data/stream\n"
+        "the producer is running; waiting for data: eval for 2 chunks\n"
+        "\n"
+        "published     1,234 chunks, 12,340 samples (10 a chunk); live\n"
+        "deleted       200 chunks; 1,034 are there\n"
+        "disk          about 10.3 GB used, 2.0 GB free\n"
+        "quarantine    12 rows, 3.5 kB\n"
+        "\n"
+        "producer      running\n"
+        "  process     12345 on node7, heartbeat 2 s old\n"
+        "  rate        50.0 samples/s\n"
+        "\n"
+        "consumer      eval\n"
+        "  checkpoint  none yet\n"
+        "  lag         1,234 chunks, 12,340 samples\n"
+        "  reading     needs 1,236 chunks, waits for 2 chunks; 4 s old\n"
+        "  rate        not known from one look; see --watch\n"
+        "\n"
+        "consumer      sft\n"
+        "  checkpoint  11,000 samples, done with 1,100 chunks; 12 min 3 s old\n"
+        "  lag         134 chunks, 1,340 samples, 25 min 2 s\n"
+        "  reading     needs 1,170 chunks, 64 chunks ahead of it; 12 min 3 s old\n"
+        "  rate        not known from one look; see --watch"
+    )
+
+
+def test_page_of_a_second_look() -> None:
+    first = survey(consumers=(consumer(needs=1100), consumer("slow", needs=1000), consumer("new", needs=1234)))
+    later = survey(
+        consumers=(
+            consumer(needs=1194, at=NOW + 6),
+            consumer("slow", needs=1010, at=NOW + 6),
+            consumer("new", needs=1234),
+        ),
+        looked_at=NOW + 7,
+    )
+    lines = status_lines(outlook(first, later), watching=True)
+    assert "disk          12.3 MB used, 2.0 GB free; full in about 11 h 6 min at this rate" in lines
+    assert "  rate        50.0 samples/s; the stream grows by 50.0 kB/s" in lines
+    assert "  rate        94.0 samples/s; has to wait in about 9 s at these rates" in lines
+    assert "  rate        10.0 samples/s; does not have to wait at these rates" in lines
+    assert "  rate        not known yet" in lines
+
+
+def test_page_of_a_foreign_stream() -> None:
+    looked = survey(head=None, census={"manifest": None, "native": False, "samples": None}, free=None)
+    assert "\n".join(status_lines(outlook(looked), watching=False)) == (
+        "/data/stream\n"
+        "nothing is known of the producer; no consumer has registered\n"
+        "\n"
+        "published     1,234 chunks; live; made by a foreign producer\n"
+        "disk          12.3 MB used\n"
+        "\n"
+        "producer      nothing is known of it\n"
+        "  rate        not known\n"
+        "\n"
+        "consumers     none has registered"
+    )
+
+
+def test_rate_of_a_foreign_stream_is_in_chunks() -> None:
+    foreign = {"manifest": None, "native": False, "samples": None}
+    looks = [
+        survey(
+            head=None,
+            census=foreign | {"chunks": 1234 + look},
+            looked_at=NOW + 2 * look,
+            consumers=(consumer(needs=1),),
+        )
+        for look in range(3)
+    ]
+    lines = status_lines(outlook(*looks), watching=True)
+    assert "  rate        0.50 chunks/s; the stream grows by 5.0 kB/s" in lines
+
+
+def test_page_of_a_shrinking_stream() -> None:
+    looks = [survey(census={"retired": 10 * look}, looked_at=NOW + look, head=state("running")) for look in range(3)]
+    lines = status_lines(outlook(*looks), watching=True)
+    assert "  rate        50.0 samples/s; the stream shrinks by 50.0 kB/s" in lines
+
+
+def test_pages_wrap_behind_their_labels() -> None:
+    looked = survey(problems=("one two three four five six seven eight nine ten eleven twelve",))
+    assert status_lines(outlook(looked), watching=False, width=40)[-3:] == [
+        "problem       one two three four five",
+        "              six seven eight nine ten",
+        "              eleven twelve",
+    ]
+
+
+def test_pages_hold_no_control_characters() -> None:
+    looked = survey(directory=Path("/data/a\nb\x1b[31m"), consumers=(consumer("a b\u2028", needs=1),))
+    text = "".join(status_lines(outlook(looked), watching=False))
+    assert text.isprintable()
+    assert "/data/a\\nb\\x1b[31m" in text
+
+
+@pytest.mark.parametrize(
+    ("head", "consumers", "expected"),
+    [
+        (HEAD, (consumer(needs=1231),), "the producer is 3 chunks ahead of the slowest reader (sft)"),
+        (
+            HEAD,
+            (consumer("a", needs=1231), consumer("b", needs=1233)),
+            "the producer is 3 chunks ahead of the slowest reader (a)",
+        ),
+        (HEAD, (consumer(needs=1234),), "the producer is 0 chunks ahead of the slowest reader (sft)"),
+        (HEAD, (consumer(needs=1235),), "the producer is running; waiting for data: sft for 1 chunk"),
+        (
+            HEAD,
+            (consumer("a", needs=1), consumer("b", needs=1236)),
+            "the producer is running; waiting for data: b for 2 chunks",
+        ),
+        (HEAD, (), "the producer is running; no consumer has registered"),
+        (
+            HEAD,
+            (consumer("a", consumed=10, done=1), consumer("b", consumed=20, done=2)),
+            "the producer is running; a is furthest behind, its checkpoints by 1,233 chunks",
+        ),
+        (HEAD, (consumer(problem="torn"),), "the producer is running"),
+        (
+            state("waiting", "64 chunks ahead of sft (limit --max-ahead 64)"),
+            (consumer(needs=1170),),
+            "the producer waits: 64 chunks ahead of sft (limit --max-ahead 64)",
+        ),
+        (
+            state("waiting", "new lines in DIR"),
+            (consumer(needs=1235),),
+            "the producer waits: new lines in DIR; waiting for data: sft for 1 chunk",
+        ),
+        (
+            state("waiting", "4 chunks published; nobody reads"),
+            (),
+            "the producer waits: 4 chunks published; nobody reads",
+        ),
+        (state("waiting"), (), "the producer waits; no consumer has registered"),
+        (
+            state("idle", age=7200),
+            (),
+            "the producer was stopped 2 h 0 min ago: start it again to go on; no consumer has registered",
+        ),
+        (
+            state("failed"),
+            (),
+            "the producer has failed 2 s ago: look at its log, start it again; no consumer has registered",
+        ),
+        (
+            state("running", age=125),
+            (consumer(needs=1230),),
+            "the producer is dead, no sign of it for 2 min 5 s: start it again, it goes on where it was; the producer "
+            "is 4 chunks ahead of the slowest reader (sft)",
+        ),
+        (FINISHED, (), "the stream has ended; no consumer has registered"),
+        (
+            FINISHED,
+            (consumer("a", consumed=12_340, done=1234), consumer("b", consumed=12_330, done=1233)),
+            "the stream has ended; b is furthest behind, its checkpoints by 1 chunk",
+        ),
+        (FINISHED, (consumer(consumed=12_340, done=1234),), "the stream has ended; every consumer is done with it"),
+        (FINISHED, (consumer(problem="torn"),), "the stream has ended"),
+    ],
+)
+def test_summary(head: Head, consumers: tuple[Consumer, ...], expected: str) -> None:
+    assert summary(outlook(survey(head=head, consumers=consumers))) == expected
+
+
+def test_producer_of_which_no_process_is_left() -> None:
+    page = status_lines(outlook(survey(gone=True)), watching=False)
+    assert "  process     12345 on node7, heartbeat 2 s old; it is not to be seen on this" in page
+    dead = outlook(survey(head=state("running", age=20), gone=True))
+    assert summary(dead).startswith("the producer is dead, no sign of it for 20 s and its process is gone: start it")
+    stopped = status_lines(outlook(survey(head=state("idle"), gone=True)), watching=False)
+    assert "  process     12345 on node7, heartbeat 2 s old" in stopped
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"problems": ("head.json: torn",)}, ["head.json: torn"]),
+        (
+            {"consumers": (consumer("a b", problem="cursors/a b.json: torn"),), "directory": Path("/my data")},
+            [
+                "consumer a b: cursors/a b.json: torn; it counts as done with nothing, so no chunk is deleted: mend "
+                "that, or, if it will not come back, run `lazyshard forget '/my data' 'a b'`"
+            ],
+        ),
+        (
+            {"consumers": (consumer(consumed=10, done=1), consumer("b", needs=1)), "census": {"retired": 2}},
+            ["consumer sft: is done with 1 chunk only, but 2 are deleted, so it cannot go on"],
+        ),
+        (
+            {"head": state("running", age=-90)},
+            ["the producer's clock is 1 min 30 s ahead of this machine's, so the ages are wrong"],
+        ),
+        ({"head": state("running", age=-4)}, []),
+    ],
+)
+def test_problems(values: dict[str, Any], expected: list[str]) -> None:
+    found = outlook(survey(**values))
+    assert problems(found) == expected
+    assert sum(line.startswith("problem ") for line in status_lines(found, watching=False)) == len(expected)
+
+
+def test_json_of_one_look() -> None:
+    looked = survey(
+        head=state("waiting", "for rows"),
+        consumers=(consumer("sft", consumed=11_000, done=1100, needs=1170),),
+        unread_since={"sft": NOW - 1502},
+        census={"retired": 200},
+        quarantine=Lines(12, 3456, False),
+        problems=("something",),
+    )
+    assert json.loads(json.dumps(status_values(outlook(looked)))) == {
+        "schema": 1,
+        "directory": "/data/stream",
+        "looked_at_s": NOW,
+        "error": None,
+        "summary": "the producer waits: for rows",
+        "kind": "native",
+        "stream_id": ID,
+        "samples_per_chunk": 10,
+        "ended": False,
+        "published_chunks": 1234,
+        "published_samples": 12_340,
+        "retired_chunks": 200,
+        "retired_samples": 2000,
+        "present_chunks": 1034,
+        "published_chunks_per_s": 5.0,
+        "published_samples_per_s": 50.0,
+        "used_bytes": 12_340_000,
+        "used_bytes_is_exact": True,
+        "free_bytes": 2_000_000_000,
+        "growth_bytes_per_s": None,
+        "full_in_s": None,
+        "quarantined_rows": 12,
+        "quarantined_rows_is_exact": False,
+        "quarantine_bytes": 3456,
+        "producer": {
+            "state": "waiting",
+            "said_state": "waiting",
+            "host": "node7",
+            "pid": 12345,
+            "process_is_gone": None,
+            "heartbeat_age_s": 2.0,
+            "waits_for": "for rows",
+        },
+        "consumers": [
+            {
+                "name": "sft",
+                "consumed_samples": 11_000,
+                "chunks_before": 1100,
+                "checkpoint_age_s": 4.0,
+                "lag_chunks": 134,
+                "lag_samples": 1340,
+                "lag_s": 1502.0,
+                "needs_chunks": 1170,
+                "reading_age_s": 4.0,
+                "ahead_chunks": 64,
+                "ahead_samples": 640,
+                "read_chunks_per_s": None,
+                "read_samples_per_s": None,
+                "supply": "unknown",
+                "starving_in_s": None,
+                "problem": None,
+            }
+        ],
+        "problems": ["something"],
+    }
+
+
+def test_json_has_the_same_fields_whatever_is_known() -> None:
+    full = status_values(outlook(survey(consumers=(consumer(consumed=1, needs=1),))))
+    foreign = {"manifest": None, "native": False, "samples": None}
+    bare = status_values(outlook(survey(head=None, census=foreign, free=None, consumers=(consumer(problem="torn"),))))
+    assert full.keys() == bare.keys()
+    assert full["consumers"][0].keys() == bare["consumers"][0].keys()
+    assert (bare["kind"], bare["producer"], bare["published_samples"], bare["retired_samples"]) == (
+        "foreign",
+        None,
+        None,
+        None,
+    )
+    assert (bare["quarantined_rows"], bare["quarantine_bytes"], bare["quarantined_rows_is_exact"]) == (0, 0, True)
+
+
+def test_every_json_field_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
+    values = status_values(outlook(survey(consumers=(consumer(consumed=1, needs=1),))))
+    fields = {*values, *values["producer"], *values["consumers"][0]}
+    assert {field for field in fields if f"| `{field}` |" not in text} == set()
+
+
+def test_json_of_a_look_that_has_failed() -> None:
+    assert failure_values(Path("/data"), NOW, "no stream") == {
+        "schema": 1,
+        "directory": "/data",
+        "looked_at_s": NOW,
+        "error": "no stream",
+    }

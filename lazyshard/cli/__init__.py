@@ -2,6 +2,8 @@
 
 - `main`: its entry point and the table of exit codes; imports neither typer nor rich, which may be missing
 - `command`: the subcommands together, and what becomes of errors; `exits`: error -> exit code
-- `adopt`: the subcommand of this name
+- `adopt`, `doctor`, `forget`, `inspect`, `rechunk`, `status`, `verify`: the subcommands of these names
+- `status_view`, `status_words`, `status_json`: what a look says; `units`: amounts for people
+- `inspect_view`, `inspect_json`, `shortening`: what rows and facts look like
 - `progress`, `wording`: what is shown and said
 """

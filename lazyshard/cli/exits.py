@@ -25,6 +25,8 @@ OTHER_PRODUCER: Final = 6
 FILESYSTEM: Final = 7
 UNEXPECTED: Final = 70
 """EX_SOFTWARE of sysexits.h."""
+TIMED_OUT: Final = 75
+"""EX_TEMPFAIL of sysexits.h: the same command can be tried again."""
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
 

@@ -6,6 +6,8 @@
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
 - `cursor`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
+- `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
+- `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now
 - `adoption`, with `adoption_names`, `adoption_rows`, `adoption_publishing`: a stream out of other programs' chunk files
 """
 

@@ -1,0 +1,94 @@
+"""What `lazyshard inspect --json` prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from lazyshard.storage.inspection import Overview, ShownChunk, ShownRow
+from lazyshard.storage.lengths import Lengths
+
+_NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
+
+
+def overview_values(found: Overview) -> dict[str, Any]:
+    """Returns what is told of a stream."""
+    manifest, head = found.manifest, found.published.head
+    return {
+        "stream": str(found.directory),
+        "stream_id": None if manifest is None else manifest.stream_id,
+        "samples_per_chunk": found.samples_per_chunk,
+        "retired": found.retired,
+        "chunks": found.published.chunks,
+        "samples": found.published.samples,
+        "bytes": found.size,
+        "bytes_exact": found.complete,
+        "begun_at": None if manifest is None else manifest.created_at,
+        "last_sealed_at": found.last_sealed_at,
+        "ended": found.published.ended,
+        "state": None if head is None else head.state,
+        "looked_at": found.looked_at,
+        "unread": found.unread,
+        "row_bytes": distribution_values(found.lengths),
+        "row_tokens": distribution_values(found.tokens),
+        "keys": {
+            "rows": found.keys.rows,
+            "by_name": {
+                key: {"rows": number, "kinds": found.keys.kinds[key]} for key, number in found.keys.rows_with.items()
+            },
+        },
+    }
+
+
+def chunk_values(shown: ShownChunk) -> dict[str, Any]:
+    """Returns what is told of a chunk, but for its rows."""
+    return {
+        "file": str(shown.file),
+        "chunk": shown.number,
+        "first_sample": shown.first,
+        "samples": shown.rows,
+        "bytes": shown.size,
+        "sealed_at": None if shown.seal is None else shown.seal.sealed_at,
+        "source": None if shown.seal is None else shown.seal.source,
+        "row_bytes": distribution_values(shown.lengths),
+        "row_tokens": distribution_values(shown.tokens),
+    }
+
+
+def row_text(row: ShownRow) -> str:
+    """Returns the JSON, in ASCII, of a row and where it is; the row's own text is not parsed and written anew.
+
+    So numbers keep their digits, and no nesting is too deep.
+    """
+    where = {
+        "sample": row.sample,
+        "chunk": row.chunk,
+        "row": row.row,
+        "byte": row.byte,
+        "bytes": len(row.line),
+        "tokens": row.tokens,
+    }
+    # Outside of strings these are nothing but white space, and within them they do not occur.
+    text = row.line.decode().strip().translate(dict.fromkeys(b"\t\r\n", " "))
+    return f'{json.dumps(where)[:-1]}, "value": {_NOT_ASCII.sub(_escaped, text)}}}'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
+
+
+def distribution_values(lengths: Lengths) -> dict[str, Any] | None:
+    """Returns how lengths are spread, None where there are none."""
+    if not lengths.count:
+        return None
+    return {
+        "rows": lengths.count,
+        "min": lengths.smallest,
+        "p5": lengths.quantile(0.05),
+        "median": lengths.quantile(0.5),
+        "p95": lengths.quantile(0.95),
+        "max": lengths.largest,
+        "mean": round(lengths.mean, 3),
+        "bins": [[one.low, one.high, one.count] for one in lengths.histogram()],
+    }

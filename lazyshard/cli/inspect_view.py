@@ -1,0 +1,152 @@
+"""What `lazyshard inspect` shows, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Final
+
+from lazyshard.cli.units import size
+from lazyshard.cli.wording import count
+from lazyshard.storage.inspection import Overview, ShownChunk, ShownRow
+from lazyshard.storage.lengths import Bin, Lengths
+from lazyshard.storage.row_keys import Keys
+
+BAR_WIDTH: Final = 40
+
+_SHARES: Final = (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
+
+
+def overview_lines(found: Overview) -> Iterator[str]:
+    """Yields the page of a stream."""
+    yield str(found.directory)
+    facts = list(_facts(found))
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        yield f"  {name:{width}}  {value}"
+    if found.lengths.count:
+        yield ""
+        yield f"row length in bytes, of {_looked_at(found)}"
+        yield from distribution_lines(found.lengths)
+    if found.tokens.count:
+        yield ""
+        yield f"row length in tokens, of {count(found.tokens.count, 'row')}"
+        yield from distribution_lines(found.tokens)
+    if found.keys.rows:
+        yield ""
+        first = "the first row" if found.keys.rows == 1 else f"the first {found.keys.rows:,} rows"
+        yield f"keys at the top level, in {first}"
+        yield from _key_lines(found.keys)
+    if found.unread:
+        yield ""
+        yield f"{count(found.unread, 'chunk')} could not be looked at, see `lazyshard verify`: {found.reason}"
+
+
+def _facts(found: Overview) -> Iterator[tuple[str, str]]:
+    manifest, published = found.manifest, found.published
+    if manifest is None:
+        yield "stream", "without stream.json: filled by another program"
+    else:
+        yield "stream", manifest.stream_id
+    yield "samples per chunk", f"{found.samples_per_chunk:,}"
+    chunks = f"{found.chunks:,}"
+    if found.retired:
+        chunks += f", from {found.retired:,} on: those before are deleted"
+    yield "chunks", chunks
+    yield "samples", f"{found.samples:,}"
+    if found.lengths.count or not found.chunks:
+        yield "bytes", f"{'' if found.complete else 'about '}{size(found.size)}"
+    if manifest is not None:
+        yield "begun", moment(manifest.created_at)
+    if found.last_sealed_at is not None:
+        yield "last published", moment(found.last_sealed_at)
+    head = published.head
+    if published.ended:
+        yield "ended", "yes"
+    elif head is not None:
+        yield "ended", f"no; the producer is {head.state}" + (f": {head.note}" if head.note else "")
+    else:
+        yield "ended", "no"
+    if published.gap is not None:
+        yield "gap", f"chunk {published.gap:,} lacks its data or its marker: later ones do not count"
+
+
+def _looked_at(found: Overview) -> str:
+    rows = count(found.lengths.count, "row")
+    if found.complete:
+        return rows
+    return f"{rows} in {found.looked_at:,} of {count(found.chunks, 'chunk')}, evenly spaced (--all takes all)"
+
+
+def chunk_lines(shown: ShownChunk) -> Iterator[str]:
+    """Yields the page of a chunk, without its rows."""
+    yield str(shown.file)
+    facts = [
+        ("chunk", f"{shown.number:,}"),
+        ("samples", f"{shown.rows:,}: {shown.first:,} to {shown.first + shown.rows - 1:,}"),
+        ("bytes", f"{shown.size:,}"),
+    ]
+    if shown.seal is None:
+        facts.append(("seal", "a marker only, without digests"))
+    else:
+        facts.append(("sealed", moment(shown.seal.sealed_at)))
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        yield f"  {name:{width}}  {value}"
+    if shown.lengths.count:
+        yield ""
+        yield "row length in bytes"
+        yield from distribution_lines(shown.lengths)
+    if shown.tokens.count:
+        yield ""
+        yield "row length in tokens"
+        yield from distribution_lines(shown.tokens)
+
+
+def row_line(row: ShownRow) -> str:
+    """Returns the heading of a row."""
+    tokens = "" if row.tokens is None else f", {count(row.tokens, 'token')}"
+    return (
+        f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,}), "
+        f"{count(len(row.line), 'byte')}{tokens}"
+    )
+
+
+def distribution_lines(lengths: Lengths) -> Iterator[str]:
+    """Yields how lengths are spread: a line of figures, and a bar for each bin."""
+    figures = [("min", lengths.smallest), *((name, lengths.quantile(share)) for name, share in _SHARES)]
+    figures += [("max", lengths.largest), ("mean", round(lengths.mean))]
+    yield "  " + "  ".join(f"{name} {value:,}" for name, value in figures)
+    bins = lengths.histogram()
+    most = max(one.count for one in bins)
+    labels = [_label(one) for one in bins]
+    width, number = max(map(len, labels)), len(f"{most:,}")
+    for label, one in zip(labels, bins, strict=True):
+        # A bin that is not empty has a bar, however short.
+        bar = "#" * -(-one.count * BAR_WIDTH // most)
+        yield f"  {label:>{width}}  {one.count:>{number},}  {bar}".rstrip()
+
+
+def _label(one: Bin) -> str:
+    return f"{one.low:,}" if one.high == one.low + 1 else f"{one.low:,} to {one.high - 1:,}"
+
+
+def _key_lines(keys: Keys) -> Iterator[str]:
+    rows = {key: f"{number:,}" if number < keys.rows else "all" for key, number in keys.rows_with.items()}
+    kinds = {key: " or ".join(keys.kinds[key]) for key in rows}
+    name_width = min(40, max(map(len, rows), default=0))
+    kind_width = max(map(len, kinds.values()), default=0)
+    for key, number in rows.items():
+        yield f"  {key:{name_width}}  {kinds[key]:{kind_width}}  {number}"
+
+
+def moment(seconds: float) -> str:
+    """Returns a time; of one that no calendar holds the number of seconds.
+
+    >>> moment(1700000000.5)
+    '2023-11-14 22:13:20 UTC'
+    """
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{seconds:g} s after 1970"

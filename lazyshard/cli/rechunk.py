@@ -1,0 +1,142 @@
+"""`lazyshard rechunk`: makes a stream with another number of samples in a chunk out of one that is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.units import size
+from lazyshard.cli.wording import complain, count, say
+from lazyshard.errors import WaitTimeout
+from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.storage.rechunking import MAX_WAIT_S, Rechunked, rechunk
+from lazyshard.storage.rechunking_target import check_directories
+
+HELP: Final = """Makes a stream with another number of samples in a chunk out of one that is there.
+
+The rows keep their order, their bytes and their lengths in tokens; each is checked against its digest on the way. The
+old stream is only read. The new one ends where the old one does.
+
+It can be killed at any moment: run the same command again, and it goes on after the last chunk that it has
+published."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard rechunk /shared/stream /shared/larger --samples-per-chunk 10000
+
+lazyshard rechunk /shared/live /shared/copy --samples-per-chunk 100 --follow
+
+[bold]Exit codes[/bold]
+
+  0  made, or it had been made before
+
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+
+  2  usage; there is no such directory; OUT is STREAM or lies in it
+
+  3  refused: STREAM has not ended, its first chunks are deleted, or a row of it is no JSON object
+
+  5  STREAM is damaged, or OUT is something else than its copy with so many samples in a chunk
+
+  6  another process is writing to OUT
+
+  7  the filesystem failed: disk full, read-only, no permission
+
+ 70  unexpected error
+
+ 75  --follow: nothing came within --max-wait; run the same command again
+
+130  Ctrl-C; run the same command again"""
+
+_SAMPLES: Final = "--samples-per-chunk"
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The directory of the stream that is there.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The directory of the new one; made if it is not there.")],
+    samples_per_chunk: Annotated[
+        int,
+        typer.Option(
+            _SAMPLES, metavar="N", min=1, max=MAX_SAMPLES_PER_CHUNK, help="Samples in every chunk of OUT but the last."
+        ),
+    ],
+    source_samples_per_chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--source-samples-per-chunk",
+            metavar="N",
+            min=1,
+            max=MAX_SAMPLES_PER_CHUNK,
+            help="For a STREAM without stream.json: rows in every chunk but the last. Default: those of its first.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Take a stream that has not ended, and go on until it does.")
+    ] = False,
+    max_wait: Annotated[
+        float | None,
+        typer.Option(
+            "--max-wait",
+            metavar="SECONDS",
+            min=0.0,
+            help=f"With --follow, how long to wait at the most for the next chunk. Default: {MAX_WAIT_S:g}.",
+        ),
+    ] = None,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    # An empty path, of a variable that was not set for instance, must not mean the current directory.
+    if not os.path.isdir(stream):
+        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    if not out or (os.path.lexists(out) and not os.path.isdir(out)):
+        raise typer.BadParameter(f"{out!r} is not a directory", param_hint="OUT")
+    if max_wait is not None and not follow:
+        raise typer.BadParameter("goes with --follow only", param_hint="--max-wait")
+    source, target = Path(stream), Path(out)
+    try:
+        check_directories(source, target)
+    except ValueError as cause:
+        raise typer.BadParameter(str(cause), param_hint="OUT") from cause
+    wait = MAX_WAIT_S if max_wait is None else max_wait
+    return lambda: _run(source, target, samples_per_chunk, source_samples_per_chunk, follow, wait)
+
+
+def _run(
+    source: Path, target: Path, samples_per_chunk: int, source_samples_per_chunk: int | None, follow: bool, wait: float
+) -> int:
+    started = time.monotonic()
+    try:
+        with chunk_bar() as show:
+            made = rechunk(
+                source,
+                target,
+                samples_per_chunk,
+                source_samples_per_chunk=source_samples_per_chunk,
+                follow=follow,
+                max_wait=wait,
+                report=show,
+            )
+    except WaitTimeout as error:
+        complain(str(error))
+        return exits.TIMED_OUT
+    say(_summary(target, made, samples_per_chunk, time.monotonic() - started))
+    return exits.DONE
+
+
+def _summary(target: Path, made: Rechunked, samples_per_chunk: int, seconds: float) -> str:
+    holds = (
+        f"{target} holds {count(made.chunks, 'chunk')}, {count(made.samples, 'sample')}, "
+        f"{samples_per_chunk:,} a chunk; ended"
+    )
+    if not made.new:
+        return f"already made: {holds}, nothing to do"
+    before = made.samples - made.copied
+    went_on = f" went on after {count(before, 'sample')};" if before else ""
+    speed = size(made.size / max(seconds, 1e-3))
+    return f"made: {holds};{went_on} copied {size(made.size)} ({seconds:.1f} s, {speed}/s)"

@@ -1,0 +1,151 @@
+"""`lazyshard verify`: looks at everything in a stream's directory, and says what is not as it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.units import size
+from lazyshard.cli.wording import count, say
+from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.storage.verification import Verified, verify
+from lazyshard.storage.verification_findings import Severity
+
+_MAX_JOBS: Final = 1024
+
+_WORDS: Final[dict[Severity, str]] = {"damage": "damaged", "unchecked": "not to be read", "leftover": "left over"}
+
+HELP: Final = """Looks at everything in a stream's directory, and says what is not as it should be.
+
+Every chunk's data against its seal (size, number of rows, row starts, digests), every row as a JSON object; numbers
+without a gap, names, what head.json, stream.end, retired.json and the cursors say; what a crash has left over.
+
+Changes nothing, and can run at any time: a producer at work is no fault, what it had published at the start is what is
+looked at."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard verify /shared/stream
+
+lazyshard verify /shared/stream --quick
+
+lazyshard verify /shared/stream --json | jq '.findings[].file'
+
+[bold]Exit codes[/bold]
+
+  0  all is well; or there are leftovers only, which are told and which the producer's next start removes
+
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+
+  2  usage; there is no such directory
+
+  5  there is damage: each is told in a line; or there is no stream in it, or one of a later format
+
+  7  there is no damage, but something could not be read: no permission, no answer
+
+ 70  unexpected error
+
+130  Ctrl-C"""
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave the rows unread: look at names, numbers, seals and sizes alone.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", metavar="N", min=1, max=_MAX_JOBS, help="Processes that look. Default: one for each core."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    samples_per_chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--samples-per-chunk",
+            metavar="N",
+            min=1,
+            max=MAX_SAMPLES_PER_CHUNK,
+            help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
+        ),
+    ] = None,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    # An empty path, of a variable that was not set for instance, must not mean the current directory.
+    if not os.path.isdir(stream):
+        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    return lambda: _run(Path(stream), samples_per_chunk, quick, jobs or len(os.sched_getaffinity(0)), as_json)
+
+
+def _run(stream: Path, samples_per_chunk: int | None, quick: bool, jobs: int, as_json: bool) -> int:
+    started = time.monotonic()
+    with chunk_bar() as show:
+        verified = verify(stream, samples_per_chunk, quick=quick, jobs=jobs, report=show)
+    seconds = time.monotonic() - started
+    if as_json:
+        say(json.dumps(_values(stream, verified, seconds)))
+    else:
+        for finding in verified.findings:
+            say(f"{finding.severity}: {finding}")
+        say(f"{stream}: {_facts(verified)}: {_result(verified)}{_effort(verified, seconds)}")
+    if verified.count("damage"):
+        return exits.STREAM_DAMAGED
+    return exits.FILESYSTEM if verified.count("unchecked") else exits.DONE
+
+
+def _facts(verified: Verified) -> str:
+    facts = [
+        count(verified.chunks - verified.retired, "chunk"),
+        count(verified.samples, "sample"),
+        size(verified.size),
+        "ended" if verified.ended else "live" if verified.running else "open",
+    ]
+    if verified.retired:
+        facts.insert(1, f"from {verified.retired:,} on")
+    if not verified.native:
+        facts.append("without stream.json, so there are no digests")
+    return ", ".join(facts)
+
+
+def _result(verified: Verified) -> str:
+    counts = {word: verified.count(severity) for severity, word in _WORDS.items()}
+    return ", ".join(f"{number:,} {word}" for word, number in counts.items() if number) or "all is well"
+
+
+def _effort(verified: Verified, seconds: float) -> str:
+    """Returns how long it took, and how fast rows were read."""
+    if verified.quick:
+        return f" ({seconds:.1f} s, rows not read)"
+    return f" ({seconds:.1f} s, {size(verified.size / max(seconds, 1e-3))}/s)"
+
+
+def _values(stream: Path, verified: Verified, seconds: float) -> dict[str, Any]:
+    return {
+        "stream": str(stream),
+        "ok": not verified.count("damage") and not verified.count("unchecked"),
+        "damage": verified.count("damage"),
+        "unchecked": verified.count("unchecked"),
+        "leftovers": verified.count("leftover"),
+        "native": verified.native,
+        "stream_id": verified.stream_id,
+        "samples_per_chunk": verified.samples_per_chunk,
+        "retired": verified.retired,
+        "chunks": verified.chunks,
+        "samples": verified.samples,
+        "bytes": verified.size,
+        "ended": verified.ended,
+        "running": verified.running,
+        "quick": verified.quick,
+        "seconds": round(seconds, 3),
+        "findings": [asdict(finding) for finding in verified.findings],
+    }

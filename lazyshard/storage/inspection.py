@@ -1,0 +1,254 @@
+"""What a stream holds, at a glance: its facts, how long its rows are, and what is in the first ones.
+
+Nothing is waited for and nothing is changed. Lengths come from the seals, so that rows need not be read; of a stream
+with many chunks evenly spaced ones are looked at, so that the cost does not grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from lazyshard.errors import LazyShardError
+from lazyshard.format import Manifest, Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage.files import read_file
+from lazyshard.storage.lengths import Lengths
+from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.opening import open_now
+from lazyshard.storage.row_keys import Keys
+from lazyshard.storage.stream import Published, Stream
+
+SAMPLED_CHUNKS: Final = 200
+"""Seals that are looked at: enough that the median is known to about a percent, and read within a second or two from a
+network filesystem."""
+
+SAMPLED_ROWS: Final = 4_000_000
+SCANNED_ROWS: Final = 200_000
+"""So many rows at the most, where chunks are large: their seals take about 27 bytes a row. Without seals the rows
+themselves have to be read."""
+
+FIRST_ROWS: Final = 100
+_FIRST_BYTES: Final = 8 << 20
+"""First rows whose keys are told; no more of them than fit into so many bytes."""
+
+
+@dataclass(slots=True)
+class Overview:
+    """A stream at a glance.
+
+    Attributes:
+        directory: the stream's directory.
+        manifest: its manifest, None for a foreign directory.
+        samples_per_chunk: rows in every chunk but possibly the last.
+        published: what is published.
+        retired: the chunks of the half-open range [0, retired) are deleted.
+        looked_at: how many chunks were looked at; more would not tell more where it is all of them.
+        unread: how many more could not be, and the first reason.
+        lengths: bytes of the rows in them, newlines included.
+        tokens: lengths of the rows in tokens, as far as they were sealed.
+        last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
+        keys: top-level keys of the first rows.
+    """
+
+    directory: Path
+    manifest: Manifest | None
+    samples_per_chunk: int
+    published: Published
+    retired: int
+    looked_at: int = 0
+    unread: int = 0
+    reason: str = ""
+    lengths: Lengths = field(default_factory=Lengths)
+    tokens: Lengths = field(default_factory=Lengths)
+    last_sealed_at: float | None = None
+    keys: Keys = field(default_factory=Keys)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that are there."""
+        return self.published.chunks - self.retired
+
+    @property
+    def samples(self) -> int:
+        """Rows in them."""
+        return max(0, self.published.samples - self.retired * self.samples_per_chunk)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk was looked at."""
+        return self.looked_at == self.chunks
+
+    @property
+    def size(self) -> int:
+        """Bytes of their data files: exact where every chunk was looked at, else estimated."""
+        return self.lengths.total if self.complete else round(self.lengths.mean * self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row, and where it is.
+
+    Attributes:
+        sample: its number in the stream.
+        chunk: its chunk.
+        row: its number in the chunk.
+        byte: where it starts in the chunk's data file.
+        line: its bytes, newline included; checked against their digest if there is one.
+        tokens: its length in tokens, None where not measured.
+        value: the object that it is.
+    """
+
+    sample: int
+    chunk: int
+    row: int
+    byte: int
+    line: bytes
+    tokens: int | None
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChunk:
+    """A chunk.
+
+    Attributes:
+        file: its data file.
+        number: its number.
+        first: its first sample.
+        rows: rows in it.
+        size: bytes of its data file.
+        seal: its seal, None in a foreign directory.
+        lengths: bytes of its rows, newlines included.
+        tokens: lengths of its rows in tokens.
+    """
+
+    file: Path
+    number: int
+    first: int
+    rows: int
+    size: int
+    seal: Seal | None
+    lengths: Lengths
+    tokens: Lengths
+
+
+def sampled_chunks(first: int, stop: int, samples_per_chunk: int, rows: int = SAMPLED_ROWS) -> list[int]:
+    """Returns evenly spaced chunks of the half-open range [first, stop), the first and the last among them.
+
+    Args:
+        first: the first chunk.
+        stop: the one after the last.
+        samples_per_chunk: rows in a chunk.
+        rows: how many rows they may hold at the most; two chunks are looked at in any case.
+
+    >>> sampled_chunks(0, 3, 1000), len(sampled_chunks(0, 100_000, 1000)), sampled_chunks(5, 100, 1_000_000)
+    ([0, 1, 2], 200, [5, 36, 68, 99])
+    """
+    most = max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk))
+    count = stop - first
+    if count <= most:
+        return list(range(first, stop))
+    return [first + (i * (count - 1) + (most - 1) // 2) // (most - 1) for i in range(most)]
+
+
+def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bool = False) -> Overview:
+    """Looks at a stream.
+
+    Args:
+        directory: the stream's directory.
+        samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
+        every: whether to look at every chunk.
+
+    Raises:
+        StreamMissing: there is no stream in it.
+        LazyShardError, OSError: as `open_stream` and `Stream.published`.
+    """
+    stream = open_now(directory, samples_per_chunk)
+    published = stream.published()
+    retired = min(stream.retired(), published.chunks)
+    found = Overview(directory, read_manifest(directory, None), stream.samples_per_chunk, published, retired)
+    chunks = range(retired, published.chunks)
+    rows = SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS
+    sampled = sampled_chunks(retired, published.chunks, stream.samples_per_chunk, rows)
+    for number in chunks if every else sampled:
+        try:
+            shown = describe_chunk(stream, number)
+        except (LazyShardError, OSError) as error:
+            found.unread += 1
+            found.reason = found.reason or str(error)
+            continue
+        found.looked_at += 1
+        found.lengths.merge(shown.lengths)
+        found.tokens.merge(shown.tokens)
+        if shown.seal is not None:
+            found.last_sealed_at = shown.seal.sealed_at
+    if chunks:
+        _count_keys(stream, retired, found)
+    return found
+
+
+def describe_chunk(stream: Stream, number: int) -> ShownChunk:
+    """Looks at a chunk: by its seal, or where it has none of ours by its rows.
+
+    Raises:
+        ChunkCorrupt, SealInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
+    """
+    lengths, tokens = Lengths(), Lengths()
+    if stream.stream_id is None:
+        chunk = stream.open_chunk(number)
+        offsets = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64)
+        seal, file = None, chunk.path
+    else:
+        seal = _read_seal(stream, number)
+        offsets = seal.offsets.astype(np.int64)
+        file = stream.directory / chunk_name(number)
+        if seal.tokens is not None:
+            tokens.add(seal.tokens)
+    lengths.add(np.diff(offsets))
+    first = number * stream.samples_per_chunk
+    return ShownChunk(file, number, first, len(offsets) - 1, int(offsets[-1]), seal, lengths, tokens)
+
+
+def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
+    """Yields rows of a chunk, from its row `first` on: so many, or to its end.
+
+    Raises:
+        ChunkCorrupt, RowInvalid: a row is not as it should be; those before it were yielded.
+        FileNotFoundError, OSError: it cannot be read.
+    """
+    opened = stream.open_chunk(chunk)
+    seal = None if stream.stream_id is None else _read_seal(stream, chunk)
+    for row in range(first, min(first + count, len(opened))):
+        line = opened.line(row)
+        yield ShownRow(
+            sample=chunk * stream.samples_per_chunk + row,
+            chunk=chunk,
+            row=row,
+            byte=opened.offset(row),
+            line=line,
+            tokens=None if seal is None or seal.tokens is None else int(seal.tokens[row]),
+            value=opened.parse([line], row)[0],
+        )
+
+
+def _read_seal(stream: Stream, number: int) -> Seal:
+    path = stream.directory / seal_name(number)
+    return Seal.decode(read_file(path), number, str(path))
+
+
+def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
+    size = 0
+    try:
+        for shown in read_rows(stream, chunk, 0, FIRST_ROWS):
+            found.keys.add(shown.value)
+            size += len(shown.line)
+            if size > _FIRST_BYTES:
+                break
+    except (LazyShardError, OSError) as error:
+        found.unread += not found.unread
+        found.reason = found.reason or str(error)

@@ -1,0 +1,142 @@
+"""How lengths are spread: counted in buckets, so that memory does not grow with their number. No I/O.
+
+Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it:
+
+```
+length   0  1  2 ... 2047 | 2048-2049  2050-2051 ... 4094-4095 | 4096-4099 ... | 8192-8199 ...
+bucket   0  1  2 ... 2047 |      2048       2049 ...      3071 |      3072 ... |      4096 ...
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_STEPS: Final = 1024
+"""Buckets between a power of two and the next."""
+
+_EXACT: Final = 2 * _STEPS
+
+_MAX: Final = 2**52
+"""Up to here a float tells the power of two of an integer exactly. No row is as long: 4 PB."""
+
+_BUCKETS: Final = _EXACT + _STEPS * (52 - 11 + 1)
+
+_LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,))
+"""Edges of the bins of a histogram within a power of ten, from fine to coarse."""
+
+MAX_BINS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A bin of a histogram: so many lengths of the half-open range [low, high)."""
+
+    low: int
+    high: int
+    count: int
+
+
+class Lengths:
+    """Lengths of rows, counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0
+        self.smallest = 0
+        self.largest = 0
+        self._buckets: npt.NDArray[np.int64] = np.zeros(_BUCKETS, np.int64)
+
+    def add(self, lengths: npt.NDArray[Any]) -> None:
+        """Counts lengths: integers from 0 on."""
+        if not len(lengths):
+            return
+        values = lengths.astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        self.smallest = low if not self.count else min(self.smallest, low)
+        self.largest = max(self.largest, high)
+        self.count += len(values)
+        self.total += int(values.sum())
+        self._buckets += np.bincount(_bucket(values), minlength=_BUCKETS)
+
+    def merge(self, other: Lengths) -> None:
+        """Counts what another has counted."""
+        if not other.count:
+            return
+        self.smallest = other.smallest if not self.count else min(self.smallest, other.smallest)
+        self.largest = max(self.largest, other.largest)
+        self.count += other.count
+        self.total += other.total
+        self._buckets += other._buckets
+
+    @property
+    def mean(self) -> float:
+        """The mean, 0 if there is none."""
+        return self.total / self.count if self.count else 0.0
+
+    def quantile(self, share: float) -> int:
+        """Returns the smallest length that at least this share of the lengths does not exceed.
+
+        Exact below 2,048; above that it is too low by a thousandth at the most.
+        """
+        rank = max(1, math.ceil(share * self.count))
+        bucket = int(np.searchsorted(np.cumsum(self._buckets), rank))
+        return min(max(_lowest(bucket), self.smallest), self.largest)
+
+    def histogram(self) -> list[Bin]:
+        """Returns at most `MAX_BINS` bins, the more evenly spaced the logarithms of their edges, from the least on."""
+        if not self.count:
+            return []
+        for ladder in _LADDERS:
+            edges = _edges(self.smallest, self.largest, ladder)
+            if len(edges) <= MAX_BINS + 1:
+                break
+        before = np.concatenate(([0], np.cumsum(self._buckets)))
+        marks = [int(before[min(_BUCKETS, _first_bucket(edge))]) for edge in edges]
+        return [
+            Bin(low, high, after - start)
+            for low, high, start, after in zip(edges, edges[1:], marks, marks[1:], strict=False)
+        ]
+
+
+def _bucket(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    values = np.minimum(values, _MAX)
+    # frexp gives the power above the value, so of [2048, 4096) it is 12, which shifts by 1.
+    shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 11, 0)
+    return np.where(values < _EXACT, values, shift * _STEPS + (values >> shift))
+
+
+def _lowest(bucket: int) -> int:
+    """Returns the least length of a bucket."""
+    if bucket < _EXACT:
+        return bucket
+    shift, step = divmod(bucket - _STEPS, _STEPS)
+    return (step + _STEPS) << shift
+
+
+def _first_bucket(length: int) -> int:
+    """Returns the first bucket that holds nothing below a length."""
+    bucket = int(_bucket(np.array([length]))[0])
+    return bucket if _lowest(bucket) >= length else bucket + 1
+
+
+def _edges(smallest: int, largest: int, ladder: Sequence[float]) -> list[int]:
+    """Returns edges of the ladder such that the first bin holds the smallest length and the last one the largest."""
+    edges = [0]
+    power = 1
+    while edges[-1] <= largest:
+        for step in ladder:
+            edge = int(step * power)
+            if edge > edges[-1]:
+                edges.append(edge)
+            if edge > largest:
+                break
+        power *= 10
+    first = max(i for i, edge in enumerate(edges) if edge <= smallest)
+    return edges[first:]

@@ -1,0 +1,66 @@
+"""Opens what is in a directory now: a stream of ours or a foreign one, without waiting for either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazyshard.errors import StreamInvalid, StreamMissing
+from lazyshard.format.names import MANIFEST
+from lazyshard.storage.chunk import open_foreign
+from lazyshard.storage.listing import list_chunks
+from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.stream import Stream, open_stream
+
+
+def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
+    """Opens the stream in a directory.
+
+    Args:
+        directory: the stream's directory.
+        samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
+
+    Raises:
+        StreamMissing: there is none.
+        StreamInvalid: the first chunk of a foreign directory does not tell how many rows each has; or as `open_stream`.
+        StreamUnsealed, OSError: as `open_stream`.
+    """
+    if samples_per_chunk is None:
+        samples_per_chunk = rows_of_first_chunk(directory)
+    stream = open_stream(directory, samples_per_chunk)
+    if stream is None:
+        raise StreamMissing(
+            f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file", directory=str(directory)
+        )
+    return stream
+
+
+def rows_of_first_chunk(directory: Path) -> int | None:
+    """Returns how many rows the first chunk of a foreign directory has; None if it is none, or has no marker at all.
+
+    Raises:
+        StreamInvalid: its first chunk is not complete, or has no rows.
+        ManifestInvalid, OSError: its files cannot be read.
+    """
+    try:
+        if read_manifest(directory, None) is not None:
+            return None
+        listing = list_chunks(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not listing.seals:
+        return None
+    if not listing.complete:
+        raise StreamInvalid(
+            f"{directory}: chunk 0 is not complete, so nothing tells how many samples a chunk has; give their number",
+            directory=str(directory),
+            chunk=0,
+        )
+    path = directory / listing.data[0]
+    rows = len(open_foreign(path, 0))
+    if not rows:
+        raise StreamInvalid(
+            f"{path}: holds no rows, so nothing tells how many samples each chunk has; give their number",
+            directory=str(directory),
+            chunk=0,
+        )
+    return rows

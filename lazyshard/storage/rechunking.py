@@ -1,0 +1,203 @@
+"""Rechunking: makes a stream with another number of rows in a chunk out of one that is there.
+
+The rows keep their bytes, their order and their lengths in tokens. The new stream is an ordinary one, whose seals hold
+how far the old one was copied, as its producer's position:
+
+```
+{"kind": "rechunk", "stream_id": the old stream's identity, or null, "samples": rows copied}
+```
+
+So it can be killed at any moment, and called again goes on after the last chunk that it has published. Before it does,
+the last row of the new stream is compared with that of the old one: a foreign directory has no identity to compare.
+
+The old stream is only read. Each row is checked against its digest, if it has one, before it is written.
+
+Not guaranteed: that a carriage return before a newline, which only other programs leave there, is kept in rows that
+have lengths in tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard.errors import StreamEnded, StreamInvalid, StreamMismatch
+from lazyshard.storage.opening import open_now, rows_of_first_chunk
+from lazyshard.storage.reader import StreamReader
+from lazyshard.storage.rechunking_rows import SourceRows, TakenRows
+from lazyshard.storage.rechunking_target import check_directories, check_position, look_at_target, position
+from lazyshard.storage.stream import Published
+from lazyshard.storage.writer import HEARTBEAT_S, ChunkWriter
+
+MAX_WAIT_S: Final = 600.0
+
+Report = Callable[[str, int, int], None]
+"""Called with what is done, how many chunks of the old stream are copied, and how many it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rechunked:
+    """The stream that was made.
+
+    Attributes:
+        chunks: chunks published.
+        samples: rows in them.
+        copied: rows copied by this call.
+        size: bytes of these.
+        new: False if it had been made before, so that nothing was to do.
+    """
+
+    chunks: int
+    samples: int
+    copied: int
+    size: int
+    new: bool
+
+
+def rechunk(
+    source: Path,
+    target: Path,
+    samples_per_chunk: int,
+    *,
+    source_samples_per_chunk: int | None = None,
+    follow: bool = False,
+    max_wait: float = MAX_WAIT_S,
+    report: Report = lambda phase, done, total: None,
+) -> Rechunked:
+    """Copies a stream, or goes on where an earlier call was stopped, and ends the copy where the stream has ended.
+
+    Args:
+        source: the directory of the old stream, one of ours or a foreign one.
+        target: the directory of the new one; made if it is not there.
+        samples_per_chunk: rows in a chunk of the new one.
+        source_samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first.
+        follow: whether to wait for what a stream that has not ended will publish; otherwise it is refused.
+        max_wait: how many seconds to wait at the most for each thing that a producer has still to publish.
+        report: is told how far it is.
+
+    Raises:
+        StreamInvalid: the old stream has not ended, or the first rows that are to be copied are deleted.
+        StreamMissing: there is no old stream.
+        StreamMismatch: the new directory holds something else than a copy of this stream, or one with another
+            samples_per_chunk.
+        ChunkCorrupt, RowInvalid: a row of the old stream is damaged; those of the chunks before it are copied.
+        ChunkRetired, ChunkMissing: a chunk of the old stream has gone meanwhile.
+        WaitTimeout: nothing was published within `max_wait`.
+        ProducerLocked, ProducerFenced: another process is writing to the new directory.
+        WriterFailed, OSError: the filesystem refused.
+        ValueError: the new directory is the old one or lies in it, or a number is impossible.
+    """
+    check_directories(source, target)
+    if source_samples_per_chunk is None:
+        source_samples_per_chunk = rows_of_first_chunk(source)
+    if not follow:
+        open_now(source, source_samples_per_chunk)
+    reader = StreamReader(source, source_samples_per_chunk, max_wait=max_wait if follow else 0.0)
+    rows = SourceRows(reader)
+    there = look_at_target(target, samples_per_chunk, rows)
+    if there.ended:
+        return _already(target, there.chunks, there.samples, reader)
+    _check_source(reader, follow)
+    if rows.is_deleted(there.samples):
+        raise _deleted(rows, there.samples)
+    try:
+        # In a thread, it writes one chunk while the next is read.
+        writer = ChunkWriter(target, samples_per_chunk, overlap=True)
+    except StreamEnded as ended:
+        # All was there but the end, which opening it has written.
+        samples = ended.samples or 0
+        return _already(target, -(-samples // samples_per_chunk), samples, reader)
+    with writer:
+        first = writer.published_samples
+        if first:
+            check_position(target, writer.source, first, rows)
+        size = _copy(rows, writer, report)
+    return Rechunked(
+        writer.published_chunks, writer.published_samples, writer.published_samples - first, size, new=True
+    )
+
+
+def _copy(rows: SourceRows, writer: ChunkWriter, report: Report) -> int:
+    """Copies all rows that are not there yet, and returns their bytes."""
+    reader = rows.reader
+    sample, size = writer.samples, 0
+    while True:
+        published = _wait(reader, writer, sample + 1)
+        report("copying", -(-sample // reader.samples_per_chunk), published.chunks)
+        if published.samples <= sample:
+            return size
+        while sample < published.samples:
+            taken = rows.take(sample, min(published.samples, sample + writer.room))
+            sample += len(taken.lines)
+            size += len(taken.checked.data)
+            _write(writer, taken, position(reader.stream_id, sample))
+            report("copying", -(-sample // reader.samples_per_chunk), published.chunks)
+
+
+def _write(writer: ChunkWriter, taken: TakenRows, after: dict[str, Any]) -> None:
+    if taken.tokens is None:
+        writer.write_lines(taken.checked, source=after)
+        return
+    last = len(taken.lines) - 1
+    for number, (line, tokens) in enumerate(zip(taken.lines, taken.tokens, strict=True)):
+        writer.write(line, tokens, source=after if number == last else None)
+
+
+def _wait(reader: StreamReader, writer: ChunkWriter, samples: int) -> Published:
+    """Returns once so many rows are published in the old stream, or it has ended; tells the new one's readers of it."""
+    if reader.seen.ended or reader.seen.samples >= samples:
+        return reader.seen
+    told_at = 0.0
+
+    def tell() -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= HEARTBEAT_S:
+            told_at = time.monotonic()
+            writer.heartbeat("waiting", f"sample {samples - 1} of {reader.directory}, which is still being produced")
+
+    reader.on_wait = tell
+    try:
+        return reader.wait_for(samples)
+    finally:
+        reader.on_wait = None
+        writer.state = "running"
+
+
+def _check_source(reader: StreamReader, follow: bool) -> None:
+    seen = reader.seen
+    if seen.ended or follow:
+        return
+    gap = "" if seen.gap is None else f": chunk {seen.gap} lacks its data or its marker"
+    raise StreamInvalid(
+        f"{reader.directory}: has not ended{gap}; wait for its end, or copy what is published as it comes: --follow",
+        directory=str(reader.directory),
+        chunk=seen.gap,
+    )
+
+
+def _deleted(rows: SourceRows, sample: int) -> StreamInvalid:
+    retired = rows.retired()
+    directory = rows.reader.directory
+    return StreamInvalid(
+        f"{directory}: its chunks below {retired} are deleted, so the rows from {sample} to "
+        f"{retired * rows.reader.samples_per_chunk - 1} are not there any more, and a copy would lack them; take a "
+        f"stream that was produced with --retain all",
+        directory=str(directory),
+        chunk=sample // rows.reader.samples_per_chunk,
+    )
+
+
+def _already(target: Path, chunks: int, samples: int, reader: StreamReader) -> Rechunked:
+    seen = reader.seen
+    if not seen.ended or samples != seen.samples:
+        expected = f"{seen.samples} rows, as {reader.directory} holds{'' if seen.ended else ' so far'}"
+        raise StreamMismatch(
+            f"{target}: expected {expected}, but it has ended with {samples}; choose another directory",
+            directory=str(target),
+            expected=expected,
+            actual=f"{samples} rows",
+        )
+    return Rechunked(chunks, samples, 0, 0, new=False)

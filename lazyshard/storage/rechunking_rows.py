@@ -1,0 +1,90 @@
+"""The rows of a stream that is rechunked, as they are written again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from lazyshard.format import CheckedLines, Seal
+from lazyshard.format.names import seal_name
+from lazyshard.storage.files import read_file
+from lazyshard.storage.reader import StreamReader
+from lazyshard.storage.retire import read_retired
+
+_BLANKS = b" \t\r"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """Rows that follow each other in one chunk.
+
+    Attributes:
+        lines: the bytes of each, its newline included.
+        checked: the same, ready to be written.
+        tokens: their lengths in tokens, None where not measured.
+    """
+
+    lines: list[bytes]
+    checked: CheckedLines
+    tokens: list[int] | None
+
+
+class SourceRows:
+    """Reads rows of a stream in order. Memory: what `StreamReader` takes, and the seal of one chunk."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self.reader = reader
+        self._seal: Seal | None = None
+
+    def take(self, first: int, stop: int) -> TakenRows:
+        """Returns rows of the half-open range [first, stop) from the first on: at least one, of one chunk.
+
+        Raises:
+            ChunkCorrupt, RowInvalid: row `first` is bad.
+            ChunkRetired, ChunkMissing, OSError: its chunk cannot be read.
+        """
+        lines = self.reader.lines_published(first, stop)
+        number, row = divmod(first, self.reader.samples_per_chunk)
+        if self.reader.stream_id is None:
+            lines = [plain_line(line) for line in lines]
+            ends = np.cumsum([len(line) for line in lines], dtype=np.uint64)
+            digests = np.array([xxhash.xxh3_64_intdigest(line) for line in lines], np.uint64)
+            return TakenRows(lines, CheckedLines(b"".join(lines), ends, digests), None)
+        # The reader has compared the lines with these digests.
+        seal = self._seal_of(number)
+        after = row + len(lines)
+        checked = CheckedLines(
+            data=b"".join(lines),
+            ends=seal.offsets[row + 1 : after + 1] - seal.offsets[row],
+            digests=seal.digests[row:after],
+        )
+        return TakenRows(lines, checked, None if seal.tokens is None else seal.tokens[row:after].tolist())
+
+    def digest(self, sample: int) -> int:
+        """Returns the digest of a row. Raises as `take` does."""
+        return int(self.take(sample, sample + 1).checked.digests[0])
+
+    def retired(self) -> int:
+        """Returns which chunks are deleted: those of the half-open range [0, n). Raises as `read_retired` does."""
+        return 0 if self.reader.stream_id is None else read_retired(self.reader.directory, self.reader.stream_id)
+
+    def is_deleted(self, sample: int) -> bool:
+        """Returns whether the chunk of a sample is deleted. Raises as `read_retired` does."""
+        return sample // self.reader.samples_per_chunk < self.retired()
+
+    def _seal_of(self, number: int) -> Seal:
+        if self._seal is None or self._seal.chunk != number:
+            path = self.reader.directory / seal_name(number)
+            self._seal = Seal.decode(read_file(path), number, str(path))
+        return self._seal
+
+
+def plain_line(line: bytes) -> bytes:
+    r"""Returns a row of a foreign chunk as a stream of ours holds it, without the blank lines around it.
+
+    >>> plain_line(b' \n{"id": 1} \r\n\n'), plain_line(b'{"id": 2}')
+    (b'{"id": 1}\n', b'{"id": 2}\n')
+    """
+    return next(part for part in line.split(b"\n") if part.strip(_BLANKS)).rstrip(_BLANKS) + b"\n"

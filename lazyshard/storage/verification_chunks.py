@@ -1,0 +1,224 @@
+"""What a verification finds in one chunk: its data against its seal, row by row.
+
+Memory: offsets and digests of one chunk, 16 bytes a row, and a block of rows. Nothing is raised for what is wrong with
+the chunk: it is returned, so that the chunks after it are looked at too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from lazyshard.errors import (
+    ChunkCorrupt,
+    FileRefused,
+    FileUnreadable,
+    FormatInvalid,
+    LazyShardError,
+    RowInvalid,
+    VersionUnsupported,
+)
+from lazyshard.format import Seal, check_lines, check_row
+from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.storage.files import read_file
+from lazyshard.storage.verification_findings import RESTORE, Finding, Severity
+
+BLOCK_BYTES: Final = 1 << 20
+"""Rows are read in pieces of about this size; more gains nothing."""
+
+_SMALL_BLOCK_BYTES: Final = 4096
+
+_MEND: Final = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFiles:
+    """The files of a chunk that is to be looked at.
+
+    Attributes:
+        chunk: its number.
+        data: name of its data file.
+        seal: name of its seal, None for a chunk of a foreign directory, whose marker says nothing.
+    """
+
+    chunk: int
+    data: str
+    seal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBatch:
+    """Chunks that one process looks at, one after the other.
+
+    Attributes:
+        directory: the stream's directory.
+        files: their files.
+        quick: whether to leave their rows unread.
+    """
+
+    directory: Path
+    files: tuple[ChunkFiles, ...]
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkVerdict:
+    """What was found in a chunk.
+
+    Attributes:
+        chunk: its number.
+        data: name of its data file.
+        samples: rows, as its seal says (of a foreign chunk: as they were counted); None where nothing can tell.
+        size: bytes of its data file as its seal says; None where nothing can tell.
+        findings: what is wrong with it.
+        missing: name of a file that was not there, None if all were.
+    """
+
+    chunk: int
+    data: str
+    samples: int | None
+    size: int | None
+    findings: tuple[Finding, ...]
+    missing: str | None = None
+
+
+def check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
+    """Looks at the chunks of a batch."""
+    return [check_chunk(batch.directory, files, quick=batch.quick) for files in batch.files]
+
+
+def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerdict:
+    """Looks at a chunk.
+
+    Args:
+        directory: the stream's directory.
+        files: the chunk's files.
+        quick: whether to compare only the size of the data file with the seal. Of a foreign chunk the rows are counted
+            in any case, since nothing else tells how many there are.
+    """
+    name = files.data
+    samples = size = None
+    try:
+        if files.seal is None:
+            chunk = open_foreign(directory / name, files.chunk)
+        else:
+            name = files.seal
+            seal = Seal.decode(read_file(directory / name), files.chunk, name)
+            name = files.data
+            samples, size = seal.samples, seal.size
+            chunk = open_sealed(directory / name, seal)
+        samples, size = len(chunk), chunk.offset(len(chunk))
+        faults = () if quick else _bad_rows(files, chunk)
+    except FileNotFoundError:
+        return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
+    except (LazyShardError, OSError) as error:
+        faults = (file_finding(name, error, files.chunk),)
+    return ChunkVerdict(files.chunk, files.data, samples, size, faults)
+
+
+def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Finding, ...]:
+    """Returns the first bad row of each kind, and how many there are of it."""
+    first: dict[str, Finding] = {}
+    for row, error in _faults(chunk, sealed=files.seal is not None):
+        found = _row_finding(files, error, row, chunk.offset(row))
+        before = first.get(found.kind, found)
+        first[found.kind] = replace(before, rows=before.rows + 1)
+    return tuple(first.values())
+
+
+def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError]]:
+    """Yields each bad row with what is wrong with it.
+
+    Raises:
+        ChunkCorrupt: the file was cut while it was read.
+        OSError: the filesystem failed.
+    """
+    row = 0
+    budget = BLOCK_BYTES
+    while row < len(chunk):
+        try:
+            lines = chunk.lines(row, len(chunk), 1, budget)
+        except (ChunkCorrupt, RowInvalid) as error:
+            if isinstance(error, ChunkCorrupt) and error.row is None:
+                raise
+            yield row, error
+            row += 1
+            # The whole block is read again for each bad row in it, so after one they are read singly for a while.
+            budget = 0
+            continue
+        budget = min(BLOCK_BYTES, max(2 * budget, _SMALL_BLOCK_BYTES))
+        # Without digests the reader has held the rows to the rules already.
+        if sealed and not _are_rows(lines):
+            for at, line in enumerate(lines, row):
+                try:
+                    _check_line(line)
+                except RowInvalid as error:
+                    yield at, error
+        row += len(lines)
+
+
+def _are_rows(lines: list[bytes]) -> bool:
+    """Whether all lines are rows, which is found quickly; if not, each has to be looked at."""
+    return all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None
+
+
+def _check_line(line: bytes) -> None:
+    if not line.endswith(b"\n"):
+        raise RowInvalid(reason="no newline at its end", byte=len(line))
+    check_row(line)
+
+
+def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int) -> Finding:
+    if isinstance(error, RowInvalid):
+        # Of a sealed row it is told where in the row, of another one where in the file.
+        byte = (error.byte or 0) + (start if error.file is None else 0)
+        reason = str(error.reason).removeprefix("expected a JSON object, found ")
+        kind, expected, found, remedy = "row", "a JSON object on a line", f"{reason} (byte {byte})", _MEND
+    else:
+        assert isinstance(error, ChunkCorrupt)
+        kind, expected, found, remedy = "digest", str(error.expected), str(error.actual), RESTORE
+    return Finding(
+        severity="damage",
+        kind=kind,
+        file=files.data,
+        expected=expected,
+        found=found,
+        remedy=remedy,
+        chunk=files.chunk,
+        row=row,
+        byte=start,
+    )
+
+
+def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Finding:
+    """Returns the finding for a file that cannot be opened, read or used as a whole."""
+    severity: Severity = "damage"
+    remedy, field = RESTORE, None
+    expected, found = getattr(error, "expected", None), getattr(error, "actual", None)
+    if isinstance(error, VersionUnsupported):
+        kind, remedy = "version", "install a newer lazyshard"
+        expected, found = f"stream format {expected}", f"format {found}"
+    elif isinstance(error, FormatInvalid):
+        kind, field = "invalid", error.field
+    elif isinstance(error, ChunkCorrupt):
+        kind = "size"
+    elif isinstance(error, FileRefused):
+        kind, expected, found = "not-a-file", "a plain file", error.kind
+    elif isinstance(error, FileUnreadable):
+        severity, kind, remedy = "unchecked", "unreadable", "check the permissions, and run the same command again"
+        expected, found = "a readable file", f"that uid {error.uid} may not read it"
+    else:
+        severity, kind, remedy = "unchecked", "unreadable", "mend the filesystem, and run the same command again"
+        expected, found = "a readable file", getattr(error, "strerror", None) or str(error)
+    return Finding(
+        severity=severity,
+        kind=kind,
+        file=file,
+        expected=str(expected),
+        found=str(found),
+        remedy=remedy,
+        chunk=chunk,
+        field=field,
+    )

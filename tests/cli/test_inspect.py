@@ -1,0 +1,410 @@
+"""`lazyshard inspect`; what it reads: tests/storage/test_inspection."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.cli import exits
+from lazyshard.cli.inspect_view import moment
+from lazyshard.cli.main import main
+from lazyshard.storage.retire import retire
+from tests.cli.commands import contents, lazyshard
+from tests.cli.test_adopt import on_terminal
+from tests.storage import damage
+from tests.storage.damage import delete, flip, put, stream
+from tests.storage.foreign_seals import seal_rows
+from tests.storage.streams import foreign
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    assert main(["inspect", *map(str, arguments)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out.splitlines()
+
+
+def written(directory: Path, *, end: bool = True) -> str:
+    """A stream of six rows, published at a known moment; returns its identity."""
+    writer = ChunkWriter(directory, 2, clock=lambda: 1700000000.0)
+    for number in range(6):
+        writer.write(
+            {"id": number, "text": "ü" * 10**number} | ({"tags": [1, "x"]} if number % 2 else {}),
+            tokens=number + 1,
+            source={"in.jsonl": number},
+        )
+    writer.close(end)
+    return writer.stream_id
+
+
+def test_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream_id = written(tmp_path)
+    assert inspect(capsys, tmp_path) == [
+        str(tmp_path),
+        f"  stream             {stream_id}",
+        "  samples per chunk  2",
+        "  chunks             3",
+        "  samples            6",
+        "  bytes              222.4 kB",
+        "  begun              2023-11-14 22:13:20 UTC",
+        "  last published     2023-11-14 22:13:20 UTC",
+        "  ended              yes",
+        "",
+        "row length in bytes, of 6 rows",
+        "  min 21  p5 21  median 219  p95 199,936  max 200,034  mean 37,064",
+        "            10 to 99  2  ########################################",
+        "          100 to 999  1  ####################",
+        "      1,000 to 9,999  1  ####################",
+        "    10,000 to 99,999  1  ####################",
+        "  100,000 to 999,999  1  ####################",
+        "",
+        "row length in tokens, of 6 rows",
+        "  min 1  p5 1  median 3  p95 6  max 6  mean 4",
+        "       1  1  ####################",
+        "       2  1  ####################",
+        "  3 to 4  2  ########################################",
+        "  5 to 6  2  ########################################",
+        "",
+        "keys at the top level, in the first 2 rows",
+        "  id    integer                   all",
+        "  text  string                    all",
+        "  tags  array of integer, string  1",
+    ]
+
+
+def test_overview_of_many_chunks_says_that_it_is_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream(tmp_path, 201, per_chunk=1)
+    lines = inspect(capsys, tmp_path)
+    assert "  bytes              about 2.1 kB" in lines
+    said = "row length in bytes, of 200 rows in 200 of 201 chunks, evenly spaced (--all takes all)"
+    assert said in lines
+    lines = inspect(capsys, tmp_path, "--all")
+    assert "  bytes              2.1 kB" in lines
+    assert "row length in bytes, of 201 rows" in lines
+
+
+def test_overview_of_a_stream_that_is_being_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ChunkWriter(tmp_path, 2) as writer:
+        assert "  ended              no; the producer is running" in inspect(capsys, tmp_path)
+        writer.write({"id": 0})
+        writer.write({"id": 1})
+        writer.heartbeat("waiting", "the disk")
+        lines = inspect(capsys, tmp_path)
+        assert lines[2:5] == ["  samples per chunk  2", "  chunks             1", "  samples            2"]
+        assert lines[8] == "  ended              no; the producer is waiting: the disk"
+
+
+def test_overview_of_what_is_left_after_deletion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, end=False)
+    retire(tmp_path, 1, 3)
+    lines = inspect(capsys, tmp_path)
+    assert lines[3:5] == ["  chunks             2, from 1 on: those before are deleted", "  samples            4"]
+    assert lines[8] == "  ended              no; the producer is idle"
+
+
+def test_overview_of_a_foreign_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n')
+    assert inspect(capsys, tmp_path) == [
+        str(tmp_path),
+        "  stream             without stream.json: filled by another program",
+        "  samples per chunk  2",
+        "  chunks             1",
+        "  samples            2",
+        "  bytes              18 bytes",
+        "  ended              no",
+        "",
+        "row length in bytes, of 2 rows",
+        "  min 9  p5 9  median 9  p95 9  max 9  mean 9",
+        "  7 to 9  2  ########################################",
+        "",
+        "keys at the top level, in the first 2 rows",
+        "  id  integer  all",
+    ]
+
+
+def test_overview_of_a_damaged_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    put("chunk_00001.jsonl.completed", b"{}")(tmp_path)
+    lines = inspect(capsys, tmp_path)
+    assert lines[-1] == (
+        f"1 chunk could not be looked at, see `lazyshard verify`: {tmp_path}/chunk_00001.jsonl.completed: field "
+        f"'format': expected an integer from 1 to 2147483648, found no such field"
+    )
+
+
+def test_empty_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream(tmp_path, 0)
+    assert inspect(capsys, tmp_path)[3:] == [
+        "  chunks             0",
+        "  samples            0",
+        "  bytes              0 bytes",
+        f"  begun              {moment(time_of(tmp_path))}",
+        "  ended              yes",
+    ]
+
+
+def time_of(directory: Path) -> float:
+    return float(json.loads((directory / "stream.json").read_bytes())["created_at"])
+
+
+def test_overview_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream_id = written(tmp_path)
+    [line] = inspect(capsys, tmp_path, "--json")
+    assert json.loads(line) == {
+        "stream": str(tmp_path),
+        "stream_id": stream_id,
+        "samples_per_chunk": 2,
+        "retired": 0,
+        "chunks": 3,
+        "samples": 6,
+        "bytes": 222_381,
+        "bytes_exact": True,
+        "begun_at": 1700000000.0,
+        "last_sealed_at": 1700000000.0,
+        "ended": True,
+        "state": "finished",
+        "looked_at": 3,
+        "unread": 0,
+        "row_bytes": {
+            "rows": 6,
+            "min": 21,
+            "p5": 21,
+            "median": 219,
+            "p95": 199_936,
+            "max": 200_034,
+            "mean": 37_063.5,
+            "bins": [[10, 100, 2], [100, 1000, 1], [1000, 10_000, 1], [10_000, 100_000, 1], [100_000, 1_000_000, 1]],
+        },
+        "row_tokens": {
+            "rows": 6,
+            "min": 1,
+            "p5": 1,
+            "median": 3,
+            "p95": 6,
+            "max": 6,
+            "mean": 3.5,
+            "bins": [[1, 2, 1], [2, 3, 1], [3, 5, 2], [5, 7, 2]],
+        },
+        "keys": {
+            "rows": 2,
+            "by_name": {
+                "id": {"rows": 2, "kinds": ["integer"]},
+                "text": {"rows": 2, "kinds": ["string"]},
+                "tags": {"rows": 1, "kinds": ["array of integer, string"]},
+            },
+        },
+    }
+
+
+def test_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    assert inspect(capsys, tmp_path, 1) == [
+        "sample 1: chunk 0, row 1 (byte 21), 54 bytes, 2 tokens",
+        "{",
+        '  "id": 1,',
+        '  "text": "üüüüüüüüüü",',
+        '  "tags": [',
+        "    1,",
+        '    "x"',
+        "  ]",
+        "}",
+    ]
+
+
+def test_long_strings_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    assert inspect(capsys, tmp_path, 4)[2:4] == ['  "id": 4,', f'  "text": "{"ü" * 200}... (10,000 characters)"']
+    assert inspect(capsys, tmp_path, 4, "--full")[3] == f'  "text": "{"ü" * 10_000}"'
+
+
+def test_samples_of_several_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream(tmp_path)
+    lines = inspect(capsys, tmp_path, 1, "--rows", 3)
+    assert [line for line in lines if line.startswith("sample")] == [
+        "sample 1: chunk 0, row 1 (byte 9), 9 bytes",
+        "sample 2: chunk 1, row 0 (byte 0), 9 bytes",
+        "sample 3: chunk 1, row 1 (byte 9), 9 bytes",
+    ]
+    assert lines.count("") == 2
+    # No more than there are.
+    assert sum(line.startswith("sample") for line in inspect(capsys, tmp_path, 3, "--rows", 100)) == 2
+
+
+def test_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    assert inspect(capsys, tmp_path, "--chunk", 0, "--rows", 1) == [
+        f"{tmp_path}/chunk_00000.jsonl",
+        "  chunk    0",
+        "  samples  2: 0 to 1",
+        "  bytes    75",
+        "  sealed   2023-11-14 22:13:20 UTC",
+        "",
+        "row length in bytes",
+        "  min 21  p5 21  median 21  p95 54  max 54  mean 38",
+        "  20 to 29  1  ########################################",
+        "  30 to 49  0",
+        "  50 to 69  1  ########################################",
+        "",
+        "row length in tokens",
+        "  min 1  p5 1  median 1  p95 2  max 2  mean 2",
+        "  1  1  ########################################",
+        "  2  1  ########################################",
+        "",
+        "source position after it",
+        "{",
+        '  "in.jsonl": 1',
+        "}",
+        "",
+        "sample 0: chunk 0, row 0 (byte 0), 21 bytes, 1 token",
+        "{",
+        '  "id": 0,',
+        '  "text": "ü"',
+        "}",
+    ]
+
+
+def test_chunk_of_a_foreign_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n', end=True)
+    assert inspect(capsys, tmp_path, "--chunk", 1)[1:] == [
+        "  chunk    1",
+        "  samples  1: 2 to 2",
+        "  bytes    9",
+        "  seal     a marker only, without digests",
+        "",
+        "row length in bytes",
+        "  min 9  p5 9  median 9  p95 9  max 9  mean 9",
+        "  7 to 9  1  ########################################",
+        "",
+        "sample 2: chunk 1, row 0 (byte 0), 9 bytes",
+        "{",
+        '  "id": 2',
+        "}",
+    ]
+
+
+def test_rows_as_json_are_whole_and_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the row writes it: digits, and characters that a terminal might take for a command."""
+    row = '{"a" : 1.50,\t"b":"\x7f\u009b\u2028😀ü"}\n'.encode()
+    seal_rows(stream(tmp_path, 2), 0, row, b"{}\n", tokens=[7, 8])
+    [line] = inspect(capsys, tmp_path, 0, "--json")
+    assert line == (
+        '{"rows": [{"sample": 0, "chunk": 0, "row": 0, "byte": 0, "bytes": 33, "tokens": 7, '
+        '"value": {"a" : 1.50, "b":"\\u007f\\u009b\\u2028\\ud83d\\ude00\\u00fc"}}]}'
+    )
+    assert json.loads(line)["rows"][0]["value"] == json.loads(row)
+
+
+def test_chunk_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path)
+    [line] = inspect(capsys, tmp_path, "--chunk", 0, "--rows", 1, "--json")
+    values = json.loads(line)
+    assert values.pop("rows") == [
+        {"sample": 0, "chunk": 0, "row": 0, "byte": 0, "bytes": 21, "tokens": 1, "value": {"id": 0, "text": "ü"}}
+    ]
+    assert (values.pop("row_bytes")["max"], values.pop("row_tokens")["max"]) == (54, 2)
+    assert values == {
+        "file": f"{tmp_path}/chunk_00000.jsonl",
+        "chunk": 0,
+        "first_sample": 0,
+        "samples": 2,
+        "bytes": 75,
+        "sealed_at": 1700000000.0,
+        "source": {"in.jsonl": 1},
+    }
+
+
+def test_nesting_deeper_than_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another producer may seal it, and readers read it."""
+    row = b'{"a":' * 300 + b"1" + b"}" * 300 + b"\n"
+    seal_rows(stream(tmp_path, 2), 0, row, b"{}\n")
+    assert "... (1 key)" in "".join(inspect(capsys, tmp_path, 0))
+    assert inspect(capsys, tmp_path, 0, "--full")[1:] == [row.decode().rstrip()]
+    assert row.decode().rstrip() in inspect(capsys, tmp_path, 0, "--json")[0]
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "stream", 1) as writer:
+        writer.write({"a": "\x9b31mred\x1b[0m‮"})
+    done = lazyshard("inspect", tmp_path / "stream", 0)
+    assert done.stdout.splitlines()[2] == r'  "a": "\x9b31mred\u001b[0m\u202e"'
+    code, shown = on_terminal("inspect", tmp_path / "stream", 0)
+    assert code == 0
+    assert "\x9b" not in shown and "‮" not in shown
+
+
+def test_colours_on_a_terminal(tmp_path: Path) -> None:
+    code, shown = on_terminal("inspect", stream(tmp_path / "stream"), 3)
+    assert code == 0
+    assert "\x1b[" in shown
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()[1:] == ["{", '  "id": 3', "}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Missing argument 'STREAM'"),
+        ([""], 2, "'' is not a directory"),
+        (["{stream}", "5"], 2, "no sample 5: 5 samples are published, from 0 to 4"),
+        (["{stream}", "--chunk", "3"], 2, "no chunk 3: 3 chunks are published, from 0 to 2"),
+        (["{empty}", "0"], 2, "no sample 0: none is published"),
+        (["{stream}", "many"], 2, "Invalid value for 'N'"),
+        (["{stream}", "0", "--chunk", "0"], 2, "give either N or --chunk"),
+        (["{stream}", "--rows", "1"], 2, "goes with N or --chunk"),
+        (["{stream}", "0", "--all"], 2, "goes with neither N nor --chunk"),
+        (["{stream}", "--chunk", "-1"], 2, "--chunk"),
+        (["{tmp}"], 5, "there is no stream"),
+        (["{stream}", "--samples-per-chunk", "3"], 5, "has 2 samples per chunk, asked for 3"),
+        (["{damaged}", "1"], 5, "chunk_00000.jsonl: row 1 (byte 9): expected XXH3 "),
+        (["{damaged}", "2"], 5, "chunk_00001.jsonl: chunk 1 is published, but this file of it is not there"),
+        (["{damaged}", "--chunk", "2"], 5, "chunk_00002.jsonl.completed: chunk 2 is published, but this file"),
+        (["{retired}", "0"], 5, "chunk 0 was deleted by the stream's producer, as were all chunks below 1"),
+        (["{retired}", "--chunk", "0"], 5, "chunk 0 was deleted by the stream's producer, as were all chunks below 1"),
+        (["{doubled}"], 3, "chunk_0.jsonl and chunk_00000.jsonl are both chunk 0"),
+    ],
+)
+def test_refusal(
+    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places: dict[str, Any] = {name: tmp_path / name for name in ("stream", "empty", "damaged", "retired", "doubled")}
+    stream(places["stream"])
+    stream(places["empty"], 0)
+    flip("chunk_00000.jsonl", 10)(stream(places["damaged"]))
+    delete("chunk_00001.jsonl", "chunk_00002.jsonl.completed")(places["damaged"])
+    retire(stream(places["retired"], 4, end=False), 1, 2)
+    put("chunk_0.jsonl")(foreign(places["doubled"], b"{}\n"))
+    before = {name: contents(place) for name, place in places.items()}
+    assert main(["inspect", *(argument.format(tmp=tmp_path, **places) for argument in arguments)]) == code
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.startswith("lazyshard: error: ")
+    assert message in shown.err
+    assert {name: contents(place) for name, place in places.items()} == before
+
+
+def test_help_lists_the_exit_codes() -> None:
+    done = lazyshard("inspect", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
+    assert codes == {0, 1, 2, 3, 5, 7, 70, 130} <= {value for value in vars(exits).values() if isinstance(value, int)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, "1970-01-01 00:00:00 UTC"), (1e18, "1e+18 s after 1970"), (-1e18, "-1e+18 s after 1970")],
+)
+def test_moment(seconds: float, shown: str) -> None:
+    assert moment(seconds) == shown
+
+
+def test_live_stream_of_a_producer_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    stream(tmp_path, 4, end=False)
+    delete("chunk_00001.jsonl.completed")(tmp_path)
+    damage.edit("head.json", state="running", pid=os.getpid(), updated_at=time.time())(tmp_path)
+    done = lazyshard("inspect", tmp_path, 2)
+    assert done.returncode == 5
+    assert "chunk 1 is published, but this file of it is not there" in done.stderr

@@ -21,11 +21,6 @@ from lazyshard.errors import RowInvalid
 _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
 """Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
 
-_QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
-"""Tokens of a valid row: an escape, a quote and whether a colon follows, a brace."""
-
-_BLANK_BEFORE_COLON: Final = re.compile(rb'"[ \t\r\n]+:')
-
 _UTF16: Final = re.compile(rb"(?s:([^\0]\0){2}|(\0[^\0]){2})")
 _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
@@ -67,6 +62,19 @@ def check_row(line: bytes) -> dict[str, Any]:
     return row
 
 
+def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Returns a line as it is published, ended by one newline whatever its line end was, and its object.
+
+    Raises:
+        RowInvalid: with `reason` and `byte` (offset in the line).
+    """
+    bare = line.rstrip(b"\r\n")
+    at = bare.find(b"\n")
+    if at >= 0:
+        raise _invalid("more than one line; a row is one JSON object on one line", at)
+    return bare + b"\n", check_row(bare)
+
+
 def encode_row(row: object) -> bytes:
     """Returns the line of an object, with its newline.
 
@@ -83,31 +91,6 @@ def encode_row(row: object) -> bytes:
     if b"null" in line and _has_non_finite(row):
         raise _invalid("NaN and infinities are not JSON", None)
     return line
-
-
-def has_duplicate_keys(line: bytes, row: dict[str, Any]) -> bool:
-    """Whether an object of the line names a key twice; `row` is what it parsed to (the last one counts)."""
-    blanks = any(blank in line for blank in (b" :", b"\t:", b"\r:", b"\n:")) and _BLANK_BEFORE_COLON.search(line)
-    if not blanks and line.count(b'":') <= _keys(row):
-        return False
-    objects: list[set[str]] = []
-    start = -1  # of the string that the token is in
-    for token in _QUOTES_AND_BRACES.finditer(line):
-        if token[0].startswith(b'"'):
-            if start < 0:
-                start = token.start()
-                continue
-            if token[1]:
-                key = orjson.loads(line[start : token.start() + 1])
-                if key in objects[-1]:
-                    return True
-                objects[-1].add(key)
-            start = -1
-        elif start < 0 and token[0] == b"{":
-            objects.append(set())
-        elif start < 0 and token[0] == b"}":
-            objects.pop()
-    return False
 
 
 def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
@@ -173,19 +156,6 @@ def _has_huge_float(row: dict[str, Any]) -> bool:
             elif kind is list:
                 pending.append(item)
     return False
-
-
-def _keys(row: dict[str, Any]) -> int:
-    count = 0
-    pending: list[Any] = [row]
-    while pending:
-        value = pending.pop()
-        if type(value) is dict:
-            count += len(value)
-            pending.extend(value.values())
-        elif type(value) is list:
-            pending.extend(value)
-    return count
 
 
 def _has_non_finite(row: object) -> bool:

@@ -15,8 +15,8 @@ from lazyshard.storage.adoption_names import is_temporary, read_end, refuse
 from lazyshard.storage.adoption_rows import CheckedChunk, Report, read_again
 from lazyshard.storage.durable import publish_bytes, remove, sync, sync_directory
 from lazyshard.storage.files import open_file, read_file
-from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.retire import list_kept
 
 
 class Publisher:
@@ -84,7 +84,7 @@ def restore_head(directory: Path, manifest: Manifest, clock: Callable[[], float]
     publisher = Publisher(directory, lock, owner.token, clock)
     try:
         sync_directory(directory)
-        listing = list_chunks(directory)
+        listing = list_kept(directory, manifest.stream_id)
         if listing.gap is not None:
             raise refuse(
                 directory,
@@ -97,7 +97,7 @@ def restore_head(directory: Path, manifest: Manifest, clock: Callable[[], float]
         if found is None:
             chunks = listing.complete
             # A partial chunk without an end was never finished; its producer has to.
-            if chunks and _decode_seal(directory, chunks - 1).samples < manifest.samples_per_chunk:
+            if chunks > listing.first and _decode_seal(directory, chunks - 1).samples < manifest.samples_per_chunk:
                 chunks -= 1
             found = End(chunks, chunks * manifest.samples_per_chunk)
         publisher.publish_head(found, ended)

@@ -11,9 +11,6 @@ So it can be killed at any moment, and called again goes on after the last chunk
 the last row of the new stream is compared with that of the old one: a foreign directory has no identity to compare.
 
 The old stream is only read. Each row is checked against its digest, if it has one, before it is written.
-
-Not guaranteed: that a carriage return before a newline, which only other programs leave there, is kept in rows that
-have lengths in tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lazyshard.errors import StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.storage.opening import open_now, rows_of_first_chunk
 from lazyshard.storage.reader import StreamReader
-from lazyshard.storage.rechunking_rows import SourceRows, TakenRows
+from lazyshard.storage.rechunking_rows import SourceRows
 from lazyshard.storage.rechunking_target import check_directories, check_position, look_at_target, position
 from lazyshard.storage.stream import Published
 from lazyshard.storage.writer import HEARTBEAT_S, ChunkWriter
@@ -131,19 +128,10 @@ def _copy(rows: SourceRows, writer: ChunkWriter, report: Report) -> int:
             return size
         while sample < published.samples:
             taken = rows.take(sample, min(published.samples, sample + writer.room))
-            sample += len(taken.lines)
-            size += len(taken.checked.data)
-            _write(writer, taken, position(reader.stream_id, sample))
+            sample += len(taken)
+            size += len(taken.data)
+            writer.write_lines(taken, source=position(reader.stream_id, sample))
             report("copying", -(-sample // reader.samples_per_chunk), published.chunks)
-
-
-def _write(writer: ChunkWriter, taken: TakenRows, after: dict[str, Any]) -> None:
-    if taken.tokens is None:
-        writer.write_lines(taken.checked, source=after)
-        return
-    last = len(taken.lines) - 1
-    for number, (line, tokens) in enumerate(zip(taken.lines, taken.tokens, strict=True)):
-        writer.write(line, tokens, source=after if number == last else None)
 
 
 def _wait(reader: StreamReader, writer: ChunkWriter, samples: int) -> Published:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import xxhash
 
@@ -16,21 +14,6 @@ from lazyshard.storage.retire import read_retired
 _BLANKS = b" \t\r"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenRows:
-    """Rows that follow each other in one chunk.
-
-    Attributes:
-        lines: the bytes of each, its newline included.
-        checked: the same, ready to be written.
-        tokens: their lengths in tokens, None where not measured.
-    """
-
-    lines: list[bytes]
-    checked: CheckedLines
-    tokens: list[int] | None
-
-
 class SourceRows:
     """Reads rows of a stream in order. Memory: what `StreamReader` takes, and the seal of one chunk."""
 
@@ -38,7 +21,7 @@ class SourceRows:
         self.reader = reader
         self._seal: Seal | None = None
 
-    def take(self, first: int, stop: int) -> TakenRows:
+    def take(self, first: int, stop: int) -> CheckedLines:
         """Returns rows of the half-open range [first, stop) from the first on: at least one, of one chunk.
 
         Raises:
@@ -51,20 +34,20 @@ class SourceRows:
             lines = [plain_line(line) for line in lines]
             ends = np.cumsum([len(line) for line in lines], dtype=np.uint64)
             digests = np.array([xxhash.xxh3_64_intdigest(line) for line in lines], np.uint64)
-            return TakenRows(lines, CheckedLines(b"".join(lines), ends, digests), None)
+            return CheckedLines(b"".join(lines), ends, digests)
         # The reader has compared the lines with these digests.
         seal = self._seal_of(number)
         after = row + len(lines)
-        checked = CheckedLines(
+        return CheckedLines(
             data=b"".join(lines),
             ends=seal.offsets[row + 1 : after + 1] - seal.offsets[row],
             digests=seal.digests[row:after],
+            tokens=None if seal.tokens is None else seal.tokens[row:after],
         )
-        return TakenRows(lines, checked, None if seal.tokens is None else seal.tokens[row:after].tolist())
 
     def digest(self, sample: int) -> int:
         """Returns the digest of a row. Raises as `take` does."""
-        return int(self.take(sample, sample + 1).checked.digests[0])
+        return int(self.take(sample, sample + 1).digests[0])
 
     def retired(self) -> int:
         """Returns which chunks are deleted: those of the half-open range [0, n). Raises as `read_retired` does."""

@@ -1,47 +1,30 @@
 """`ChunkWriter`: publishes a stream.
 
-The order of steps is the guarantee. For each chunk: rows under `.tmp/`, sync, rename, sync the directory; the same for
-the seal; then `head.json`. The seal is the commit: before it nothing of the chunk counts, after it nothing of it
-changes.
+Here is what its callers see; what is done is in `writer_opening`, `chunk_sequence` and `publishing`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import functools
 import operator
 import os
-import socket
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import (
-    LazyShardError,
-    ProducerFenced,
-    RowInvalid,
-    StreamEnded,
-    StreamInvalid,
-    WriterFailed,
-)
-from lazyshard.format import STATES, End, Head, Manifest, ProducerState, check_row, encode_row
-from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, chunk_name, seal_name
-from lazyshard.storage.creation import create_stream, find_manifest
-from lazyshard.storage.durable import publish_bytes, rename, sync_directory
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_chunk import OpenChunk
-from lazyshard.storage.rate import RateMeter
-from lazyshard.storage.recovery import recover
+from lazyshard.format import CheckedLines, ProducerState, check_line, check_lines, encode_row
+from lazyshard.storage.announcer import check_state
+from lazyshard.storage.chunk_sequence import ChunkSequence
+from lazyshard.storage.steps import Steps, StepsAtOnce, StepsInThread
+from lazyshard.storage.writer_failure import WriterFailure
+from lazyshard.storage.writer_opening import open_for_writing
 
 HEARTBEAT_S: Final = 5.0
 """How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
 
 _MAX_TOKENS: Final = 2**32 - 1
-
-_log = logging.getLogger("lazyshard")
 
 
 class ChunkWriter:
@@ -58,15 +41,15 @@ class ChunkWriter:
         directory: the stream's directory; made if it is not there.
         samples_per_chunk: rows in a chunk. Needed for a new stream; for one that is there it must be the same, or None.
         clock: returns seconds since 1970.
+        overlap: write and publish in a thread, while the caller makes the next rows. A call that fills a chunk then
+            returns before that is published, with one such chunk on its way at most; what the filesystem refuses is
+            raised by a later call, `close` at the latest. The order of steps, and with it what a crash can leave, is
+            the same.
 
     Attributes:
         directory: the stream's directory.
         stream_id: the stream's identity, 32 hexadecimal digits.
         samples_per_chunk: rows in a chunk.
-        published_chunks: chunks sealed so far.
-        published_samples: rows in them.
-        source: the position that was given with the last published row, None if there is none.
-        state: what `head.json` says that this producer is doing.
 
     Raises:
         StreamEnded: the stream has ended.
@@ -87,58 +70,25 @@ class ChunkWriter:
         samples_per_chunk: int | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        overlap: bool = False,
     ) -> None:
         self.directory = Path(directory)
-        self.state: ProducerState = "running"
-        self._clock = clock
-        self._temporary = self.directory / TEMPORARY
-        self._host = socket.gethostname() or "unknown"
         self._pid = os.getpid()
-        self._failure: BaseException | None = None
         self._closed = True
-        # Refuses what can be refused before anything is made, and before another producer is fenced.
-        find_manifest(self.directory, samples_per_chunk)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = WriterLock(self.directory)
-        owner = self._lock.acquire(clock(), self._temporary)
-        # Two writers on two mounts never share a temporary name, so neither can rename what the other is writing.
-        self._suffix = f".{owner.token}"
+        self._opened = open_for_writing(self.directory, samples_per_chunk, clock)
+        self.stream_id = self._opened.manifest.stream_id
+        self.samples_per_chunk = self._opened.manifest.samples_per_chunk
+        self._lock = self._opened.lock
+        self._failure = WriterFailure(self.directory, self._lock)
+        self._steps: Steps = StepsInThread() if overlap else StepsAtOnce()
+        self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
         try:
-            self._open(samples_per_chunk)
+            self._chunks.tell(self.state)
         except BaseException:
             self._lock.release()
             raise
         self._closed = False
-
-    def _open(self, samples_per_chunk: int | None) -> None:
-        manifest = find_manifest(self.directory, samples_per_chunk)
-        if manifest is None:
-            assert samples_per_chunk is not None
-            manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, self._clock())
-            create_stream(self.directory, manifest, self._temporary / f"{MANIFEST}{self._suffix}")
-        self.stream_id = manifest.stream_id
-        self.samples_per_chunk = manifest.samples_per_chunk
-        found = recover(self.directory, manifest)
-        self._temporary.mkdir(exist_ok=True)
-        self.published_chunks = found.chunks
-        self.published_samples = found.samples
-        self.source: Any = found.last.source if found.last else None
-        self._row_source = self.source
-        self._meter = RateMeter(time.monotonic(), found.samples)
-        self._rate = 0.0
-        if found.closing:
-            self._write_end()
-        if found.ended or found.closing:
-            self._write_head("finished")
-            self._remove_temporary()
-            raise StreamEnded(
-                f"{self.directory}: the stream has ended with {found.samples} samples; nothing can be added to it. "
-                f"Write a new stream to another directory",
-                directory=str(self.directory),
-                samples=found.samples,
-            )
-        self._chunk = self._new_chunk()
-        self._write_head(self.state)
+        self._chunks.held.watch(self)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
@@ -166,30 +116,101 @@ class ChunkWriter:
         self._check_open()
         if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
             raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
-        line, parsed = _line(row)
+        line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
         try:
-            self._chunk.append(line, tokens)
-            if source is not None:
-                self._row_source = source
-            if len(self._chunk) == self.samples_per_chunk:
-                self._publish()
+            self._chunks.append(line, tokens, source)
         except BaseException as cause:
-            self._fail(cause)
-            raise
-        if time.monotonic() - self._head_at > HEARTBEAT_S:
-            self.heartbeat()
+            self._failure.fail(cause, self.published_samples)
+        self._beat()
         return parsed
+
+    def write_lines(self, lines: Sequence[bytes] | CheckedLines, *, source: Any = None) -> tuple[int, ...]:
+        """Adds many rows, which is several times faster than one by one; publishes the chunk if they fill it.
+
+        Each line is checked as strictly as by `write`. To have that done elsewhere, in another process for instance, or
+        to know what it finds before anything is written, give what `lazyshard.format.check_lines` has made of them.
+
+        Args:
+            lines: the rows, each the bytes of one line, with or without its line end; at most `room` of them.
+            source: as in `write`, after the last of these rows.
+
+        Returns:
+            Indices of the rows that name a key twice in one object.
+
+        Raises:
+            RowInvalid: a line is no row; its `index` says which. Those before it are added, the ones from it on are
+                not, and `source` is not used; the writer goes on.
+            ValueError: there are more lines than the open chunk has room for (nothing is added), or the writer is
+                closed.
+            ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
+        """
+        self._check_open()
+        given = len(lines)
+        if isinstance(lines, CheckedLines):
+            given += lines.refused is not None
+        if given > self.room:
+            raise ValueError(f"{given} lines are more than the {self.room} that the open chunk has room for")
+        rows = lines if isinstance(lines, CheckedLines) else check_lines(lines)
+        try:
+            if len(rows):
+                self._chunks.extend(rows, source if rows.refused is None else None)
+        except BaseException as cause:
+            self._failure.fail(cause, self.published_samples)
+        self._beat()
+        if rows.refused is not None:
+            raise rows.refused
+        return rows.duplicates
+
+    @property
+    def state(self) -> ProducerState:
+        """What `head.json` says that this producer is doing, from the next publish or heartbeat on."""
+        return self._chunks.state
+
+    @state.setter
+    def state(self, state: ProducerState) -> None:
+        self._chunks.state = check_state(state)
+
+    @property
+    def published_chunks(self) -> int:
+        """Chunks sealed so far."""
+        return self._chunks.published_chunks
+
+    @property
+    def published_samples(self) -> int:
+        """Rows in them."""
+        return self._chunks.published_samples
+
+    @property
+    def full_chunks(self) -> int:
+        """Chunks sealed so far, and the one that is on its way where these overlap."""
+        return self._chunks.full_chunks
+
+    @property
+    def source(self) -> Any:
+        """The position that was given with the last published row, None if there is none."""
+        return self._chunks.source
+
+    @property
+    def publish_s(self) -> float:
+        """Seconds that it took from the last row of the last published chunk until the readers were told."""
+        return self._chunks.publish_s
+
+    @property
+    def room(self) -> int:
+        """Rows that the open chunk can still take, at least 1."""
+        return self._chunks.room
 
     @property
     def samples(self) -> int:
-        """Rows taken so far: the published ones and those of the open chunk."""
-        return self.published_samples + len(self._chunk)
+        """Rows taken so far: the published ones, those on their way and those of the open chunk."""
+        return self._chunks.samples
 
-    def heartbeat(self, state: ProducerState | None = None) -> None:
+    def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
         """Tells the readers that this producer is alive. `write` does so by itself; call it while no row comes.
 
         Args:
             state: what it is doing from now on; None leaves it.
+            note: what it waits for, in words; told until the next publish or heartbeat.
 
         Raises:
             ProducerFenced: another producer has taken the stream over.
@@ -197,17 +218,30 @@ class ChunkWriter:
             ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
         """
         self._check_open()
-        self.state = _check_state(state or self.state)
-        self._head_at = time.monotonic()
+        self.state = check_state(state or self.state)
         try:
-            self._lock.check()
-            self._write_head(self.state)
-        except LazyShardError as cause:
-            self._failure = cause
-            raise
-        except OSError as cause:
-            # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
-            _log.warning("%s: readers cannot be told that this producer is alive: %s", self.directory, cause)
+            self._steps.do(functools.partial(self._chunks.tell_alive, note))
+            self._steps.wait()
+        except Exception as cause:
+            self._failure.fail(cause, self.published_samples)
+
+    def settle(self) -> None:
+        """Returns when every full chunk is published; at once where publishing does not overlap.
+
+        Raises:
+            ProducerFenced, WriterFailed, ValueError, RuntimeError: as `write`.
+        """
+        self._check_open()
+        self._finish_steps()
+
+    def check_owner(self) -> None:
+        """Looks whether the stream is still this producer's: before something of it is deleted, for instance.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            OSError: the filesystem does not tell.
+        """
+        self._lock.check()
 
     def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None) -> None:
         """Closes the writer. Closing a closed one does nothing.
@@ -227,36 +261,40 @@ class ChunkWriter:
         """
         if self._closed:
             return
-        _check_state(state)
+        check_state(state)
         if os.getpid() != self._pid:
             # Files, lock and owner are the parent's; only this process's copy of the descriptor is closed.
             self._closed = True
-            self._chunk.abandon()
+            self._chunks.abandon()
             if end:
                 raise RuntimeError(self._forked())
             return
         if source is not None:
-            self._row_source = source
+            self._chunks.row_source = source
         ours = False
         try:
             if end:
                 self._check_open()
-                self._end()
+                try:
+                    self._chunks.end()
+                except BaseException as cause:
+                    self._failure.fail(cause, self.published_samples)
                 ours = True
             else:
-                ours = self._leave(state)
+                self._finish_steps()
+                ours = self._chunks.leave(state)
         except BaseException:
-            ours = self._leave("failed")
+            ours = self._chunks.leave("failed")
             raise
         finally:
             self._closed = True
-            with contextlib.suppress(OSError):
-                self._chunk.abandon()
-            with contextlib.suppress(OSError):
-                self._chunk.path.unlink(missing_ok=True)
-            if ours:
-                self._remove_temporary()
-            self._lock.release()
+            self._chunks.held.release()
+            # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
+            if self._steps.stop():
+                self._chunks.close()
+                if ours:
+                    self._opened.workplace.remove()
+                self._lock.release()
 
     def __enter__(self) -> ChunkWriter:
         """Returns the writer."""
@@ -268,138 +306,27 @@ class ChunkWriter:
         """Ends the stream, or after an exception leaves it resumable."""
         self.close(end=kind is None, state="failed" if kind is not None and issubclass(kind, Exception) else "idle")
 
-    def _end(self) -> None:
-        try:
-            if len(self._chunk):
-                # A partial chunk is the last one: the head names it only together with the end.
-                self._publish(tell=False)
-            self._lock.check()
-            self._write_end()
-            self._write_head("finished")
-        except BaseException as cause:
-            self._fail(cause)
-            raise
+    def _finish_steps(self) -> None:
+        """Waits for what is on its way, unless it is known not to arrive."""
+        if not self._failure:
+            try:
+                self._steps.wait()
+            except Exception as cause:
+                self._failure.fail(cause, self.published_samples)
 
-    def _leave(self, state: ProducerState) -> bool:
-        """Tells the readers, if it can, that this producer stops; returns whether the stream is still ours."""
-        ours = False
-        with contextlib.suppress(OSError, LazyShardError):
-            self._lock.check()
-            ours = True
-            self._write_head(state)
-        return ours
-
-    def _publish(self, *, tell: bool = True) -> None:
-        chunk = self._chunk
-        data = self.directory / chunk_name(chunk.number)
-        target = self.directory / seal_name(chunk.number)
-        chunk.finish()
-        self._lock.check()
-        if os.path.lexists(target):
-            raise StreamInvalid(
-                f"{target}: somebody else has published this chunk; this producer stops, nothing of the stream was "
-                f"changed",
-                directory=str(self.directory),
-                chunk=chunk.number,
-            )
-        rename(chunk.path, data)
-        sync_directory(self.directory)
-        seal = chunk.seal(self._row_source, self._clock())
-        self._lock.check()
-        publish_bytes(seal.encode(), target, self._temporary / f"{target.name}{self._suffix}")
-        self.published_chunks += 1
-        self.published_samples += len(chunk)
-        self.source = self._row_source
-        self._chunk = self._new_chunk()
-        if tell:
-            self._write_head(self.state)
-
-    def _new_chunk(self) -> OpenChunk:
-        return OpenChunk(self.published_chunks, self._temporary / f"{chunk_name(self.published_chunks)}{self._suffix}")
-
-    def _write_end(self) -> None:
-        end = End(self.published_chunks, self.published_samples)
-        publish_bytes(end.encode(), self.directory / END, self._temporary / f"{END}{self._suffix}")
-
-    def _write_head(self, state: ProducerState) -> None:
-        self._head_at = time.monotonic()
-        open_rows = len(self._chunk) if hasattr(self, "_chunk") else 0
-        self._rate = self._meter.update(self._head_at, self.published_samples + open_rows)
-        ended = state == "finished"
-        # A partial chunk is the last one: no head names it before `stream.end` is there.
-        partial = 0 if ended else self.published_samples % self.samples_per_chunk
-        head = Head(
-            chunks=self.published_chunks - (1 if partial else 0),
-            samples=self.published_samples - partial,
-            ended=ended,
-            state=state,
-            rate=self._rate,
-            host=self._host,
-            pid=os.getpid(),
-            updated_at=self._clock(),
-        )
-        publish_bytes(head.encode(), self.directory / HEAD, self._temporary / f"{HEAD}{self._suffix}", durable=False)
-
-    def _remove_temporary(self) -> None:
-        with contextlib.suppress(OSError):
-            os.rmdir(self._temporary)
+    def _beat(self) -> None:
+        if time.monotonic() - self._chunks.told_at > HEARTBEAT_S:
+            self.heartbeat()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"{self.directory}: this writer is closed; open the stream again to go on")
         if os.getpid() != self._pid:
             raise RuntimeError(self._forked())
-        if isinstance(self._failure, LazyShardError):
-            raise self._failure
-        if self._failure is not None:
-            reason = f"an earlier call was ended by {type(self._failure).__name__}"
-            raise self._writer_failed(reason, "open") from self._failure
+        self._failure.check(self.published_samples)
 
     def _forked(self) -> str:
         return (
             f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
             f"can write and end the stream"
         )
-
-    def _fail(self, cause: BaseException) -> None:
-        """Remembers what has left an open chunk of unknown content; raises in its place what tells more."""
-        self._failure = cause
-        if isinstance(cause, OSError) and not isinstance(cause, LazyShardError):
-            reason = cause.strerror or str(cause)
-            self._failure = self._writer_failed(reason, "make room or mend the filesystem, then open")
-            try:
-                # A producer that has taken over may have removed `.tmp`, which is no fault of the filesystem.
-                self._lock.check()
-            except ProducerFenced as fenced:
-                self._failure = fenced
-            except OSError:
-                pass
-            raise self._failure from cause
-
-    def _writer_failed(self, reason: str, remedy: str) -> WriterFailed:
-        return WriterFailed(
-            f"{self.directory}: {reason}. {self.published_samples} samples are published and safe, the rows after them "
-            f"are not; {remedy} the stream again and go on from there",
-            directory=str(self.directory),
-            published_samples=self.published_samples,
-        )
-
-
-def _check_state(state: ProducerState) -> ProducerState:
-    if state not in STATES or state == "finished":
-        raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
-    return state
-
-
-def _line(row: dict[str, Any] | bytes) -> tuple[bytes, dict[str, Any]]:
-    if isinstance(row, bytes):
-        line = row.rstrip(b"\r\n")
-        if b"\n" in line:
-            raise RowInvalid(
-                "not a row: more than one line; a row is one JSON object on one line",
-                reason="more than one line",
-                byte=line.index(b"\n"),
-            )
-        parsed = check_row(line)
-        return line + b"\n", parsed
-    return encode_row(row), row

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage import durable, recovery, writer
+from lazyshard.storage import chunk_sequence, durable, publishing, recovery, writer_opening
+from lazyshard.storage.chunk_sequence import ChunkSequence
 from lazyshard.storage.listing import Listing
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_chunk import OpenChunk
+from lazyshard.storage.steps import StepsAtOnce
 from tests.crash.writer_harness import WHEN, Mutant, Violation, check, fast_directory, finish, run, sweep
 
 
@@ -21,20 +26,22 @@ def root(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", WHEN)
-def test_writer_killed_at_any_step_loses_repeats_and_tears_nothing(when: str, root: Path) -> None:
-    assert sweep(root, when) > 60
+def test_writer_killed_at_any_step_loses_repeats_and_tears_nothing(when: str, overlap: bool, root: Path) -> None:
+    assert sweep(root, when, overlap=overlap) > 60
 
 
-def test_writer_killed_again_while_it_recovers_loses_repeats_and_tears_nothing(root: Path) -> None:
-    total = run(root / "whole")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_writer_killed_again_while_it_recovers_loses_repeats_and_tears_nothing(overlap: bool, root: Path) -> None:
+    total = run(root / "whole", overlap=overlap)
     assert total is not None
     for first in range(2, total, 5):
         for second in range(1 + first % 4, total, 9):
             directory = root / f"{first}_{second}"
-            run(directory, first, WHEN[first % 3])
+            run(directory, first, WHEN[first % 3], overlap=overlap)
             sealed = check(directory, {})
-            run(directory, second, WHEN[second % 3])
+            run(directory, second, WHEN[second % 3], overlap=overlap)
             finish(directory, check(directory, sealed))
 
 
@@ -47,39 +54,28 @@ def test_writer_killed_over_and_over_at_its_first_steps_gets_through(root: Path)
 
 
 def seal_before_data() -> None:
-    def publish(self: ChunkWriter, *, tell: bool = True) -> None:
-        chunk = self._chunk
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
         chunk.finish()
-        seal = chunk.seal(self._row_source, 0.0)
-        target = self.directory / seal_name(chunk.number)
-        durable.publish_bytes(seal.encode(), target, self._temporary / "seal")
-        durable.rename(chunk.path, self.directory / chunk_name(chunk.number))
-        count(self)
-        if tell:
-            self._write_head(self.state)
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
 
-    ChunkWriter._publish = publish  # type: ignore[method-assign]
+    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
 
 
 def head_before_seal() -> None:
-    def publish(self: ChunkWriter, *, tell: bool = True) -> None:
-        chunk = self._chunk
-        chunk.finish()
-        durable.rename(chunk.path, self.directory / chunk_name(chunk.number))
-        seal = chunk.seal(self._row_source, 0.0)
-        count(self)
-        if tell:
-            self._write_head(self.state)
-        durable.publish_bytes(seal.encode(), self.directory / seal_name(chunk.number), self._temporary / "seal")
+    original = ChunkSequence._publish_chunk
 
-    ChunkWriter._publish = publish  # type: ignore[method-assign]
+    def publish(self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
+        self.published_chunks += 1
+        self.published_samples += len(chunk)
+        self.tell(self.state)
+        self.published_chunks -= 1
+        self.published_samples -= len(chunk)
+        original(self, chunk, *given)
 
-
-def count(self: ChunkWriter) -> None:
-    self.published_chunks += 1
-    self.published_samples += len(self._chunk)
-    self.source = self._row_source
-    self._chunk = self._new_chunk()
+    ChunkSequence._publish_chunk = publish  # type: ignore[method-assign, assignment]
 
 
 def data_in_place() -> None:
@@ -91,7 +87,7 @@ def data_in_place() -> None:
             path.with_name(path.name + ".completed").touch()
         return original(directory, manifest)  # type: ignore[arg-type]
 
-    writer.recover = recover  # type: ignore[attr-defined]
+    writer_opening.recover = recover  # type: ignore[attr-defined]
 
 
 def nothing_cleared() -> None:
@@ -102,15 +98,17 @@ def nothing_cleared() -> None:
 
 
 def end_before_last_chunk() -> None:
-    def end(self: ChunkWriter) -> None:
-        last = len(self._chunk)
-        self.published_chunks, self.published_samples = self.published_chunks + 1, self.published_samples + last
-        self._write_end()
-        self.published_chunks, self.published_samples = self.published_chunks - 1, self.published_samples - last
-        self._publish(tell=False)
-        self._write_head("finished")
+    original = ChunkSequence.end
 
-    ChunkWriter._end = end  # type: ignore[method-assign]
+    def end(self: ChunkSequence) -> None:
+        samples = self.samples
+        last = samples > self.published_samples
+        publishing.publish_end(
+            self._directory, self.published_chunks + last, samples, temporary=self._workplace.path("end")
+        )
+        original(self)
+
+    ChunkSequence.end = end  # type: ignore[method-assign]
 
 
 def torn_seal() -> None:
@@ -121,11 +119,42 @@ def torn_seal() -> None:
         durable.write_all(fd, data)
         os.close(fd)
 
-    writer.publish_bytes = publish  # type: ignore[attr-defined]
+    publishing.publish_bytes = publish  # type: ignore[attr-defined]
+
+
+def next_chunk_overtakes() -> None:
+    """Publishes a chunk before the one that is still on its way."""
+    original = StepsAtOnce.do
+    held: list[Callable[[], object]] = []
+
+    def do(self: StepsAtOnce, step: Callable[[], object], size: int = 0) -> int:
+        if size or not isinstance(step, functools.partial):
+            return original(self, step, size)
+        held.append(step)
+        while len(held) > 1:
+            held.pop()()
+        return 0
+
+    def wait(self: StepsAtOnce, number: int | None = None) -> None:
+        if number is None:
+            while held:
+                held.pop()()
+
+    StepsAtOnce.do = do  # type: ignore[method-assign]
+    StepsAtOnce.wait = wait  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
-    "mutant", [seal_before_data, head_before_seal, data_in_place, nothing_cleared, end_before_last_chunk, torn_seal]
+    "mutant",
+    [
+        seal_before_data,
+        head_before_seal,
+        data_in_place,
+        nothing_cleared,
+        end_before_last_chunk,
+        torn_seal,
+        next_chunk_overtakes,
+    ],
 )
 def test_harness_detects_a_writer_that_makes_a_mistake(mutant: Mutant, root: Path) -> None:
     finish(root / "whole", {}, mutant)  # it works as long as nothing happens
@@ -136,6 +165,6 @@ def test_harness_detects_a_writer_that_makes_a_mistake(mutant: Mutant, root: Pat
 
 def test_harness_finds_no_fault_where_nothing_was_changed(root: Path) -> None:
     def same() -> None:
-        writer.rename = durable.rename  # type: ignore[attr-defined]
+        publishing.rename = durable.rename  # type: ignore[attr-defined]
 
     assert sweep(root, "after", same) > 60

@@ -19,7 +19,7 @@ import xxhash
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
-from lazyshard.storage import durable, lock, open_chunk, recovery, writer
+from lazyshard.storage import announcer, durable, lock, open_chunk, publishing, recovery, retire, writer_opening
 from lazyshard.storage.listing import list_chunks
 from tests.storage.streams import forked, names
 
@@ -36,7 +36,7 @@ CLEAN: Final = sorted(
 
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
 _SYSTEM: Final = ("unlink", "rmdir", "mkdir")
-_MODULES: Final = (durable, lock, open_chunk, recovery, writer)
+_MODULES: Final = (durable, announcer, lock, open_chunk, publishing, recovery, retire, writer_opening)
 
 Mutant = Callable[[], None]
 
@@ -81,7 +81,9 @@ class Killer:
             setattr(os, name, self.wrap(getattr(os, name), False))
 
 
-def run(directory: Path, at: int = 0, when: str = "before", mutant: Mutant | None = None) -> int | None:
+def run(
+    directory: Path, at: int = 0, when: str = "before", mutant: Mutant | None = None, *, overlap: bool = False
+) -> int | None:
     """Runs the producer; returns None if it was killed at step `at`, else how many steps it took."""
     count, told = os.pipe()
 
@@ -91,7 +93,7 @@ def run(directory: Path, at: int = 0, when: str = "before", mutant: Mutant | Non
         killer = Killer(at, when)
         killer.install()
         try:
-            with ChunkWriter(directory, PER_CHUNK) as stream:
+            with ChunkWriter(directory, PER_CHUNK, overlap=overlap) as stream:
                 if (stream.source or 0) != stream.published_samples:
                     raise Violation(f"goes on from source {stream.source}, published are {stream.published_samples}")
                 for sample in range(stream.published_samples, SAMPLES):
@@ -180,13 +182,13 @@ def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = No
         raise Violation(f"the data is {data!r}")
 
 
-def sweep(root: Path, when: str, mutant: Mutant | None = None) -> int:
+def sweep(root: Path, when: str, mutant: Mutant | None = None, *, overlap: bool = False) -> int:
     """Kills at every step in turn; returns at how many."""
     at = 0
     while True:
         at += 1
         directory = root / f"{when}_{at}"
-        if run(directory, at, when, mutant) is not None:
+        if run(directory, at, when, mutant, overlap=overlap) is not None:
             finish(directory, check(directory, {}), mutant)
             return at - 1
         finish(directory, check(directory, {}), mutant)

@@ -115,3 +115,14 @@ def test_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Path
 
 def test_remove_of_a_missing_file_is_no_error(tmp_path: Path) -> None:
     durable.remove(tmp_path / "missing")
+
+
+def test_writing_back_is_a_hint_that_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = durable.create(tmp_path / "a")
+    durable.write_all(fd, b"abc")
+    durable.start_writing_back(fd, 0, 3)
+    os.close(fd)
+    durable.start_writing_back(fd, 0, 3)
+    monkeypatch.setattr(durable, "_sync_file_range", None)
+    durable.start_writing_back(fd, 0, 3)
+    assert (tmp_path / "a").read_bytes() == b"abc"

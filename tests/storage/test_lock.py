@@ -142,7 +142,7 @@ def test_chunk_that_somebody_else_has_published_is_not_replaced(tmp_path: Path) 
 def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_path: Path) -> None:
     writer = ChunkWriter(tmp_path, 3)
     writer.write({"id": 0})
-    writer._chunk._flush()
+    writer._chunks._chunk.pass_on()
 
     def child() -> None:
         for call in (lambda: writer.write({"id": 99}), writer.heartbeat, writer.close):

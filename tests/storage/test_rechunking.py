@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
+from lazyshard.format import CheckedLines
 from lazyshard.storage import rechunking
 from lazyshard.storage.rechunking import Rechunked, rechunk
 from lazyshard.storage.retire import retire
@@ -62,13 +63,13 @@ def test_rows_are_the_same_whatever_the_numbers(
     assert chunks(directory / "new") == lines(*wanted)
 
 
-def test_bytes_of_the_rows_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", [None, [1, 2]])
+def test_bytes_of_the_rows_are_kept(tokens: list[int] | None, tmp_path: Path) -> None:
     """White space, digits, escapes, and a carriage return that another program has left before a newline."""
-    seal_rows(stream(tmp_path / "old", 4), 0, b'{ "a" : 1.50,\t"b":"\\u00fc"}\r\n', '{"a":"ü"}\n'.encode())
+    odd = (b'{ "a" : 1.50,\t"b":"\\u00fc"}\r\n', '{"a":"ü"}\n'.encode())
+    seal_rows(stream(tmp_path / "old", 4), 0, *odd, tokens=tokens)
     rechunk(tmp_path / "old", tmp_path / "new", 3)
-    assert (tmp_path / "new" / "chunk_00000.jsonl").read_bytes() == (
-        b'{ "a" : 1.50,\t"b":"\\u00fc"}\r\n' + '{"a":"ü"}\n'.encode() + b'{"id":2}\n'
-    )
+    assert (tmp_path / "new" / "chunk_00000.jsonl").read_bytes() == b"".join(odd) + b'{"id":2}\n'
 
 
 def test_lengths_in_tokens_are_kept(tmp_path: Path) -> None:
@@ -139,16 +140,16 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_written: int) -> 
     stream(tmp_path / "old")
     with monkeypatch.context() as patch:
         written = 0
-        write = rechunking._write
+        write = ChunkWriter.write_lines
 
-        def write_some(writer: ChunkWriter, taken: Any, after: Any) -> None:
+        def write_some(writer: ChunkWriter, lines: Sequence[bytes] | CheckedLines, *, source: Any = None) -> Any:
             nonlocal written
-            written += len(taken.lines)
+            written += len(lines)
             if written > rows_written:
                 raise KeyboardInterrupt
-            write(writer, taken, after)
+            return write(writer, lines, source=source)
 
-        patch.setattr(rechunking, "_write", write_some)
+        patch.setattr(ChunkWriter, "write_lines", write_some)
         with pytest.raises(KeyboardInterrupt):
             rechunk(tmp_path / "old", tmp_path / "new", 2)
 

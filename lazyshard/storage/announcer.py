@@ -1,0 +1,81 @@
+"""What a writer tells its readers in `head.json`: how far it is, what it is doing, how fast."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lazyshard.format import STATES, Head, ProducerState
+from lazyshard.format.names import HEAD
+from lazyshard.storage.durable import publish_bytes
+from lazyshard.storage.rate import RateMeter
+
+
+class Announcer:
+    """Writes `head.json`.
+
+    Args:
+        directory: the stream's directory.
+        temporary: a name on the same filesystem to write under.
+        samples_per_chunk: rows in a chunk.
+        samples: rows that were published before.
+        clock: returns seconds since 1970.
+
+    Attributes:
+        told_at: when the head was last written, by the monotonic clock.
+    """
+
+    def __init__(
+        self, directory: Path, temporary: Path, samples_per_chunk: int, samples: int, clock: Callable[[], float]
+    ) -> None:
+        self._path = directory / HEAD
+        self._temporary = temporary
+        self._samples_per_chunk = samples_per_chunk
+        self._clock = clock
+        self._host = socket.gethostname() or "unknown"
+        self.told_at = time.monotonic()
+        self._meter = RateMeter(self.told_at, samples)
+
+    def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
+        """Replaces the head.
+
+        Args:
+            chunks: published chunks.
+            samples: rows in them.
+            taken: rows so far, those that are not published included: what the rate is told from.
+            state: what the producer is doing; "finished" says that the stream has ended.
+            note: what it waits for, in words.
+
+        Raises:
+            OSError: the filesystem refused. The head is a hint, so that says nothing about what is published.
+        """
+        self.told_at = time.monotonic()
+        ended = state == "finished"
+        # A partial chunk is the last one: no head names it before `stream.end` is there.
+        partial = 0 if ended else samples % self._samples_per_chunk
+        head = Head(
+            chunks=chunks - (1 if partial else 0),
+            samples=samples - partial,
+            ended=ended,
+            state=state,
+            rate=self._meter.update(self.told_at, taken),
+            host=self._host,
+            pid=os.getpid(),
+            updated_at=self._clock(),
+            note=note,
+        )
+        publish_bytes(head.encode(), self._path, self._temporary, durable=False)
+
+
+def check_state(state: ProducerState) -> ProducerState:
+    """Returns a state that a producer may claim.
+
+    Raises:
+        ValueError: there is no such state, or only the end of the stream can make it true.
+    """
+    if state not in STATES or state == "finished":
+        raise ValueError(f"state is one of {', '.join(s for s in STATES if s != 'finished')}, got {state!r}")
+    return state

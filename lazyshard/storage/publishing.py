@@ -1,0 +1,62 @@
+"""How a chunk becomes published, and how the stream ends. The order of steps is the guarantee.
+
+Rows under `.tmp/` are synced, renamed, and the directory synced; then the same for the seal. The seal is the commit:
+before it nothing of the chunk counts, after it nothing of it changes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lazyshard.errors import StreamInvalid
+from lazyshard.format import End
+from lazyshard.format.names import END, chunk_name, seal_name
+from lazyshard.storage.durable import publish_bytes, rename, sync_directory
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_chunk import OpenChunk
+
+
+def publish_chunk(
+    directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+) -> None:
+    """Publishes a chunk, all of whose rows were passed on. It is published if and only if this returns.
+
+    Args:
+        directory: the stream's directory.
+        chunk: the chunk.
+        source: the position after it, for its seal.
+        now: seconds since 1970.
+        lock: the right to write to the stream, which is looked at before each step that shows.
+        temporary: a name on the same filesystem to write the seal under.
+
+    Raises:
+        StreamInvalid: somebody else has published this chunk.
+        ProducerFenced: another producer has taken the stream over.
+        OSError: the filesystem refused.
+        TypeError: `source` is not JSON.
+    """
+    target = directory / seal_name(chunk.number)
+    chunk.finish()
+    lock.check()
+    if os.path.lexists(target):
+        raise StreamInvalid(
+            f"{target}: somebody else has published this chunk; this producer stops, nothing of the stream was changed",
+            directory=str(directory),
+            chunk=chunk.number,
+        )
+    rename(chunk.path, directory / chunk_name(chunk.number))
+    sync_directory(directory)
+    seal = chunk.seal(source, now)
+    lock.check()
+    publish_bytes(seal.encode(), target, temporary)
+
+
+def publish_end(directory: Path, chunks: int, samples: int, *, temporary: Path) -> None:
+    """Ends the stream after so many chunks, all of them published.
+
+    Raises:
+        OSError: the filesystem refused.
+    """
+    publish_bytes(End(chunks, samples).encode(), directory / END, temporary)

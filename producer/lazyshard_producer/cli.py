@@ -1,15 +1,15 @@
 """The command `lazyshard-producer`: its entry point and its exit codes.
 
     code  meaning                                                       what to do
-       0  the stream has ended (now or before), or SIGTERM came         nothing; after SIGTERM the same command goes on
-       1  the command's own requirements are not installed              pip install 'lazyshard[producer]'
-       2  usage: an option is missing or impossible                     see --help
-       3  bad input row                                                 mend the line named, run again
-       4  a source is missing, unreadable, compressed or has changed    put it back or unpack it, run again
-       5  the stream cannot take these rows: another chunk size,        use another --out
-          another program's, its files contradict each other
+       0  the stream has ended, now or before; or SIGTERM came          nothing; after SIGTERM the same command goes on
+       1  a package that is needed is not installed                     pip install 'lazyshard[producer]'
+       2  usage: a setting is missing or cannot be, or a port is taken  see --help
+       3  a bad row, or more than --max-bad-rows of them                mend the line named, run again
+       4  a source is missing, unreadable, or not what it was           put it back, run again
+       5  the stream does not fit: chunk size, program, or damaged      use another --out
        6  another producer has the stream                               stop one of the two
        7  the filesystem failed: disk full, read-only, no permission    make room, run again
+       8  a worker process has died: out of memory, or killed           run again with fewer --workers
       70  unexpected error                                              run again with --debug, report it
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on
 

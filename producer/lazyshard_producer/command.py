@@ -1,74 +1,55 @@
-"""The options of the command in typer's terms, and what becomes of errors: one line and an exit code."""
+"""The commands in typer's terms, and what becomes of errors: a line each, and an exit code.
+
+A command's function only takes its arguments and returns what is to be done, which runs once typer is through: signals
+and errors then reach us as they are.
+"""
 
 from __future__ import annotations
 
+import signal
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from lazyshard import __version__
 from lazyshard.errors import LazyShardError
-from lazyshard.format import End
-from lazyshard_producer import exits
-from lazyshard_producer.progress import Display, choose_display, say
-from lazyshard_producer.run import run
-from lazyshard_producer.settings import MAX_ROW_BYTES, Settings
+from lazyshard_producer import exits, help_texts, tasks
+from lazyshard_producer.arguments import Sorted, sort_arguments
+from lazyshard_producer.errors import SettingsInvalid
+from lazyshard_producer.flags import flags_given, with_options
+from lazyshard_producer.init import DEFAULT_FILE
+from lazyshard_producer.progress import say
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, Outcome, count, error_line, one_line
-
-_HELP: Final = """Publishes rows as a stream of numbered chunk files, from which training reads while it grows.
-
-See [bold]lazyshard-producer run --help[/bold]."""
-
-_EPILOG: Final = """[bold]Example[/bold]
-
-lazyshard-producer run --source data.jsonl --out /shared/stream --samples-per-chunk 1000"""
-
-_RUN_HELP: Final = """Reads JSON-lines files in the order given, publishes them as a stream, and ends it.
-
-It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
-Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
-A line that is not a JSON object stops it with file, line and byte; mend the line and run it again."""
-
-_RUN_EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard-producer run --source a.jsonl --source b.jsonl --out /shared/stream --samples-per-chunk 1000
-
-lazyshard-producer run --source data/*.jsonl --out /shared/stream --samples-per-chunk 1000 --rate 500
-
-[bold]Exit codes[/bold]
-
-  0  the stream has ended, now or before; or SIGTERM came (resumable)
-
-  1  typer or rich is missing: pip install 'lazyshard\\[producer]'
-
-  2  usage
-
-  3  bad input row: the message names file, line and byte
-
-  4  a source is missing, unreadable, compressed, or not what it was
-
-  5  the stream does not fit: another chunk size or program, or damaged
-
-  6  another producer has the stream
-
-  7  the filesystem failed: disk full, read-only, no permission
-
- 70  unexpected error
-
-130  Ctrl-C (a second one ends it at once; it can be resumed)"""
+from lazyshard_producer.wording import NAME, error_line
 
 app = typer.Typer(
     name=NAME,
-    help=_HELP,
-    epilog=_EPILOG,
+    help=help_texts.HELP,
+    epilog=help_texts.EPILOG,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+Task = Callable[[], int]
+"""What a command does; returns the exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How the command was called.
+
+    Attributes:
+        stop: tells a run when a signal has come.
+        arguments: the command line, taken apart.
+    """
+
+    stop: Stop
+    arguments: Sorted
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
@@ -78,38 +59,25 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
         arguments: the command line after the program's name.
         stop: tells the run when a signal has come.
     """
+    found = sort_arguments(arguments)
     try:
-        code = app(spread_sources(arguments), standalone_mode=False, prog_name=NAME, obj=stop)
+        task = app(found.rest, standalone_mode=False, prog_name=NAME, obj=Call(stop, found))
+        # An option such as --help has done it already, and what came is the exit code.
+        code = task() if callable(task) else task
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
-            say(error_line(f"{error.format_message()} (see `{NAME} run --help`)"))
+            command = f"{found.rest[0]} " if found.rest[:1] and not found.rest[0].startswith("-") else ""
+            say(error_line(f"{error.format_message()} (see `{NAME} {command}--help`)"))
             return exits.USAGE
         return report(error, debug="--debug" in arguments)
     return code if isinstance(code, int) else exits.FINISHED
 
 
-def spread_sources(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with `--source` before every file that follows one, so that ``--source *.jsonl`` works.
-
-    >>> spread_sources(["run", "--source", "a", "b", "--out", "c"])
-    ['run', '--source', 'a', '--source', 'b', '--out', 'c']
-    """
-    spread: list[str] = []
-    files = -1  # how many have followed the last --source; -1: none is expected
-    for argument in arguments:
-        if argument.startswith("-"):
-            files = 0 if argument == "--source" else -1
-        elif files >= 0:
-            if files:
-                spread.append("--source")
-            files += 1
-        spread.append(argument)
-    return spread
-
-
 def report(error: Exception, debug: bool) -> int:
-    """Says in one line what went wrong and returns the exit code.
+    """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code.
 
     Args:
         error: what ended the run.
@@ -118,11 +86,15 @@ def report(error: Exception, debug: bool) -> int:
     code = exits.exit_code(error)
     if debug:
         say(traceback.format_exc().rstrip())
-    say(error_line(explain(error, code)))
+    if isinstance(error, SettingsInvalid):
+        for problem in error.problems:
+            say(error_line(f"{problem.option}: {problem.text}"))
+    else:
+        say(error_line(explain(error)))
     return code
 
 
-def explain(error: Exception, code: int) -> str:
+def explain(error: Exception) -> str:
     """Returns what to say of an error."""
     if isinstance(error, LazyShardError):
         return str(error)
@@ -137,68 +109,84 @@ def explain(error: Exception, code: int) -> str:
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> int:
+) -> None:
     if version:
         print(f"{NAME} {__version__}")
         raise typer.Exit(exits.FINISHED)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(exits.USAGE)
-    return exits.FINISHED
 
 
-@app.command("run", help=_RUN_HELP, epilog=_RUN_EPILOG)
+_Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A configuration file (TOML) with the names of these flags; a flag counts where both are given, and "
+        "sources given as flags take the place of the file's. See init.",
+    ),
+]
+_Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command("run", help=help_texts.RUN_HELP, epilog=help_texts.RUN_EPILOG)
+@with_options
 def _run(
     context: typer.Context,
-    source: Annotated[
-        list[str],
-        typer.Option(
-            "--source",
-            metavar="FILE",
-            help="A JSON-lines file to read. Repeat it, or give several files after it; they are read in this order.",
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Option("--out", metavar="STREAM", help="The stream's directory; made if it is not there."),
-    ],
-    samples_per_chunk: Annotated[
-        int,
-        typer.Option("--samples-per-chunk", metavar="N", help="Rows in a chunk. Never changes for a stream."),
-    ],
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", metavar="SAMPLES_PER_SECOND", help="Publish no faster than this. Default: no limit."),
-    ] = None,
-    max_row_bytes: Annotated[
-        int,
-        typer.Option("--max-row-bytes", metavar="BYTES", help="Longest row that is accepted; bounds the memory."),
-    ] = MAX_ROW_BYTES,
+    config: _Config = None,
     no_progress: Annotated[
         bool,
         typer.Option("--no-progress", help="Show only warnings, errors and the last line."),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> int:
-    settings = Settings(
-        sources=tuple(source),
-        out=out,
-        samples_per_chunk=samples_per_chunk,
-        rate=rate,
-        max_row_bytes=max_row_bytes,
-    )
-    display = choose_display(quiet=no_progress)
-    try:
-        result = run(settings, display, context.obj)
-    finally:
-        display.close()
-    return _conclude(result, out, display)
+    debug: _Debug = False,
+    **given: Any,
+) -> Task:
+    call: Call = context.obj
+    flags = flags_given(given, call.arguments)
+    return lambda: tasks.run(flags, config, no_progress, call.stop)
 
 
-def _conclude(result: Outcome | End, out: str, display: Display) -> int:
-    if isinstance(result, End):
-        holds = f"{count(result.samples, 'sample')} in {count(result.chunks, 'chunk')}"
-        say(one_line(f"already ended: {out} holds {holds}; nothing to do"))
-        return exits.FINISHED
-    display.finish(result)
-    return exits.INTERRUPTED if result.end == "interrupted" else exits.FINISHED
+@app.command("check", help=help_texts.CHECK_HELP, epilog=help_texts.CHECK_EPILOG)
+@with_options
+def _check(
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="The same as --config.")] = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=0, help="How many rows to show.")] = 3,
+    config: _Config = None,
+    debug: _Debug = False,
+    **given: Any,
+) -> Task:
+    call: Call = context.obj
+    flags = flags_given(given, call.arguments)
+    if file is not None and config is not None:
+        raise typer.BadParameter("given twice: here and as --config", param_hint="CONFIG")
+    return lambda: _breakable(call.stop) or tasks.check(flags, config if file is None else file, rows)
+
+
+@app.command("init", help=help_texts.INIT_HELP)
+def _init(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
+) -> Task:
+    call: Call = context.obj
+    return lambda: _breakable(call.stop) or tasks.init(file)
+
+
+@app.command("quarantine", help=help_texts.QUARANTINE_HELP, epilog=help_texts.QUARANTINE_EPILOG)
+def _quarantine(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    rows: Annotated[bool, typer.Option("--rows", help="Print the rows, a line each, as they came.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as one line of JSON.")] = False,
+) -> Task:
+    if rows and as_json:
+        raise typer.BadParameter("the two do not go together", param_hint="--rows, --json")
+    call: Call = context.obj
+    return lambda: _breakable(call.stop) or tasks.quarantine(stream, rows, as_json)
+
+
+def _breakable(stop: Stop) -> int:
+    """Lets Ctrl-C break off what follows, which leaves nothing half done; returns the exit code if it has come."""
+    stop.release()
+    return exits.INTERRUPTED if stop.requested is signal.SIGINT else 0

@@ -1,15 +1,18 @@
-"""A stream that has ended: recognised without taking its lock and without touching any of its files."""
+"""A stream that has ended: recognised without taking its lock, and not touched unless a crash has left something."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lazyshard.errors import LazyShardError, StreamMismatch
-from lazyshard.format import End, Manifest, Seal
-from lazyshard.format.names import END, MANIFEST, seal_name
+from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamMismatch
+from lazyshard.format import End, Head, Manifest, Seal
+from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
+from lazyshard.storage import ChunkWriter
 from lazyshard.storage.files import read_file
-from lazyshard_producer.position import FilePosition, compare_sources, decode_positions, plain_name
+from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.source_file import file_size
 from lazyshard_producer.wording import count
 
@@ -37,36 +40,62 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
     return End.decode(data, str(Path(out, END)))
 
 
+def complete_end(out: str, end: End) -> None:
+    """Does what a crash may have left to be done behind the end: readers are told of it, and `.tmp/` goes.
+
+    Nothing is touched where all is done, which is so as good as always.
+
+    Raises:
+        LazyShardError, OSError: as `ChunkWriter` raises them.
+    """
+    if not _is_complete(Path(out), end):
+        # Opening does it. One that holds the lock is at it.
+        with contextlib.suppress(StreamEnded, ProducerLocked):
+            ChunkWriter(out)
+
+
+def _is_complete(out: Path, end: End) -> bool:
+    try:
+        head = Head.decode(read_file(out / HEAD), str(out / HEAD))
+    except (FileNotFoundError, LazyShardError):
+        return False
+    told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
+    return told and not os.path.lexists(out / TEMPORARY)
+
+
 def notes_on_end(out: str, end: End, sources: Sequence[str]) -> list[str]:
     """Returns what somebody should know who wants the stream to take these sources, a sentence each; mostly nothing.
 
     A hint only: what cannot be found out is left out, and nothing raises.
     """
     try:
-        positions = _last_positions(out, end)
+        position, names = _last_position(out, end)
     except (LazyShardError, OSError):
         return []
-    difference = compare_sources(positions, sources)
+    difference = compare_sources(names, sources)
     if end.chunks and difference is not None:
         number, expected, actual = difference
         return [f"the stream was made from other sources: source {number} was {expected}, now it is {actual}"]
-    added = [f"{path}: not in the stream" for path in sources[len(positions) :] if end.chunks or file_size(path)]
-    return leftovers(positions, sources) + added
+    added = [f"{path}: not in the stream" for path in sources[len(names) :] if end.chunks or file_size(path)]
+    return leftovers(position, sources) + added
 
 
-def leftovers(positions: Sequence[FilePosition], sources: Sequence[str]) -> list[str]:
-    """Returns a sentence for each file that holds more than was read of it; `sources` are their paths."""
+def leftovers(position: RunPosition, sources: Sequence[str]) -> list[str]:
+    """Returns a sentence for each plain file that holds more than was read of it; `sources` are the paths."""
     found = []
-    for position, path in zip(positions, sources, strict=False):
-        more = file_size(path) - position.offset
+    for entry, path in zip(position.sources, sources, strict=False):
+        if entry is None or entry["kind"] != "jsonl":
+            continue
+        more = file_size(path) - entry["offset"]
         if more > 0:
             added = count(more, "byte")
             found.append(f"{plain_name(path)}: has grown by {added} since its end was read; they are not in the stream")
     return found
 
 
-def _last_positions(out: str, end: End) -> tuple[FilePosition, ...]:
+def _last_position(out: str, end: End) -> tuple[RunPosition, list[str]]:
     if not end.chunks:
-        return ()
+        return RunPosition(sources=()), []
     path = Path(out, seal_name(end.chunks - 1))
-    return decode_positions(Seal.decode(read_file(path), end.chunks - 1, str(path)).source, out)
+    source = Seal.decode(read_file(path), end.chunks - 1, str(path)).source
+    return decode_position(source, out), source_names(source)

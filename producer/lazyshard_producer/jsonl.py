@@ -1,18 +1,18 @@
-"""JSON lines: the rows of one file, and where each of them is.
+"""JSON lines: the rows of one plain file, and where each of them is. See `lines` for what a line is.
 
-A byte order mark at the start of the file is dropped, blank lines (nothing but a line end) are skipped and counted, the
-last line needs no newline. Whether a line is a row is for the writer to say.
+The file may grow, until the run ends or after that: what follows is read then.
 """
 
 from __future__ import annotations
 
 import os
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import FilePosition
-from lazyshard_producer.source import Place
+from lazyshard_producer.lines import LineMark, LineRows, LineSplitter
+from lazyshard_producer.position import FilePosition, plain_name
+from lazyshard_producer.settings import SourceSettings
+from lazyshard_producer.source import Context
 from lazyshard_producer.source_file import (
     FINGERPRINT_BYTES,
     check_committed,
@@ -24,153 +24,120 @@ from lazyshard_producer.source_file import (
     refuse_truncated,
 )
 
-_BOM: Final = b"\xef\xbb\xbf"
+KIND: Final = "jsonl"
 
-_LINE_END_BYTES: Final = 2
+_BLOCK_BYTES: Final = 1 << 20
 
 
 class JsonLinesFile:
-    """A source of rows: one file. Memory: a read buffer of 1 MiB, and the row in hand.
+    """A source of rows: one file. Memory: a block of 1 MiB twice, and the row in hand.
 
     Args:
-        path: the file.
-        position: where to start.
-        max_row_bytes: longest row, in bytes without its line end.
+        settings: its path.
+        position: where to start; None for its start.
+        context: the run.
 
     Raises:
         SourceRefused: the file cannot be read, or is not the one of the position.
     """
 
-    def __init__(self, path: str, position: FilePosition, max_row_bytes: int) -> None:
-        self._path = path
-        self._name = position.path
-        self._max_row_bytes = max_row_bytes
-        self._limit = max_row_bytes + _LINE_END_BYTES
-        self._file: BinaryIO = open_source_file(path)
+    live: Final = False
+
+    def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
+        self.name = plain_name(settings.path)
+        self._path = settings.path
+        at = FilePosition(path=self.name) if position is None else FilePosition.decode(position, KIND)
+        self._file: BinaryIO = open_source_file(self._path)
         try:
-            check_committed(self._file, path, position)
-            self._offset = position.offset + self._skipped(position)
-            self._file.seek(self._offset)
+            check_committed(self._file, self._path, at)
+            offset = at.offset + self._skipped(at)
+            self._file.seek(offset)
         except BaseException:
             self._file.close()
             raise
-        self._readline = self._file.readline
-        self._start = self._offset
-        self._line = position.line
-        self._blank = position.blank
-        self._duplicate = position.duplicate
-        self._open_end = position.open_end and self._offset == position.offset
-        self._last = b""
+        self.start = LineMark(offset, at.line, at.blank, at.open_end and offset == at.offset)
+        self._splitter = LineSplitter(self.name, context.max_row_bytes, self.start)
+        self._block = b""
+        self._block_end = offset
+        self._finished = False
 
     def _skipped(self, position: FilePosition) -> int:
-        """Returns how many bytes at the position are no part of any line."""
-        if position.offset == 0:
-            return len(_BOM) if read_at(self._file, self._path, len(_BOM), 0) == _BOM else 0
+        """Returns how many bytes at the position are only the end of a line that is published."""
         if not position.open_end:
             return 0
         rest = read_at(self._file, self._path, 2, position.offset)
         return rest.index(b"\n") + 1 if b"\n" in rest else 0
 
     @property
-    def offset(self) -> int:
-        """Bytes read."""
-        return self._offset
+    def reached(self) -> LineMark:
+        """Where it stands after all that was read."""
+        return self._splitter.mark
 
     @property
     def blank(self) -> int:
         """Blank lines skipped."""
-        return self._blank
+        return self._splitter.mark.blank
 
     @property
-    def duplicate(self) -> int:
-        """Rows that name a key twice, as counted by `count_duplicate`."""
-        return self._duplicate
+    def progress(self) -> tuple[int, int | None]:
+        """(bytes read, bytes of the file)."""
+        return self._splitter.mark.offset, os.fstat(self._file.fileno()).st_size
 
-    @property
-    def place(self) -> Place:
-        """Where the line begins that was read last."""
-        return Place(self._name, self._line, self._start)
-
-    def read(self) -> bytes | None:
-        """Returns the next line that is not blank, with its line end; None at the end of the file.
+    def read(self) -> LineRows | None:
+        """Returns the next rows; None at the end of the file.
 
         Raises:
-            RowInvalid: the line is too long.
             SourceRefused: the file was truncated meanwhile, or the filesystem failed.
         """
-        while True:
+        while not self._finished:
             try:
-                line = self._readline(self._limit)
+                block = self._file.read(_BLOCK_BYTES)
             except OSError as cause:
                 raise refuse_os_error(self._path, cause) from cause
-            if not line:
-                self._check_size()
-                return None
-            self._start = self._offset
-            self._offset += len(line)
-            self._line += 1
-            self._last = line
-            if len(line) > self._max_row_bytes and len(line.rstrip(b"\r\n")) > self._max_row_bytes:
-                raise _too_long(self.place, line, self._max_row_bytes)
-            if line.isspace() and not line.strip(b"\r\n"):
-                self._blank += 1
-                continue
-            return line
+            if block:
+                self._block, self._block_end = block, self._block_end + len(block)
+                rows = self._splitter.feed(block)
+            else:
+                if os.fstat(self._file.fileno()).st_size < self._block_end:
+                    raise refuse_truncated(self._file, self._path, self._block_end)
+                self._finished = True
+                rows = self._splitter.finish()
+            if rows.lines:
+                return rows
+        return None
 
-    def position(self) -> FilePosition:
-        """Returns the position after the line that was read last, with the fingerprint of all that was read.
+    def wait(self, seconds: float) -> None:
+        """Returns at once."""
+
+    def waits_for(self) -> str:
+        """Returns nothing: it does not wait."""
+        return ""
+
+    def position(self, mark: LineMark) -> dict[str, Any]:
+        """Returns the position at a mark, with the fingerprint of all before it.
 
         Raises:
             SourceRefused: the file no longer holds what was read.
         """
-        head, tail = committed_ends(self._file, self._path, self._offset)
-        if not tail.endswith(self._last[-FINGERPRINT_BYTES:]):
-            raise SourceRefused(
-                f"{self._path}: changed in its first {self._offset} bytes while it was read", file=self._path
-            )
+        offset = mark.offset
+        head, tail = committed_ends(self._file, self._path, offset)
+        begin = self._block_end - len(self._block)
+        read = self._block[: max(0, offset - begin)][-FINGERPRINT_BYTES:]
+        if not tail.endswith(read):
+            raise SourceRefused(f"{self._path}: changed in its first {offset} bytes while it was read", file=self._path)
         return FilePosition(
-            path=self._name,
-            offset=self._offset,
-            line=self._line,
-            blank=self._blank,
-            duplicate=self._duplicate,
-            head=digest(head) if self._offset else "",
-            tail=digest(tail) if self._offset else "",
-            open_end=not self._last.endswith(b"\n") if self._last else self._open_end,
-        )
+            path=self.name,
+            offset=offset,
+            line=mark.line,
+            blank=mark.blank,
+            head=digest(head) if offset else "",
+            tail=digest(tail) if offset else "",
+            open_end=mark.open_end,
+        ).encode(KIND)
 
-    def count_duplicate(self) -> int:
-        """Counts the row read last among those that name a key twice, and returns how many these are now."""
-        self._duplicate += 1
-        return self._duplicate
+    def end(self) -> None:
+        """Does nothing: it ends by itself."""
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-    def _check_size(self) -> None:
-        if os.fstat(self._file.fileno()).st_size < self._offset:
-            raise refuse_truncated(self._file, self._path, self._offset)
-
-
-def locate(error: RowInvalid, place: Place) -> RowInvalid:
-    """Returns the error for a refused row with its place: file, line, and byte in the file."""
-    byte = place.byte + (error.byte or 0)
-    return RowInvalid(
-        f"{place.file}:{place.line}: byte {byte} of the file: {error.reason}. Mend that line and run the same command "
-        f"again; nothing is lost",
-        reason=error.reason,
-        file=place.file,
-        line=place.line,
-        byte=byte,
-    )
-
-
-def _too_long(place: Place, start: bytes, limit: int) -> RowInvalid:
-    hint = ""
-    if b"\0" in start[:FINGERPRINT_BYTES]:
-        hint = ", and it holds NUL bytes: space that was reserved but never written, or torn by a crash?"
-    elif b"\r" in start[:FINGERPRINT_BYTES]:
-        hint = ", and it holds carriage returns as line ends: convert it with `tr '\\r' '\\n'`"
-    reason = f"longer than the {limit} bytes of --max-row-bytes{hint}"
-    return locate(RowInvalid(reason, reason=reason, byte=0), place)

@@ -1,17 +1,18 @@
-"""The rows of a run: from the sources into the writer, no faster than asked, until they end or a signal comes."""
+"""The rows of a run: from the feed into the writer, no faster than asked, no further than allowed, until the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import parse_row
+from lazyshard.format import check_lines
 from lazyshard.storage import ChunkWriter
-from lazyshard_producer.duplicates import names_a_key_twice
-from lazyshard_producer.jsonl import locate
+from lazyshard_producer.book import Book
+from lazyshard_producer.feed import Batch, Feed
 from lazyshard_producer.pace import Pace
-from lazyshard_producer.sequence import SourceSequence
 from lazyshard_producer.stop import Stop
 
 SLICE_S: Final = 0.1
@@ -20,111 +21,263 @@ SLICE_S: Final = 0.1
 WAIT_BEAT_S: Final = 5.0
 """How often readers are told that this producer waits on purpose."""
 
+MAX_LINES: Final = 1024
+"""Rows checked and written at a time at the most: what a signal may have to wait for."""
+
+
+Reason: TypeAlias = Literal["source", "rate", "limit", "deadlock"]
+"""What a run can wait for: rows, the time of --rate, room below a limit, and room that will never come."""
+
+
+class Held(Protocol):
+    """Why the next chunk may not be published now; see `lazyshard_producer.holdback.Hold`."""
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds after which to ask again."""
+
+    @property
+    def deadlock(self) -> bool:
+        """Whether it stays so unless somebody does something."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it may last for ever."""
+
+
+class Gate(Protocol):
+    """Says whether the next chunk may be published; see `lazyshard_producer.holdback.Holdback`."""
+
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
+        """Returns None if the chunk after the published ones may be published, or why not."""
+
+    def after_publish(self, published_chunks: int) -> None:
+        """Takes notice that so many chunks are published, and deletes what may go."""
+
+
+class Watch(Protocol):
+    """Is told what goes on, for the screen, the log and the metrics."""
+
+    def look(self) -> None:
+        """Is called now and then."""
+
+    def alarm(self, text: str) -> None:
+        """A wait has begun that may never end by itself."""
+
+    def waiting(self, why: Reason | None, text: str) -> None:
+        """A wait goes on, and for what, also in words; None: it is over."""
+
+    def published(self, samples: int, size: int, seconds: float) -> None:
+        """A chunk is full: its rows, its bytes, and how many seconds the last one took to be published."""
+
+    def taken(self, source: str, rows: int) -> None:
+        """Rows of a source went into the stream."""
+
 
 class RowLoop:
     """Moves rows.
 
     Args:
-        sources: where they come from.
+        feed: where they come from.
+        book: makes positions of places in the feed.
         writer: where they go.
-        pace: when the next one is due; None for no limit.
+        pace: when the next one is due; None for no limit. May be replaced while it runs.
+        gate: whether the next chunk may be published; None: it always may. May be replaced while it runs.
         stop: whether to go on.
-        every_s: how often to call `look`, in seconds.
-        look: is called now and then while rows come or are waited for.
-        warn: is told what is odd.
+        watch: is told what goes on.
+        reload: is called when the settings are to be read again.
+        every_s: how often `watch` wants to look, in seconds.
         clock: returns seconds of a monotonic clock.
         sleep: waits for so many seconds.
 
     Attributes:
-        rows: rows taken so far.
+        rows: rows written so far.
     """
 
     def __init__(
         self,
-        sources: SourceSequence,
+        feed: Feed,
+        book: Book,
         writer: ChunkWriter,
-        pace: Pace | None,
-        stop: Stop,
         *,
+        pace: Pace | None,
+        gate: Gate | None,
+        stop: Stop,
+        watch: Watch,
+        reload: Callable[[], None],
         every_s: float,
-        look: Callable[[], None],
-        warn: Callable[[str], None],
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rows = 0
-        self._sources = sources
+        self.pace = pace
+        self.gate = gate
+        self.every_s = every_s
+        self._feed = feed
+        self._book = book
         self._writer = writer
-        self._pace = pace
         self._stop = stop
-        self._every_s = every_s
-        self._look = look
-        self._warn = warn
+        self._watch = watch
+        self._reload = reload
         self._clock = clock
         self._sleep = sleep
         self._next_look = clock() + every_s
+        self._ending = False
+        self._bytes = 0  # of the open chunk
+        self._beat: float | None = None
 
     def run(self) -> bool:
-        """Moves rows until the sources end (True) or a signal asks to stop (False).
+        """Moves rows until the feed ends (True) or a signal asks to stop (False).
 
         A chunk's last row is written together with the position after it: that is what a restart goes on from.
 
         Raises:
-            RowInvalid: a line that is no row, with its place; the rows before it are written.
+            RowInvalid: a row is refused, and with it the run; the rows before it are written.
             SourceRefused, ProducerFenced, WriterFailed: see there.
         """
-        read, write, stop, pace = self._sources.read, self._writer.write, self._stop, self._pace
-        per_chunk = self._writer.samples_per_chunk
-        left = per_chunk
-        while stop.requested is None:
-            line = read()
-            if line is None:
-                return stop.requested is None
-            if pace is not None and not self._wait(pace):
+        while self._goes_on():
+            batch = self._feed.read()
+            if batch is None:
+                return self._stop.requested is None
+            if not len(batch.lines):
+                self._idle()
+            elif not self._write(batch):
                 return False
-            left -= 1
-            try:
-                if left:
-                    if names_a_key_twice(line, write(line)):
-                        self._note_duplicate()
-                else:
-                    # The seal's position counts this row's keys too, so they are looked at before.
-                    if names_a_key_twice(line, parse_row(line)):
-                        self._note_duplicate()
-                    write(line, source=self._sources.encoded())
-                    left = per_chunk
-            except RowInvalid as error:
-                raise locate(error, self._sources.place) from error
-            self.rows += 1
-            if self._clock() >= self._next_look:
-                self._look_now()
         return False
 
-    def _wait(self, pace: Pace) -> bool:
-        """Waits until the next row is due and takes it; returns False if a signal came before."""
-        now = beat = self._clock()
-        while (delay := pace.delay(now)) > 0:
-            if self._stop.requested is not None:
+    def _goes_on(self) -> bool:
+        """Looks at signals and clock; returns whether to go on."""
+        if self._stop.requested is not None:
+            return False
+        if self._stop.end_requested and not self._ending:
+            self._ending = True
+            self._book.mixer.end()
+        if self._stop.take_reload():
+            self._reload()
+        if self._clock() >= self._next_look:
+            self._next_look = self._clock() + self.every_s
+            self._watch.look()
+        return True
+
+    def _write(self, batch: Batch) -> bool:
+        """Writes the rows of a batch; returns False if a signal came before the last one."""
+        at, count = 0, len(batch.lines)
+        while at < count:
+            room = self._writer.room
+            if room == self._writer.samples_per_chunk and not self._may_publish():
                 return False
-            self._sleep(min(delay, SLICE_S))
-            now = self._clock()
-            if now - beat > WAIT_BEAT_S:
-                self._writer.heartbeat("waiting")
-                beat = now
-            if now >= self._next_look:
-                self._look_now()
-        pace.take()
-        self._writer.state = "running"
-        return self._stop.requested is None
+            due = self._due(min(count - at, room, MAX_LINES))
+            if not due:
+                return False
+            at += self._write_some(batch, at, due)
+            if not self._goes_on():
+                return False
+        return True
 
-    def _look_now(self) -> None:
-        self._next_look = self._clock() + self._every_s
-        self._look()
+    def _write_some(self, batch: Batch, at: int, count: int) -> int:
+        """Writes rows of a batch from index `at` on, at most so many; returns how many were dealt with."""
+        lines, refused = _sound(batch.lines[at : at + count])
+        if lines:
+            checked = check_lines(lines)
+            for index in checked.duplicates:
+                if not batch.checked:
+                    self._book.count_duplicate(batch.place(at + index))
+            written = len(checked)
+            refused = checked.refused or refused
+            fills = written == self._writer.room
+            source: Any = None
+            if fills:
+                source = batch.position(at + written - 1).encode(self._book.mixer.names)
+            if written:
+                with contextlib.suppress(RowInvalid):  # that of `refused`
+                    self._writer.write_lines(checked, source=source)
+                self.rows += written
+                self._bytes += len(checked.data)
+                self._watch.taken(batch.place(at).file, written)
+            if fills:
+                self._watch.published(self._writer.samples_per_chunk, self._bytes, self._writer.publish_s)
+                self._bytes = 0
+                if self.gate is not None:
+                    self._writer.settle()
+                    self.gate.after_publish(self._writer.published_chunks)
+        else:
+            written = 0
+        if self.pace is not None:
+            self.pace.take(written)
+        if refused is None or written == count:
+            return written
+        batch.refuse(at + written, refused)
+        return written + 1
 
-    def _note_duplicate(self) -> None:
-        place = self._sources.place
-        if self._sources.count_duplicate() == 1:
-            self._warn(
-                f"{place.file}:{place.line}: a key is named twice in one object (readers keep one of the values); "
-                f"further such rows of this file are only counted"
-            )
+    def _due(self, count: int) -> int:
+        """Returns how many of so many rows may be written now, waiting for the first; 0 if a signal came."""
+        while (pace := self.pace) is not None:
+            if due := pace.due(self._clock()):
+                self._over()
+                return min(due, count)
+            # In slices: the rate may be another one by then.
+            if not self._pause(min(pace.delay(self._clock()), SLICE_S), "rate", "the next row is due by --rate"):
+                return 0
+        return count
+
+    def _may_publish(self) -> bool:
+        """Waits until the next chunk may be published; returns False if a signal came before."""
+        alarmed = False
+        while self.gate is not None:
+            # What is allowed is counted from what is there.
+            self._writer.settle()
+            held = self.gate.before_chunk(self._writer.published_chunks, self._writer.published_samples)
+            if held is None:
+                break
+            if (held.deadlock or held.stalled) and not alarmed:
+                alarmed = True
+                self._watch.alarm(held.reason)
+            if not self._pause(held.retry_s, "deadlock" if held.deadlock else "limit", held.reason):
+                return False
+        self._over()
+        return True
+
+    def _idle(self) -> None:
+        """Waits until there may be more rows, or something else is to be looked at."""
+        reason = self._book.mixer.wait(SLICE_S)
+        if reason:
+            self._tell("source", reason)
+
+    def _pause(self, seconds: float, why: Reason, text: str) -> bool:
+        """Waits on purpose; returns False if a signal came."""
+        due = self._clock() + seconds
+        while (left := due - self._clock()) > 0:
+            if not self._goes_on():
+                return False
+            self._tell(why, text)
+            self._sleep(min(left, SLICE_S))
+        return self._goes_on()
+
+    def _tell(self, why: Reason, text: str) -> None:
+        now = self._clock()
+        if self._beat is None:
+            # Short waits are nobody's concern.
+            self._beat = now
+        elif now - self._beat > (WAIT_BEAT_S if self._writer.state == "waiting" else 2 * SLICE_S):
+            self._writer.heartbeat("waiting", text)
+            self._watch.waiting(why, text)
+            self._beat = now
+
+    def _over(self) -> None:
+        if self._beat is not None:
+            self._beat = None
+            if self._writer.state == "waiting":
+                self._writer.state = "running"
+                self._watch.waiting(None, "")
+
+
+def _sound(lines: Sequence[bytes | RowInvalid]) -> tuple[Sequence[bytes], RowInvalid | None]:
+    """Returns the lines before the first that its source could not give, and why it could not."""
+    for index, line in enumerate(lines):
+        if not isinstance(line, bytes):
+            return lines[:index], line  # type: ignore[return-value]
+    return lines, None  # type: ignore[return-value]

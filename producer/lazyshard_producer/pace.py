@@ -35,6 +35,13 @@ class Pace:
             self._start += now - due - BURST_S
         return max(0.0, due - now)
 
-    def take(self) -> None:
-        """Counts a row."""
-        self._taken += 1
+    def due(self, now: float) -> int:
+        """Returns how many rows are due."""
+        if self.delay(now) > 0:
+            return 0
+        # At least the one of which `delay` says so, however the division is rounded.
+        return max(1, int((now - self._start) * self._rate) + 1 - self._taken)
+
+    def take(self, rows: int = 1) -> None:
+        """Counts rows."""
+        self._taken += rows

@@ -1,18 +1,19 @@
-"""Positions: how far each source has been read, as values. They travel in the seals: a publish moves them.
+"""Positions: how far a run has come, as values. They travel in the seals: a publish moves them.
 
 The `source` of a seal is
 
-    {"version": 1, "sources": [{"kind": "jsonl", "path": ..., "offset": ..., "line": ..., "blank": ...,
-                                "duplicate": ..., "head": ..., "tail": ..., "open_end": ...}, ...]}
+    {"version": 1, "sources": [{"kind": "jsonl", "path": ..., "offset": ..., ...}, ...], "skip": 0, "rows": ...,
+     "refused": ..., "duplicate": ..., "blocks": ..., "quarantine_bytes": ..., "drawn": [...], "finished": [...],
+     "unit": [...], "skipped": "...", "recipe": {...}}
 
-with an entry for every source that was given, in order, including those not yet begun. Unknown fields are ignored, a
-later version is refused. O(sources) a seal.
+with an entry for every source that was given, in order, those not yet begun included; what is in it is the affair of
+its kind. Unknown fields are ignored, a later version is refused. O(sources) a seal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from lazyshard.errors import StreamMismatch
@@ -20,51 +21,64 @@ from lazyshard_producer.errors import SourceRefused
 
 VERSION: Final = 1
 
-_KIND: Final = "jsonl"
+_COUNTS: Final = ("skip", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePosition:
-    """How far a file of JSON lines has been read: its committed part is the bytes of the half-open range [0, offset).
+class RunPosition:
+    """A place between two published rows.
+
+    The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
+    they are published. So a source row of which several are made, and rows that are shuffled together, need no state
+    but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is made, so
+    that it comes out the same even where a source has grown, and `skipped` tells whether it has.
 
     Attributes:
-        path: as the user gave it; bytes that are no UTF-8 as backslash escapes.
-        offset: bytes read.
-        line: lines read, blank ones included.
-        blank: blank lines among them, which are no rows.
-        duplicate: rows among them that name a key twice.
-        head: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
-        tail: the same of its last bytes.
-        open_end: the last line had no newline (yet).
+        sources: the position in each source, an object that its kind has made, None where it is not begun.
+        skip: rows made from there on that are published.
+        rows: rows read up to `sources`, over all sources, refused ones included.
+        refused: refused ones among them.
+        duplicate: those among them that name a key twice.
+        blocks: blocks of rows that were shuffled up to there.
+        quarantine_bytes: size of `quarantine.jsonl` up to there.
+        drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
+        finished: where sources are mixed, whether the end of each was met; else empty.
+        unit: where `skip` is not 0, how many rows of each source, from `sources` on, the unit is made of; else empty.
+        skipped: where `skip` is not 0, the XXH3 (64 bits, hexadecimal) of the rows that are skipped; else empty.
+        recipe: the settings by which rows are made of rows, by name.
     """
 
-    path: str
-    offset: int = 0
-    line: int = 0
-    blank: int = 0
+    sources: tuple[dict[str, Any] | None, ...]
+    skip: int = 0
+    rows: int = 0
+    refused: int = 0
     duplicate: int = 0
-    head: str = ""
-    tail: str = ""
-    open_end: bool = False
+    blocks: int = 0
+    quarantine_bytes: int = 0
+    drawn: tuple[int, ...] = ()
+    finished: tuple[bool, ...] = ()
+    unit: tuple[int, ...] = ()
+    skipped: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def rows(self) -> int:
-        """Lines that are rows."""
-        return self.line - self.blank
+    def encode(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns the JSON value that a seal keeps.
+
+        Args:
+            names: of all sources, for those not begun.
+        """
+        entries = [
+            {"kind": None, "path": name} if entry is None else entry
+            for entry, name in zip(self.sources, names, strict=True)
+        ]
+        values = {name: getattr(self, name) for name in _COUNTS}
+        mixing = {"drawn": list(self.drawn), "finished": list(self.finished)}
+        unit = {"unit": list(self.unit), "skipped": self.skipped}
+        return {"version": VERSION, "sources": entries} | values | mixing | unit | {"recipe": self.recipe}
 
 
-def plain_name(path: str) -> str:
-    """Returns a path as JSON can hold it: bytes of a file name that are no UTF-8 become backslash escapes."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
-def encode_positions(positions: Sequence[FilePosition]) -> dict[str, Any]:
-    """Returns the JSON value that a seal keeps."""
-    return {"version": VERSION, "sources": [{"kind": _KIND} | asdict(position) for position in positions]}
-
-
-def decode_positions(value: Any, directory: str) -> tuple[FilePosition, ...]:
-    """Reads what `encode_positions` returned.
+def decode_position(value: Any, directory: str) -> RunPosition:
+    """Reads what `RunPosition.encode` returned.
 
     Args:
         value: the JSON value.
@@ -78,14 +92,49 @@ def decode_positions(value: Any, directory: str) -> tuple[FilePosition, ...]:
     version = value.get("version")
     if version != VERSION:
         raise _mismatch(directory, f"source positions of version {VERSION}", f"version {version!r}")
-    return tuple(_decode(entry, directory) for entry in value["sources"])
+    sources = value["sources"]
+    for entry in sources:
+        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or "kind" not in entry:
+            raise _mismatch(directory, "a source with its kind and path", repr(entry)[:120])
+    for name in _COUNTS:
+        if type(count := value.get(name, 0)) is not int or count < 0:
+            raise _mismatch(directory, f"{name}: a count", repr(count)[:120])
+    values: dict[str, Any] = {name: value.get(name, 0) for name in _COUNTS}
+    for name, kind in (("drawn", int), ("finished", bool), ("unit", int)):
+        found = value.get(name, [])
+        wrong = not isinstance(found, list) or any(type(item) is not kind or item < 0 for item in found)
+        if wrong or len(found) not in (0, len(sources)):
+            raise _mismatch(directory, f"{name}: one for each of {len(sources)} sources", repr(found)[:120])
+        values[name] = tuple(found)
+    skipped = value.get("skipped", "")
+    if not isinstance(skipped, str) or bool(value.get("skip", 0)) != bool(skipped and any(values["unit"])):
+        raise _mismatch(directory, "of rows that are skipped what they are made of, and a digest", repr(skipped)[:120])
+    recipe = value.get("recipe", {})
+    if not isinstance(recipe, dict):
+        raise _mismatch(directory, "recipe: an object", repr(recipe)[:120])
+    return RunPosition(
+        sources=tuple(None if entry["kind"] is None else entry for entry in sources),
+        **values,
+        skipped=skipped,
+        recipe=recipe,
+    )
 
 
-def resume(committed: Sequence[FilePosition], given: Sequence[str]) -> list[FilePosition]:
-    """Returns the positions to start from: those committed, and the start of every file that was appended to the list.
+def source_names(value: Any) -> list[str]:
+    """Returns the paths of the sources in what `RunPosition.encode` returned, after `decode_position` took it."""
+    return [entry["path"] for entry in value["sources"]]
+
+
+def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
+    """Returns the position to start from, with every source that was appended to the list at its start.
+
+    Args:
+        position: what the last seal says.
+        committed: the paths of its sources.
+        given: the paths of this run.
 
     Raises:
-        SourceRefused: the files given do not begin with those committed, in their order.
+        SourceRefused: those given do not begin with those committed, in their order.
     """
     difference = compare_sources(committed, given)
     if difference is not None:
@@ -97,31 +146,86 @@ def resume(committed: Sequence[FilePosition], given: Sequence[str]) -> list[File
             expected=expected,
             actual=actual,
         )
-    names = [plain_name(path) for path in given]
-    return [*committed, *(FilePosition(path=name) for name in names[len(committed) :])]
+    more = len(given) - len(committed)
+    values = {entry.name: getattr(position, entry.name) for entry in fields(position)}
+    values["sources"] = (*position.sources, *[None] * more)
+    if position.unit:
+        values["unit"] = (*position.unit, *[0] * more)
+    if position.drawn:
+        values["drawn"] = (*position.drawn, *[0] * more)
+        values["finished"] = (*position.finished, *[False] * more)
+    return RunPosition(**values)
 
 
-def compare_sources(committed: Sequence[FilePosition], given: Sequence[str]) -> tuple[int, str, str] | None:
+def compare_sources(committed: Sequence[str], given: Sequence[str]) -> tuple[int, str, str] | None:
     """Returns (number from 1, path expected, path given or "missing") of the first difference, or None."""
-    for number, position in enumerate(committed, 1):
+    for number, path in enumerate(committed, 1):
         actual = plain_name(given[number - 1]) if number <= len(given) else "missing"
-        if actual != position.path:
-            return number, position.path, actual
+        if actual != path:
+            return number, path, actual
     return None
 
 
-def _decode(entry: Any, directory: str) -> FilePosition:
-    expected = f"a source of kind {_KIND!r} with its position"
-    if not isinstance(entry, dict) or entry.get("kind") != _KIND:
-        raise _mismatch(directory, expected, repr(entry)[:120])
-    values: dict[str, Any] = {}
-    for field in fields(FilePosition):
-        kind: type = {"int": int, "bool": bool}.get(str(field.type), str)
-        value: Any = entry.get(field.name)
-        if type(value) is not kind or (type(value) is int and value < 0):
-            raise _mismatch(directory, expected, f"{field.name} = {value!r}"[:120])
-        values[field.name] = value
-    return FilePosition(**values)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePosition:
+    """How far a file of JSON lines has been read: its committed part is the bytes of the half-open range [0, offset).
+
+    Attributes:
+        path: as the user gave it; bytes that are no UTF-8 as backslash escapes.
+        offset: bytes read.
+        line: lines read, blank ones included.
+        blank: blank lines among them, which are no rows.
+        head: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
+        tail: the same of its last bytes.
+        open_end: the last line had no newline (yet).
+    """
+
+    path: str
+    offset: int = 0
+    line: int = 0
+    blank: int = 0
+    head: str = ""
+    tail: str = ""
+    open_end: bool = False
+
+    def encode(self, kind: str) -> dict[str, Any]:
+        """Returns the entry of a source of this kind."""
+        return {"kind": kind} | asdict(self)
+
+    @classmethod
+    def decode(cls, entry: dict[str, Any], kind: str) -> FilePosition:
+        """Reads what `encode` returned.
+
+        Raises:
+            SourceRefused: the source was of another kind, or a field is missing or wrong.
+        """
+        name = str(entry.get("path"))
+        if entry.get("kind") != kind:
+            raise refuse_position(name, f"a source of kind {kind!r}", repr(entry.get("kind"))[:120])
+        values: dict[str, Any] = {}
+        for known in fields(cls):
+            expected: type = {"int": int, "bool": bool}.get(str(known.type), str)
+            value = entry.get(known.name)
+            if type(value) is not expected or (type(value) is int and value < 0):
+                raise refuse_position(name, f"{known.name} of a source of kind {kind!r}", repr(value)[:120])
+            values[known.name] = value
+        return cls(**values)
+
+
+def plain_name(path: str) -> str:
+    """Returns a path as JSON can hold it: bytes of a file name that are no UTF-8 become backslash escapes."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:
+    """Returns the error for a source whose position in the last seal cannot be gone on from."""
+    return SourceRefused(
+        f"{name}: the stream's last seal holds no position to go on from: expected {expected}, found {actual}; choose "
+        f"another --out",
+        file=name,
+        expected=expected,
+        actual=actual,
+    )
 
 
 def _mismatch(directory: str, expected: str, actual: str) -> StreamMismatch:

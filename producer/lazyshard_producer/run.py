@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import signal
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from lazyshard.errors import StreamEnded, StreamInvalid
 from lazyshard.format import End
 from lazyshard.storage import ChunkWriter
-from lazyshard_producer.ended import find_end, leftovers, notes_on_end
+from lazyshard_producer.allocator import keep_freed_memory
+from lazyshard_producer.ended import complete_end, find_end, leftovers, notes_on_end
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.jsonl import JsonLinesFile
+from lazyshard_producer.holdback import Holdback
 from lazyshard_producer.loop import RowLoop
+from lazyshard_producer.metrics import Metrics, NoMetrics
 from lazyshard_producer.pace import Pace
-from lazyshard_producer.position import FilePosition, decode_positions, plain_name, resume
+from lazyshard_producer.pipeline import Pipeline
 from lazyshard_producer.progress import Display
-from lazyshard_producer.sequence import SourceSequence
-from lazyshard_producer.settings import Settings
-from lazyshard_producer.source_file import check_committed, check_source_files, file_size, open_source_file
+from lazyshard_producer.settings import Limits, Settings
+from lazyshard_producer.sources import check_sources
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import Outcome, Tally
+from lazyshard_producer.watching import RunWatch
+from lazyshard_producer.wording import Outcome
+
+Reload = Callable[[Settings], Settings]
+"""Returns the settings as they are to be from now on; says what it has to say by itself."""
 
 
 def run(
@@ -31,6 +40,8 @@ def run(
     display: Display,
     stop: Stop,
     *,
+    metrics: Metrics | None = None,
+    reload: Reload = lambda settings: settings,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome | End:
@@ -39,30 +50,47 @@ def run(
     Whatever happens, what is published stays published, and the same settings go on from there. Nothing is made before
     the sources were found to be readable.
 
+    Args:
+        settings: what to do.
+        display: shows it.
+        stop: the signals that have come.
+        metrics: counts it; None for nobody.
+        reload: is called when a signal asks for it.
+        clock: returns seconds of a monotonic clock.
+        sleep: waits for so many seconds.
+
     Returns:
         How it came out; the end that was found if the stream had ended before.
 
     Raises:
-        SettingInvalid, SourceRefused, RowInvalid: see there.
+        SettingInvalid, SourceRefused, RowInvalid, WorkerFailed: see there.
         LazyShardError, OSError: as `ChunkWriter` raises them.
     """
+    keep_freed_memory()
+    paths = [source.path for source in settings.sources]
     check_out(settings.out)
     end = find_end(settings.out, settings.samples_per_chunk)
     if end is None:
-        check_source_files(settings.sources, settings.out)
+        check_sources(settings)
+        _raise_open_files()
         try:
-            writer = ChunkWriter(settings.out, settings.samples_per_chunk)
+            # Where nothing holds it back, the next rows are read while a chunk is published.
+            free = settings.rate is None and settings.limits == Limits()
+            writer = ChunkWriter(settings.out, settings.samples_per_chunk, overlap=free)
         except StreamEnded:
             # A crash had left only the end to be written, which the writer has done.
             end = find_end(settings.out, settings.samples_per_chunk)
             if end is None:
                 raise
     if end is not None:
-        for note in notes_on_end(settings.out, end, settings.sources):
+        complete_end(settings.out, end)
+        for note in notes_on_end(settings.out, end, paths):
             display.warn(note)
         return end
     try:
-        return _Run(settings, display, stop, writer, clock, sleep).outcome()
+        going = _Run(settings, display, stop, writer, metrics or NoMetrics(), reload, clock, sleep)
+        with contextlib.closing(going):
+            return going.outcome()
     finally:
         # Does nothing if the run has closed it.
         writer.close(end=False, state="failed")
@@ -95,6 +123,14 @@ def check_out(out: str) -> None:
         raise StreamInvalid(f"{out}: expected a directory (or nothing yet), found a file", directory=out)
 
 
+def _raise_open_files() -> None:
+    """Allows as many open files as the system does: sources that are shuffled or mixed are open at a time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class _Run:
     """A run with its writer open."""
 
@@ -104,6 +140,8 @@ class _Run:
         display: Display,
         stop: Stop,
         writer: ChunkWriter,
+        metrics: Metrics,
+        reload: Reload,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
@@ -111,68 +149,75 @@ class _Run:
         self._display = display
         self._stop = stop
         self._writer = writer
+        self._reload = reload
         self._clock = clock
-        self._started = clock()
-        self._paths = {plain_name(path): path for path in settings.sources}
-        self._sources = SourceSequence(self._start_positions(), self._open, self._finished)
-        self._bytes_total = sum(map(file_size, settings.sources))
-        self._loop = RowLoop(
-            self._sources,
-            writer,
-            Pace(settings.rate, self._started) if settings.rate is not None else None,
-            stop,
-            every_s=display.every_s,
-            look=lambda: display.show(self._tally()),
-            warn=display.warn,
-            clock=clock,
-            sleep=sleep,
-        )
+        # What another program left there is no position, and is refused as such.
+        committed = (writer.source or {}) if writer.published_chunks else None
+        self._pipeline = Pipeline(settings, committed, warn=display.warn, check_owner=writer.check_owner)
+        try:
+            quarantines = settings.on_bad_row == "quarantine"
+            self._watch = RunWatch(self._pipeline, writer, display, metrics, clock, quarantines=quarantines)
+            self._loop = RowLoop(
+                self._pipeline.feed,
+                self._pipeline.book,
+                writer,
+                pace=self._pace(),
+                gate=self._gate(),
+                stop=stop,
+                watch=self._watch,
+                reload=self._take_settings,
+                every_s=display.every_s,
+                clock=clock,
+                sleep=sleep,
+            )
+        except BaseException:
+            self._pipeline.close()
+            raise
 
     def outcome(self) -> Outcome:
         """Does the run and closes the writer, unless something raises."""
-        self._display.start(self._settings.out, self._tally())
-        try:
-            if self._loop.run():
-                self._writer.close(end=True, source=self._sources.encoded())
-                for note in leftovers(self._sources.positions(), self._settings.sources):
-                    self._display.warn(note)
-                return Outcome("finished", self._settings.out, self._tally())
-            interrupted = self._stop.requested is signal.SIGINT
-            outcome = Outcome("interrupted" if interrupted else "terminated", self._settings.out, self._tally())
-            self._writer.close(end=False)
-            return outcome
-        finally:
-            self._sources.close()
+        out = self._settings.out
+        self._display.start(out, self._watch.tally())
+        if self._loop.run():
+            last = self._pipeline.here()
+            self._writer.close(end=True, source=last.encode(self._pipeline.names))
+            for note in leftovers(last, [source.path for source in self._settings.sources]):
+                self._display.warn(note)
+            return Outcome("finished", out, self._watch.tally())
+        interrupted = self._stop.requested is signal.SIGINT
+        tally = self._watch.tally()
+        # Before the writer: what was refused is written down while the stream is still ours.
+        self.close()
+        self._writer.close(end=False)
+        # The chunk in hand is published by now.
+        tally = replace(tally, published=self._writer.published_samples, chunks=self._writer.published_chunks)
+        return Outcome("interrupted" if interrupted else "terminated", out, tally)
 
-    def _start_positions(self) -> list[FilePosition]:
-        """Returns where to start in each source, after a look at what is published of it."""
-        committed: tuple[FilePosition, ...] = ()
-        if self._writer.published_chunks:
-            committed = decode_positions(self._writer.source, self._settings.out)
-        positions = resume(committed, self._settings.sources)
-        for position in committed:
-            path = self._paths[position.path]
-            with open_source_file(path) as file:
-                check_committed(file, path, position)
-        return positions
+    def close(self) -> None:
+        """Lets go of the sources."""
+        self._pipeline.close()
 
-    def _open(self, position: FilePosition) -> JsonLinesFile:
-        return JsonLinesFile(self._paths[position.path], position, self._settings.max_row_bytes)
+    def _pace(self) -> Pace | None:
+        return Pace(self._settings.rate, self._clock()) if self._settings.rate is not None else None
 
-    def _finished(self, position: FilePosition) -> None:
-        if position.rows == 0:
-            self._display.warn(f"{position.path}: holds no rows")
-
-    def _tally(self) -> Tally:
-        read, blank, duplicate = self._sources.totals()
-        return Tally(
-            samples=self._writer.samples,
-            published=self._writer.published_samples,
-            chunks=self._writer.published_chunks,
-            new=self._loop.rows,
-            blank=blank,
-            duplicate=duplicate,
-            bytes_read=read,
-            bytes_total=self._bytes_total,
-            seconds=self._clock() - self._started,
+    def _gate(self) -> Holdback | None:
+        if self._settings.limits == Limits():
+            return None
+        return Holdback(
+            self._settings.limits,
+            Path(self._settings.out),
+            self._writer.samples_per_chunk,
+            check=self._writer.check_owner,
+            warn=self._display.warn,
         )
+
+    def _take_settings(self) -> None:
+        before, self._settings = self._settings, self._reload(self._settings)
+        if self._settings.rate != before.rate:
+            self._loop.pace = self._pace()
+        if self._settings.limits != before.limits:
+            self._loop.gate = self._gate()
+        if self._settings.log_every_s != before.log_every_s:
+            self._display.log_every(self._settings.log_every_s)
+            self._loop.every_s = self._display.every_s
+        self._pipeline.book.refusals.most = self._settings.max_bad_rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -68,8 +69,8 @@ def open_source_file(path: str) -> BinaryIO:
     return file
 
 
-def check_source_files(paths: tuple[str, ...], out: str) -> None:
-    """Checks that every file can be read, that none is given twice, and that none lies in the stream's own directory.
+def check_distinct(paths: Sequence[str], out: str) -> None:
+    """Checks that no file or directory is given twice, and that none lies in the stream's own directory.
 
     Raises:
         SourceRefused: one of them is not so.
@@ -77,14 +78,32 @@ def check_source_files(paths: tuple[str, ...], out: str) -> None:
     seen: dict[tuple[int, int], str] = {}
     stream = Path(out).resolve()
     for path in paths:
-        with open_source_file(path) as file:
-            status = os.fstat(file.fileno())
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            continue  # no file, or none that can be had: opening it says so
         identity = (status.st_dev, status.st_ino)
         if identity in seen:
             raise _refuse(path, "every source once", f"the same file as {seen[identity]}")
         seen[identity] = path
-        if stream in Path(path).resolve().parents:
+        if stream in (Path(path).resolve(), *Path(path).resolve().parents):
             raise _refuse(path, f"a file outside the stream's directory {out}", "one inside it")
+
+
+def read_magic(path: str) -> bytes:
+    """Returns the first bytes of a plain file, eight at the most; none of anything else.
+
+    Raises:
+        SourceRefused: it cannot be opened or read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(fd, 8, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        finally:
+            os.close(fd)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
 
 
 def file_size(path: str) -> int:

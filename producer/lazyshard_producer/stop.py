@@ -1,43 +1,74 @@
-"""Signals that ask the command to stop: SIGINT and SIGTERM set a mark that is looked at between rows.
+"""Signals: each sets a mark that is looked at between rows.
 
-So a publish that has begun is finished. The second signal of a kind ends the process at once, which loses nothing
-that is published (the stream's files are safe against `kill -9`). Imports nothing slow: it is in force before the rest.
+    SIGINT, SIGTERM   stop, to be resumed; a second one of its kind ends the process at once
+    SIGUSR1           end: live sources give what is there by now, then the stream ends
+    SIGHUP            reload the configuration file; stays ignored where it was ignored before, as under nohup
+
+So a publish that has begun is finished. Ending at once loses nothing that is published (the stream's files are safe
+against `kill -9`). Imports nothing slow: it is in force before the rest.
 """
 
 from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
-from typing import Any, Final
-
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from typing import Any
 
 
 class Stop:
-    """A context manager in which SIGINT and SIGTERM are noted. For the main thread only.
+    """A context manager in which signals are noted. For the main thread only.
 
     Attributes:
-        requested: the first signal that came, None if there was none.
+        requested: the first of SIGINT and SIGTERM that came, None if there was none.
+        end_requested: whether SIGUSR1 has come.
     """
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
+        self.end_requested = False
+        self._reload_requested = False
         self._before: dict[signal.Signals, Any] = {}
+
+    def take_reload(self) -> bool:
+        """Returns whether SIGHUP has come since the last call."""
+        if not self._reload_requested:
+            return False
+        # Taken back only where it is seen to be set: one that comes in between is either this one or the next.
+        self._reload_requested = False
+        return True
 
     def __enter__(self) -> Stop:
         """Begins to note signals."""
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        for number, note in (
+            (signal.SIGINT, self._note_stop),
+            (signal.SIGTERM, self._note_stop),
+            (signal.SIGUSR1, self._note_end),
+            (signal.SIGHUP, self._note_reload),
+        ):
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._before[number] = signal.signal(number, note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Puts back what was in force before."""
-        for number, before in self._before.items():
+        self.release()
+
+    def release(self) -> None:
+        """Puts back what was in force before; for what may be broken off anywhere. May be called twice."""
+        while self._before:
+            number, before = self._before.popitem()
             signal.signal(number, before if before is not None else signal.SIG_DFL)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note_stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested is None:
             self.requested = signal.Signals(number)
         signal.signal(number, signal.SIG_DFL)
+
+    def _note_end(self, number: int, frame: FrameType | None) -> None:
+        self.end_requested = True
+
+    def _note_reload(self, number: int, frame: FrameType | None) -> None:
+        self._reload_requested = True

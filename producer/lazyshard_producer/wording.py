@@ -20,8 +20,10 @@ class Tally:
         blank: blank lines skipped, earlier runs included.
         duplicate: rows that name a key twice, earlier runs included.
         bytes_read: bytes read of the sources, earlier runs included.
-        bytes_total: bytes of the sources when the run started.
+        bytes_total: bytes of the sources when the run started; None where nobody can know, as of live ones.
         seconds: how long the run has taken.
+        refused: rows left out or quarantined, earlier runs included.
+        sources: how many there are.
     """
 
     samples: int
@@ -31,12 +33,14 @@ class Tally:
     blank: int
     duplicate: int
     bytes_read: int
-    bytes_total: int
+    bytes_total: int | None
     seconds: float
+    refused: int = 0
+    sources: int = 1
 
     @property
     def rate(self) -> float:
-        """Rows a second of this run; 0 until time has passed."""
+        """Rows a second of this whole run; 0 until time has passed."""
         return self.new / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -70,6 +74,11 @@ def warning_line(text: str) -> str:
     return one_line(f"{NAME}: warning: {text}")
 
 
+def note_line(text: str) -> str:
+    """Returns the line for something that is neither an error nor odd."""
+    return one_line(f"{NAME}: {text}")
+
+
 def log_line(event: str, time: str, **values: str | int | float) -> str:
     """Returns a line for a log.
 
@@ -80,19 +89,34 @@ def log_line(event: str, time: str, **values: str | int | float) -> str:
     return one_line(" ".join(f"{key}={_value(value)}" for key, value in pairs.items()))
 
 
-def tally_values(tally: Tally) -> dict[str, str | int | float]:
-    """Returns what a log line says of how far a run is."""
-    return {
+def tally_values(tally: Tally, rate: float | None = None) -> dict[str, str | int | float]:
+    """Returns what a log line says of how far a run is.
+
+    Args:
+        tally: how far it is.
+        rate: rows a second of late; None for those of the whole run.
+    """
+    values: dict[str, str | int | float] = {
         "samples": tally.samples,
         "published": tally.published,
         "chunks": tally.chunks,
-        "rate": tally.rate,
+        "rate": tally.rate if rate is None else rate,
         "seconds": tally.seconds,
         "bytes": tally.bytes_read,
-        "bytes_total": tally.bytes_total,
+    }
+    if tally.bytes_total is not None:
+        values["bytes_total"] = tally.bytes_total
+    return values | {
         "blank_lines": tally.blank,
         "duplicate_key_rows": tally.duplicate,
+        "refused_rows": tally.refused,
     }
+
+
+def figures(tally: Tally, rate: float) -> str:
+    """Returns what is written beside a bar."""
+    refused = f"  {tally.refused:,} refused" if tally.refused else ""
+    return f"{tally.samples:,} samples  {rate:,.0f}/s  {tally.chunks:,} chunks{refused}"
 
 
 def summary(outcome: Outcome) -> str:
@@ -100,6 +124,8 @@ def summary(outcome: Outcome) -> str:
     tally = outcome.tally
     speed = f"{tally.new:,} read in {tally.seconds:.1f} s ({tally.rate:,.0f} samples/s)"
     extras = f"{count(tally.blank, 'blank line')} skipped, {count(tally.duplicate, 'row')} with duplicate keys"
+    if tally.refused:
+        extras += f", {count(tally.refused, 'row')} refused"
     if outcome.end == "finished":
         holds = f"{count(tally.samples, 'sample')} in {count(tally.chunks, 'chunk')}"
         return one_line(f"finished: {outcome.out} holds {holds}; {speed}; {extras}")

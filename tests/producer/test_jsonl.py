@@ -1,24 +1,29 @@
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.jsonl import JsonLinesFile
-from lazyshard_producer.position import FilePosition
+from lazyshard_producer.lines import LineRows
+from lazyshard_producer.settings import SourceSettings
+from lazyshard_producer.source import Context
 
 BOM = b"\xef\xbb\xbf"
 
 
-def open_at(path: Path, position: FilePosition | None = None, limit: int = 100) -> JsonLinesFile:
-    return JsonLinesFile(str(path), position or FilePosition(path=str(path)), limit)
+def open_at(path: Path, position: dict[str, Any] | None = None, limit: int = 100) -> JsonLinesFile:
+    return JsonLinesFile(SourceSettings(path=str(path)), position, Context(path.parent / "out", limit))
 
 
-def read_all(source: JsonLinesFile) -> list[bytes]:
-    lines = []
-    while (line := source.read()) is not None:
-        lines.append(line)
-    return lines
+def read_pieces(source: JsonLinesFile) -> list[LineRows]:
+    return list(iter(source.read, None))
+
+
+def read_all(source: JsonLinesFile) -> list[bytes | RowInvalid]:
+    return list(itertools.chain.from_iterable(rows.lines for rows in read_pieces(source)))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +45,14 @@ def test_lines(tmp_path: Path, data: bytes, lines: list[bytes], blank: int) -> N
     path.write_bytes(data)
     source = open_at(path)
     assert read_all(source) == lines
-    position = source.position()
+    position = source.position(source.reached)
+    assert source.progress == (len(data), len(data))
     source.close()
-    assert (position.offset, position.rows, position.blank) == (len(data), len(lines), blank)
+    assert (position["offset"], position["line"] - position["blank"], position["blank"]) == (
+        len(data),
+        len(lines),
+        blank,
+    )
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
@@ -50,28 +60,24 @@ def test_going_on_after_any_row_gives_the_rest(tmp_path: Path, end: bytes) -> No
     path = tmp_path / "a"
     path.write_bytes(BOM + b"\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx" + end)
     source = open_at(path, limit=10**6)
-    lines = read_all(source)
-    source.close()
-    for taken in range(len(lines) + 1):
-        first = open_at(path, limit=10**6)
-        assert [first.read() for _ in range(taken)] == lines[:taken]
-        position = first.position()
-        first.close()
-        second = open_at(path, position, limit=10**6)
+    pieces = read_pieces(source)
+    lines = [line for rows in pieces for line in rows.lines]
+    marks = [rows.mark(index) for rows in pieces for index in range(len(rows.lines))]
+    for taken, mark in enumerate([source.start, *marks]):
+        second = open_at(path, source.position(mark), limit=10**6)
         assert read_all(second) == lines[taken:]
-        assert second.position() == second.position()
-        assert (second.position().line, second.blank) == (12, 2)
+        assert second.position(second.reached) == source.position(source.reached)
+        assert (second.reached.line, second.blank) == (12, 2)
         second.close()
+    source.close()
 
 
 def test_place_of_a_row(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(BOM + b"\n11\n22\n")
     source = open_at(path)
-    source.read()
-    assert source.place == (str(path), 2, 4)
-    source.read()
-    assert source.place == (str(path), 3, 7)
+    (rows,) = read_pieces(source)
+    assert [rows.place(0), rows.place(1)] == [(str(path), 2, 4), (str(path), 3, 7)]
     source.close()
 
 
@@ -81,11 +87,13 @@ def test_longest_row(tmp_path: Path, line: bytes, fits: bool, end: bytes) -> Non
     path = tmp_path / "a"
     path.write_bytes(line + end)
     source = open_at(path, limit=10)
+    found, *rest = read_all(source)
+    assert rest == ([b"yyy\n"] if len(end) > 1 else [])
     if fits:
-        assert source.read() == line + end[:1]
+        assert found == line + end[:1]
     else:
-        with pytest.raises(RowInvalid, match="longer than the 10 bytes"):
-            source.read()
+        assert isinstance(found, RowInvalid)
+        assert found.reason == "longer than the 10 bytes of --max-row-bytes"
     source.close()
 
 
@@ -94,14 +102,14 @@ def test_a_last_line_without_newline_gets_it_later(tmp_path: Path) -> None:
     for newline in (b"\n", b"\r\n"):
         path.write_bytes(b"1\n2")
         source = open_at(path)
-        assert len(read_all(source)) == 2
-        position = source.position()
+        assert read_all(source) == [b"1\n", b"2"]
+        position = source.position(source.reached)
         source.close()
-        assert position.open_end
+        assert position["open_end"]
         path.write_bytes(b"1\n2" + newline + b"3\n")
         source = open_at(path, position)
         assert read_all(source) == [b"3\n"]
-        assert (source.position().line, source.blank, source.position().open_end) == (3, 0, False)
+        assert source.reached[1:] == (3, 0, False)
         source.close()
 
 
@@ -110,7 +118,7 @@ def test_a_published_last_line_that_was_continued_is_refused(tmp_path: Path) -> 
     path.write_bytes(b"1\n2")
     source = open_at(path)
     read_all(source)
-    position = source.position()
+    position = source.position(source.reached)
     source.close()
     path.write_bytes(b"1\n23\n")
     with pytest.raises(SourceRefused, match=r"a:2: .*byte 3.*continued"):
@@ -121,13 +129,14 @@ def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"1\n2\n")
     source = open_at(path)
-    source.read()
+    rows = source.read()
+    assert rows is not None
     path.write_bytes(b"")
     with pytest.raises(SourceRefused, match="truncated"):
-        source.position()
+        source.position(rows.mark(0))
     path.write_bytes(b"3\n4\n")
     with pytest.raises(SourceRefused, match="changed in its first 2 bytes"):
-        source.position()
+        source.position(rows.mark(0))
     source.close()
 
 
@@ -137,7 +146,6 @@ def test_end_of_a_file_that_was_truncated_while_it_was_read(tmp_path: Path) -> N
     source = open_at(path)
     source.read()
     path.write_bytes(b"")
-    source.read()  # still in the buffer
     with pytest.raises(SourceRefused, match="expected at least the 4 bytes that were read, found 0"):
         source.read()
     source.close()

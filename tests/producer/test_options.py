@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 import lazyshard
 from lazyshard_producer import cli, exits
 from lazyshard_producer.cli import main
-from lazyshard_producer.command import app, spread_sources
-from lazyshard_producer.settings import Settings
-from tests.producer.commands import assert_one_line, environment, ids, rows, run, run_arguments
+from lazyshard_producer.command import app
+from lazyshard_producer.options import OPTIONS, SOURCE_OPTIONS
+from tests.producer.commands import ROOT, assert_one_line, environment, ids, rows, run, run_arguments
 
 
 @pytest.fixture
@@ -31,20 +31,36 @@ def test_help() -> None:
 def test_help_of_run() -> None:
     done = run("run", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for option in ("--source", "--out", "--samples-per-chunk", "--rate", "--max-row-bytes", "--no-progress", "--debug"):
-        assert option in done.stdout
+    flags = [option.flag for option in (*SOURCE_OPTIONS, *OPTIONS)]
+    for flag in ("--source", "--follow", "--config", "--no-progress", "--debug", *flags):
+        assert f" {flag} " in done.stdout
     assert "--source a.jsonl --source b.jsonl" in done.stdout
-    shown = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert shown == codes()
 
 
-def codes() -> set[int]:
-    return {value for value in vars(exits).values() if isinstance(value, int)}
+@pytest.mark.parametrize("command", ["check", "init", "quarantine"])
+def test_help_of_other_commands(command: str) -> None:
+    done = run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Usage: lazyshard-producer {command}" in done.stdout
 
 
-def test_every_exit_code_is_in_the_table() -> None:
+def shown(text: str) -> list[tuple[int, str]]:
+    """Codes and meanings of a table that looks like that of `lazyshard_producer.cli`, whatever follows in a row."""
+    rows = re.findall(r"^[ |]+(\d+)(?:  | \| )(\S.*)$", text, re.MULTILINE)
+    return [(int(code), re.split(r"  +| +\|", meaning)[0].strip()) for code, meaning in rows]
+
+
+def test_the_table_of_exit_codes_is_the_same_everywhere() -> None:
+    table = [(code, meaning) for code, meaning, _ in exits.TABLE]
+    assert {code for code, _ in table} == {value for value in vars(exits).values() if isinstance(value, int)}
+    assert shown(run("run", "--help").stdout) == table
     assert cli.__doc__ is not None
-    assert {int(code) for code in re.findall(r"^ +(\d+)  \S", cli.__doc__, re.MULTILINE)} == codes()
+    assert shown(cli.__doc__) == table
+    docs = (ROOT / "docs" / "producer.md").read_text("utf-8").partition("## Exit codes")[2]
+    assert shown(docs) == table
+    for _, _, remedy in exits.TABLE:
+        assert f"  {remedy}\n" in cli.__doc__
+        assert f"| {remedy} |\n" in docs
 
 
 def test_version() -> None:
@@ -59,7 +75,7 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_parsing_alone() -> None:
     assert CliRunner().invoke(app, ["run", "--help"]).exit_code == 0
-    assert CliRunner().invoke(app, ["run", "--samples-per-chunk", "ten"]).exit_code == 2
+    assert CliRunner().invoke(app, ["run", "--nonsense"]).exit_code == 2
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])
@@ -77,20 +93,23 @@ def test_without_typer_the_extra_is_named(module: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--rate", "0"], "--rate is a number of samples a second above 0, got 0"),
-        (["--rate", "-1"], "above 0, got -1"),
-        (["--rate", "nan"], "above 0, got nan"),
-        (["--rate", "inf"], "above 0, got inf"),
-        (["--rate", "fast"], "--rate"),
-        (["--samples-per-chunk", "0"], "from 1 to 100000000, got 0"),
-        (["--samples-per-chunk", "-3"], "got -3"),
-        (["--max-row-bytes", "0"], "--max-row-bytes is from 1 to"),
+        (["--rate", "0"], "--rate: a number of samples a second above 0 is needed, got 0; leave it out for no limit"),
+        (["--rate", "-1"], "above 0 is needed, got -1"),
+        (["--rate", "nan"], "above 0 is needed, got nan"),
+        (["--rate", "inf"], "above 0 is needed, got inf"),
+        (["--rate", "fast"], "--rate: a number is needed, got 'fast'"),
+        (["--samples-per-chunk", "0"], "--samples-per-chunk: a number from 1 to 100000000 is needed, got 0"),
+        (["--samples-per-chunk", "-3"], "is needed, got -3"),
+        (["--max-row-bytes", "0"], "--max-row-bytes: a number from 1 to"),
         (["--out", ""], "--out: a path is needed"),
         (["--out", "a\0b"], r"cannot hold a NUL character, got 'a\x00b'"),
         (["--out", "x" * 300], "a name of 300 characters is too long"),
         (["--source", ""], "--source: a path is needed"),
         (["--source", "a\0b"], "NUL"),
         (["--nonsense"], "--nonsense"),
+        (["stray"], "stray"),
+        (["--weight"], "--weight: a number is needed behind it"),
+        (["--config", "nowhere.toml"], "nowhere.toml: cannot be read as a configuration file"),
     ],
 )
 def test_usage_errors_are_one_line(
@@ -104,14 +123,19 @@ def test_usage_errors_are_one_line(
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
-def test_a_missing_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_is_missing_is_said_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 2
-    assert_one_line(capsys.readouterr().err, "Missing option '--source'", "run --help")
+    assert capsys.readouterr().err.splitlines() == [
+        "lazyshard-producer: error: --out: needed, found none; give --out STREAM",
+        "lazyshard-producer: error: --samples-per-chunk: needed, found none; give --samples-per-chunk N",
+        "lazyshard-producer: error: --source: at least one source is needed, got none; give --source FILE or --follow "
+        "DIRECTORY",
+    ]
 
 
-def test_settings_need_a_source() -> None:
-    with pytest.raises(ValueError, match="at least one file"):
-        Settings(sources=(), out="out", samples_per_chunk=1)
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["walk"]) == 2
+    assert_one_line(capsys.readouterr().err, "No such command 'walk'", "--help")
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "link to nothing", "loop"])
@@ -169,27 +193,25 @@ def test_several_files_after_one_source_keep_their_order(tmp_path: Path) -> None
     assert ids(tmp_path / "out") == list(range(15))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "spread"),
-    [
-        ([], []),
-        (["run", "x", "--source", "a"], ["run", "x", "--source", "a"]),
-        (["--source=a", "b"], ["--source=a", "b"]),
-        (["--source", "a", "--rate", "1", "b"], ["--source", "a", "--rate", "1", "b"]),
-        (["--source", "a", "b", "c"], ["--source", "a", "--source", "b", "--source", "c"]),
-    ],
-)
-def test_spread_sources(arguments: list[str], spread: list[str]) -> None:
-    assert spread_sources(arguments) == spread
+def test_a_quoted_pattern_and_a_configuration_file(tmp_path: Path) -> None:
+    for name, first in (("b", 5), ("a", 0), ("c", 10)):
+        (tmp_path / f"{name}.jsonl").write_bytes(rows(first, first + 5))
+    config = tmp_path / "run.toml"
+    config.write_text(f'out = "{tmp_path}/out"\nsamples_per_chunk = 7\n')
+    assert (
+        main(["run", "--config", str(config), "--source", str(tmp_path / "*.jsonl"), "--samples-per-chunk", "4"]) == 0
+    )
+    assert ids(tmp_path / "out") == list(range(15))
+    assert len((tmp_path / "out" / "chunk_00000.jsonl").read_bytes().splitlines()) == 4
 
 
 def test_unexpected_error_is_one_line_and_debug_shows_it(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **more: object) -> None:
         raise KeyError("oops\nnext line")
 
-    monkeypatch.setattr("lazyshard_producer.command.run", fail)
+    monkeypatch.setattr("lazyshard_producer.tasks.run_to_its_end", fail)
     arguments = run_arguments(tmp_path / "out", [source])
     assert main(arguments) == 70
     err = capsys.readouterr().err

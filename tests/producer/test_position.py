@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -5,33 +6,73 @@ import pytest
 
 from lazyshard.errors import StreamMismatch
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import FilePosition, decode_positions, encode_positions, plain_name, resume
+from lazyshard_producer.position import (
+    FilePosition,
+    RunPosition,
+    decode_position,
+    plain_name,
+    resume,
+    source_names,
+)
 
-A = FilePosition(path="a", offset=10, line=3, blank=1, duplicate=1, head="0" * 16, tail="1" * 16, open_end=True)
-B = FilePosition(path="b")
+A = FilePosition(path="a", offset=10, line=3, blank=1, head="0" * 16, tail="1" * 16, open_end=True).encode("jsonl")
+PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
+MIXED = RunPosition(
+    sources=(A, None),
+    skip=1,
+    rows=5,
+    refused=2,
+    duplicate=1,
+    blocks=3,
+    quarantine_bytes=40,
+    drawn=(4, 1),
+    finished=(False, True),
+    unit=(3, 0),
+    skipped="0123456789abcdef",
+    recipe={"transform": "m:f"},
+)
+ENCODED = {
+    "version": 1,
+    "sources": [
+        {
+            "kind": "jsonl",
+            "path": "a",
+            "offset": 10,
+            "line": 3,
+            "blank": 1,
+            "head": "0000000000000000",
+            "tail": "1111111111111111",
+            "open_end": True,
+        },
+        {"kind": None, "path": "b"},
+    ],
+    "skip": 1,
+    "rows": 5,
+    "refused": 2,
+    "duplicate": 1,
+    "blocks": 3,
+    "quarantine_bytes": 40,
+    "drawn": [4, 1],
+    "finished": [False, True],
+    "unit": [3, 0],
+    "skipped": "0123456789abcdef",
+    "recipe": {"transform": "m:f"},
+}
 
 
-def test_positions_survive_json() -> None:
-    value = orjson.loads(orjson.dumps(encode_positions([A, B])))
-    assert decode_positions(value, "out") == (A, B)
-    assert value["sources"][1] == {
-        "kind": "jsonl",
-        "path": "b",
-        "offset": 0,
-        "line": 0,
-        "blank": 0,
-        "duplicate": 0,
-        "head": "",
-        "tail": "",
-        "open_end": False,
-    }
+def test_encoded_position_is_pinned() -> None:
+    assert MIXED.encode(["a", "b"]) == ENCODED
+
+
+@pytest.mark.parametrize("position", [PLAIN, MIXED])
+def test_positions_survive_json(position: RunPosition) -> None:
+    value = orjson.loads(orjson.dumps(position.encode(["a", "b"])))
+    assert decode_position(value, "out") == position
+    assert source_names(value) == ["a", "b"]
 
 
 def test_unknown_fields_are_ignored() -> None:
-    value = encode_positions([A])
-    value["later"] = 1
-    value["sources"][0]["later"] = 1
-    assert decode_positions(value, "out") == (A,)
+    assert decode_position(ENCODED | {"later": 1}, "out") == MIXED
 
 
 @pytest.mark.parametrize(
@@ -41,20 +82,38 @@ def test_unknown_fields_are_ignored() -> None:
         [],
         {"version": 1},
         {"version": 2, "sources": []},
-        {"version": 1, "sources": [{"kind": "kafka"}]},
-        {"version": 1, "sources": [encode_positions([A])["sources"][0] | {"offset": -1}]},
-        {"version": 1, "sources": [encode_positions([A])["sources"][0] | {"offset": True}]},
-        {"version": 1, "sources": [encode_positions([A])["sources"][0] | {"head": None}]},
+        {"version": 1, "sources": [{"path": "a"}]},
+        {"version": 1, "sources": [5]},
+        ENCODED | {"skip": -1},
+        ENCODED | {"rows": True},
+        ENCODED | {"drawn": [1]},
+        ENCODED | {"finished": [0, 1]},
+        ENCODED | {"unit": [3, -1]},
+        ENCODED | {"unit": [0, 0]},
+        ENCODED | {"skipped": ""},
+        ENCODED | {"skipped": 5},
+        ENCODED | {"skip": 0},
+        ENCODED | {"recipe": []},
     ],
 )
 def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
     with pytest.raises(StreamMismatch, match=r"expected .*, found "):
-        decode_positions(value, "out")
+        decode_position(value, "out")
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "parquet"}, {"offset": -1}, {"offset": True}, {"head": None}, {"open_end": 1}]
+)
+def test_a_source_with_a_position_of_another_kind_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SourceRefused, match="a: the stream's last seal holds no position to go on from: expected "):
+        FilePosition.decode(A | change, "jsonl")
 
 
 def test_resume_starts_appended_sources_at_their_beginning() -> None:
-    assert resume([A], ["a", "b"]) == [A, B]
-    assert resume([], ["b"]) == [B]
+    assert resume(PLAIN, ["a", "b"], ["a", "b", "c"]) == replace(PLAIN, sources=(A, None, None))
+    mixed = resume(MIXED, ["a", "b"], ["a", "b", "c"])
+    assert (mixed.drawn, mixed.finished, mixed.unit) == ((4, 1, 0), (False, True, False), (3, 0, 0))
+    assert resume(RunPosition(sources=()), [], ["b"]) == RunPosition(sources=(None,))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +126,7 @@ def test_resume_starts_appended_sources_at_their_beginning() -> None:
 )
 def test_resume_refuses_another_order(given: list[str], message: str) -> None:
     with pytest.raises(SourceRefused, match=message):
-        resume([A, B], given)
+        resume(PLAIN, ["a", "b"], given)
 
 
 def test_plain_name_of_bytes_that_are_no_utf8() -> None:

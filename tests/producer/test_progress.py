@@ -1,14 +1,22 @@
+import io
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary
+from lazyshard_producer.progress import BAR_EVERY_S, Bar, Log, Quiet
+from lazyshard_producer.recent import RecentRate
+from lazyshard_producer.wording import Outcome, Tally, error_line, figures, log_line, summary, tally_values
 from tests.producer.commands import environment, rows, run_arguments, start
 
 TALLY = Tally(
@@ -36,6 +44,153 @@ def test_summary_of_an_interrupted_run() -> None:
         "interrupted: 1,200 samples in 12 chunks published in out; run the same command again to go on (34 rows of the "
         "unfinished chunk will be read again); "
     )
+
+
+def test_refused_rows_are_in_the_summary_if_there_are_any() -> None:
+    assert summary(Outcome("finished", "out", replace(TALLY, refused=3))).endswith(
+        "2 rows with duplicate keys, 3 rows refused"
+    )
+
+
+def test_what_nobody_can_know_is_left_out_of_a_line() -> None:
+    assert tally_values(TALLY)["bytes_total"] == 20
+    assert "bytes_total" not in tally_values(replace(TALLY, bytes_total=None))
+
+
+def test_figures_beside_a_bar() -> None:
+    assert figures(TALLY, 99.6) == "1,234 samples  100/s  12 chunks"
+    assert figures(replace(TALLY, refused=1), 0.0) == "1,234 samples  0/s  12 chunks  1 refused"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fields(line: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in shlex.split(line))
+
+
+def test_the_log_tells_the_rate_of_late_and_of_the_whole_run_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log()
+    log.start("out", replace(TALLY, new=0, seconds=0.0, sources=3, bytes_total=None))
+    log.show(replace(TALLY, new=600, seconds=60.0))
+    log.show(replace(TALLY, new=606, seconds=120.0, refused=2))
+    log.finish(Outcome("finished", "out", replace(TALLY, new=600, seconds=120.0)))
+    first, second, third, last = map(fields, capsys.readouterr().err.splitlines())
+    assert (first["event"], first["sources"], "bytes_total" in first) == ("start", "3", False)
+    assert (second["event"], second["rate"], third["rate"]) == ("progress", "10.0", "0.1")
+    assert (third["refused_rows"], "waiting" in third) == ("2", False)
+    assert last["rate"] == "5.0"
+
+
+def test_the_log_tells_of_a_wait_that_lasts_and_of_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    log = Log(60.0, clock)
+    log.wait("64 chunks ahead")
+    clock.now += 4.9
+    log.wait("64 chunks ahead")
+    assert capsys.readouterr().err == ""
+    clock.now += 0.2
+    log.wait("65 chunks ahead")
+    log.wait("66 chunks ahead")
+    log.show(TALLY)
+    clock.now += 10
+    log.wait(None)
+    log.wait(None)
+    log.show(TALLY)
+    begun, during, over, after = map(fields, capsys.readouterr().err.splitlines())
+    assert (begun["event"], begun["reason"]) == ("waiting", "65 chunks ahead")
+    assert (during["event"], during["waiting"]) == ("progress", "66 chunks ahead")
+    assert (over["event"], over["waited_seconds"]) == ("resumed", "15.1")
+    assert "waiting" not in after
+
+
+def test_waits_one_after_another_get_a_line_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    log = Log(60.0, clock)
+    for _ in range(20):
+        for _ in range(7):
+            log.wait("new lines")
+            clock.now += 1
+        log.wait(None)
+    events = [fields(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    # 140 seconds: at 5, 68 and 131.
+    assert events == ["waiting", "resumed"] * 3
+
+
+def test_the_log_takes_another_time_between_its_lines() -> None:
+    log = Log(60.0)
+    log.log_every(5.0)
+    assert log.every_s == 5.0
+
+
+def screen(height: int = 3) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=True, width=100, height=height, color_system=None), text
+
+
+def test_a_bar_without_a_total_counts_and_tells_what_it_waits_for() -> None:
+    console, text = screen()
+    clock = Clock()
+    bar = Bar(console, clock)
+    live = replace(TALLY, bytes_total=None)
+    bar.start("out", live)
+    bar.wait("new lines in [bold]in (3 files open)")
+    clock.now += 6
+    bar.show(live)
+    bar.log_every(5.0)
+    bar.note("metrics at http://x")
+    bar.close()
+    bar.close()
+    shown = text.getvalue()
+    assert "1,234 samples  0/s  12 chunks  waiting: new lines in [bold]in (3 files open)" in shown
+    assert "lazyshard-producer: metrics at http://x\n" in shown
+    assert "%" not in shown
+    assert bar.every_s == BAR_EVERY_S
+
+
+def test_a_wait_that_is_longer_than_the_line_is_cut() -> None:
+    console, text = screen()
+    clock = Clock()
+    bar = Bar(console, clock)
+    bar.start("out", TALLY)
+    bar.wait("x" * 500)
+    clock.now += 6
+    bar.show(TALLY)
+    bar.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).replace("\r", "\n").splitlines()
+    assert any(line.count("x") > 10 for line in lines)
+    assert all(len(line) <= 100 for line in lines)
+
+
+def test_quiet_says_nothing_but_warnings_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = Quiet(log=False)
+    quiet.start("out", TALLY)
+    quiet.show(TALLY)
+    quiet.wait("x")
+    quiet.note("x")
+    quiet.log_every(1.0)
+    quiet.close()
+    assert capsys.readouterr().err == ""
+    quiet.warn("odd")
+    assert capsys.readouterr().err == "lazyshard-producer: warning: odd\n"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.01, 100)), min_size=1), st.floats(0, 100))
+def test_the_rate_of_late_is_that_of_the_window(steps: list[tuple[int, float]], window: float) -> None:
+    recent = RecentRate(window)
+    noted = [(0.0, 0)]
+    recent.note(0, 0.0)
+    for rows_, seconds in steps:
+        noted.append((noted[-1][0] + seconds, noted[-1][1] + rows_))
+        now, done = noted[-1]
+        # From the last look that is at least a window ago, or from the first one.
+        since, before = max((one for one in noted[:-1] if one[0] <= now - window), default=noted[0])
+        assert recent.note(done, now) == pytest.approx((done - before) / (now - since))
 
 
 def test_a_line_of_the_log_can_be_split_again() -> None:

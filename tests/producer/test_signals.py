@@ -1,6 +1,7 @@
-"""SIGINT and SIGTERM: the row in hand, one line, an exit code, and a stream that goes on."""
+"""SIGINT and SIGTERM: the row in hand, one line, an exit code, and a stream that goes on. SIGUSR1 and SIGHUP: marks."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -82,6 +83,83 @@ def test_the_handlers_of_before_are_put_back() -> None:
         assert signal.getsignal(signal.SIGINT) != before[0]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert stop.requested is None
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def test_usr1_asks_for_the_end_and_hup_for_a_reload_each_time() -> None:
+    with Stop() as stop:
+        assert (stop.end_requested, stop.take_reload()) == (False, False)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.end_requested
+        assert (stop.take_reload(), stop.take_reload()) == (True, False)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.take_reload()
+        assert stop.requested is None
+
+
+def test_released_the_handlers_of_before_are_back_at_once() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Stop() as stop:
+        assert all(signal.getsignal(number) is not old for number, old in zip(SIGNALS, before, strict=True))
+        stop.release()
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_under_nohup_a_hangup_stays_ignored() -> None:
+    code = (
+        "import os, signal; from lazyshard_producer.stop import Stop\n"
+        "with Stop() as stop:\n"
+        "    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, stop.take_reload())\n"
+        "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    )
+    command = ["nohup", sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True False\nTrue\n"
+
+
+def test_a_hangup_without_a_configuration_file_is_told_and_the_run_goes_on(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(*run_arguments(out, [source], 10, "--rate", 200))
+    wait_until(lambda: published(out) >= 1, process)
+    process.send_signal(signal.SIGHUP)
+    before = published(out)
+    wait_until(lambda: published(out) >= before + 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert 'event=note message="SIGHUP has come' in err
+
+
+def test_usr1_leaves_plain_files_to_come_to_their_end(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(*run_arguments(out, [source], 10, "--rate", 2000))
+    wait_until(lambda: published(out) >= 1, process)
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert ids(out) == list(range(1000))
+    assert (out / "stream.end").exists()
+
+
+def test_ctrl_c_breaks_off_what_leaves_nothing_half_done(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(rows(0, 10))
+    (tmp_path / "dozing.py").write_text("import time\ndef sleep(row):\n    time.sleep(600)\n")
+    arguments = run_arguments(tmp_path / "out", [tmp_path / "a"], 10, "--transform", "dozing:sleep")
+    process = start("check", *arguments[1:], cwd=tmp_path)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("limits"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
 
 
 def _catches(pid: int, number: int) -> bool:

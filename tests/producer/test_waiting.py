@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lazyshard_producer.progress import Quiet
 from lazyshard_producer.run import run
-from lazyshard_producer.settings import Settings
+from lazyshard_producer.settings import Settings, plain_sources
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
 from tests.producer.commands import ids, rows
@@ -42,7 +42,7 @@ def test_waiting_for_the_rate(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 4))
     world, display = World(out / "head.json"), Recorder()
-    settings = Settings(sources=(str(source),), out=str(out), samples_per_chunk=2, rate=0.01)
+    settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
     outcome = run(settings, display, Stop(), clock=world.clock, sleep=world.sleep)
     assert isinstance(outcome, Outcome)
     assert 300 <= outcome.tally.seconds < 301

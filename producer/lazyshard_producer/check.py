@@ -1,0 +1,184 @@
+"""`lazyshard-producer check`: what a run would do, and the first rows that it would publish. Makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format import End
+from lazyshard.storage.creation import find_manifest
+from lazyshard.storage.stream import open_stream
+from lazyshard_producer.ended import find_end
+from lazyshard_producer.quantities import show_amount, show_bytes
+from lazyshard_producer.run import check_out
+from lazyshard_producer.settings import Limits, Settings, SourceSettings
+from lazyshard_producer.source import Place
+from lazyshard_producer.sources import check_sources, source_kind, source_size
+from lazyshard_producer.wording import count, one_line
+
+MAX_SHOWN: Final = 400
+"""Characters of a row that are shown: enough to see what it is, not so many that one row fills the screen."""
+
+MAX_SOURCES_SHOWN: Final = 20
+"""Sources that are shown one by one: a pattern may match thousands of files."""
+
+
+class PreviewedRow(Protocol):
+    """A row as it would be published, or refused."""
+
+    @property
+    def place(self) -> Place:
+        """Where it comes from."""
+
+    @property
+    def line(self) -> bytes:
+        """The line that would be published; of a refused row what there is of it."""
+
+    @property
+    def refused(self) -> str | None:
+        """Why it would be refused."""
+
+
+Preview = Callable[[Settings, int], Sequence[PreviewedRow]]
+"""Returns so many of the rows that a run would publish next, and those refused on the way. Makes nothing.
+
+It takes nothing from standard input or pipes, since what is read there is gone: with such a source there are no rows.
+"""
+
+
+def describe_run(settings: Settings, rows: int, preview: Preview) -> Iterator[str]:
+    """Yields the lines that say what a run would do.
+
+    Args:
+        settings: of the run.
+        rows: how many rows to show.
+        preview: gets them.
+
+    Raises:
+        SettingInvalid, SourceRefused: as the run would.
+        RowInvalid: one of the rows would end the run; raised after it was shown.
+        LazyShardError, OSError: the stream cannot take these rows, or cannot be read.
+    """
+    check_out(settings.out)
+    find_manifest(Path(settings.out), settings.samples_per_chunk)
+    end = find_end(settings.out, settings.samples_per_chunk)
+    yield _field("stream", _stream(settings, end))
+    if end is None:
+        check_sources(settings)
+    yield from _sources(settings.sources)
+    for name, text in (("rows", _rows(settings)), ("bad rows", _bad_rows(settings)), ("limits", _limits(settings))):
+        yield _field(name, text)
+    if settings.metrics_port is not None:
+        port = settings.metrics_port or "ANY FREE PORT"
+        yield _field("metrics", f"http://{settings.metrics_host}:{port}/metrics")
+    if end is None and rows:
+        yield from _first_rows(settings, preview(settings, rows))
+
+
+def _stream(settings: Settings, end: End | None) -> str:
+    out = settings.out
+    if end is not None:
+        holds = f"{count(end.samples, 'sample')} in {count(end.chunks, 'chunk')}"
+        return f"{out}: has ended with {holds}; a run would do nothing"
+    stream = open_stream(Path(out), None)
+    if stream is None:
+        return f"{out}: not there yet; {count(settings.samples_per_chunk, 'sample')} a chunk"
+    there = stream.published()
+    holds = f"{count(there.samples, 'sample')} in {count(there.chunks, 'chunk')}"
+    return f"{out}: holds {holds}; a run would go on after them, {count(settings.samples_per_chunk, 'sample')} a chunk"
+
+
+def _sources(sources: Sequence[SourceSettings]) -> Iterator[str]:
+    mixed = sources[0].weight is not None and len(sources) > 1
+    total = sum(source.weight or 0.0 for source in sources)
+    order = "mixed by weight" if mixed else "one after another"
+    yield _field("sources", f"{count(len(sources), 'source')}{f', {order}' if len(sources) > 1 else ''}")
+    for number, source in enumerate(sources[:MAX_SOURCES_SHOWN], 1):
+        parts = [source.path, source_kind(source), *_details(source)]
+        if mixed:
+            parts.append(f"{(source.weight or 0.0) / total:.1%} of the rows")
+        yield one_line(f"  {number:>6}  {', '.join(parts)}")
+    if len(sources) > MAX_SOURCES_SHOWN:
+        yield f"     ...  and {len(sources) - MAX_SOURCES_SHOWN:,} more"
+
+
+def _details(source: SourceSettings) -> Iterator[str]:
+    size = source_size(source)
+    if size is not None:
+        yield show_bytes(size)
+    if source.follow:
+        finished = {
+            "rename": "complete as they appear",
+            "marker": f"complete when {source.marker} is there",
+            "idle": f"complete when they have not grown for {source.idle_s:g} s",
+        }
+        yield f"files {source.pattern}, {finished[source.finished_by]}, until {source.end_marker} is there"
+
+
+def _rows(settings: Settings) -> str:
+    parts = []
+    if settings.columns:
+        pairs = (new if new == old else f"{new}={old}" for new, old in settings.columns)
+        parts.append(f"columns {', '.join(pairs)}")
+    if settings.where is not None:
+        parts.append(f"where {settings.where}")
+    if settings.transform is not None:
+        workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
+        parts.append(f"transform {settings.transform}{workers}")
+    if settings.shuffle:
+        parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
+    if settings.rate is not None:
+        parts.append(f"at most {settings.rate:g} a second")
+    return "; ".join(parts) or "as they are"
+
+
+def _bad_rows(settings: Settings) -> str:
+    if settings.on_bad_row == "fail":
+        return "the first one ends the run"
+    what = "left out" if settings.on_bad_row == "skip" else f"to {settings.out}/quarantine.jsonl"
+    most = "any number" if settings.max_bad_rows is None else f"{settings.max_bad_rows:,} at the most"
+    return f"{what}, {most}"
+
+
+def _limits(settings: Settings) -> str:
+    limits: Limits = settings.limits
+    parts = []
+    if limits.max_ahead is not None:
+        parts.append(f"at most {show_amount(limits.max_ahead)} ahead of the slowest reader")
+    if limits.max_disk is not None:
+        parts.append(f"at most {show_bytes(limits.max_disk)} on disk")
+    if limits.min_free_disk is not None:
+        parts.append(f"{show_bytes(limits.min_free_disk)} stay free")
+    retained = {"all": "every chunk stays", "consumed": "chunks that no consumer needs are deleted"}
+    last = f"chunks that no consumer needs are deleted, but for the last {limits.retain}"
+    parts.append(retained.get(str(limits.retain), last))
+    if limits.consumers and limits.retain != "all":
+        parts.append(f"none before {', '.join(limits.consumers)} have registered")
+    return "; ".join(parts)
+
+
+def _first_rows(settings: Settings, rows: Sequence[PreviewedRow]) -> Iterator[str]:
+    if not rows and any(source_kind(source) == "stdin" for source in settings.sources):
+        yield _field("next", "not looked at: what is read from standard input or a pipe is gone")
+        return
+    yield _field("next", count(len(rows), "row") if rows else "no rows")
+    for row in rows:
+        text = row.line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+        cut = f" ... ({count(len(row.line), 'byte')})" if len(text) > MAX_SHOWN else ""
+        refused = f"refused: {row.refused}: " if row.refused is not None else ""
+        where = f"{row.place.file}:{row.place.line}"
+        yield one_line(f"  {where}  {refused}{text[:MAX_SHOWN]}{cut}")
+        if row.refused is not None and settings.on_bad_row == "fail":
+            raise RowInvalid(
+                f"{where}: {row.refused}; a run would end here with --on-bad-row fail",
+                reason=row.refused,
+                file=row.place.file,
+                line=row.place.line,
+                byte=row.place.byte,
+            )
+
+
+def _field(name: str, text: str) -> str:
+    return one_line(f"{name:<8}  {text}")

@@ -1,0 +1,93 @@
+"""What a stream's chunks take on disk: looked at once, then kept up to date by what is added and deleted.
+
+Bytes are those of the files, data and seal, as `ls` shows them; blocks and directories are not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lazyshard.format.names import chunk_name, parse_chunk_name, seal_name
+from lazyshard.storage.disk_use import estimate_size, sampled_chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """The chunks that are on disk.
+
+    Attributes:
+        first: number of the oldest one.
+        stop: the chunks of the half-open range [first, stop) are there.
+        size: their bytes.
+        largest: bytes of the largest one so far.
+    """
+
+    first: int
+    stop: int
+    size: int
+    largest: int
+
+    @property
+    def chunks(self) -> int:
+        """How many they are."""
+        return self.stop - self.first
+
+    @property
+    def mean(self) -> int | None:
+        """Mean bytes of a chunk, rounded down; None where there is none."""
+        return self.size // self.chunks if self.chunks else None
+
+    def add(self, size: int) -> Stock:
+        """Returns the stock with one chunk of so many bytes more."""
+        return replace(self, stop=self.stop + 1, size=self.size + size, largest=max(self.largest, size))
+
+    def delete(self, first: int, size: int) -> Stock:
+        """Returns the stock without the chunks below `first`, which had so many bytes."""
+        return replace(self, first=first, size=max(0, self.size - size))
+
+
+def measure_stock(directory: Path, first: int, stop: int, *, exact: bool) -> Stock:
+    """Looks at the chunks [first, stop) of a stream.
+
+    Args:
+        directory: the stream's directory.
+        first: the oldest chunk that is not retired. What is still there of retired ones counts as well.
+        stop: how many chunks are published.
+        exact: True looks at all of them, which takes O(chunks); False at some, evenly spread, and estimates.
+
+    Raises:
+        OSError: the filesystem failed.
+    """
+    if not exact:
+        sizes = {chunk: chunk_size(directory, chunk) for chunk in sampled_chunks(first, stop)}
+        size = estimate_size(stop - first, sizes, stop - 1)
+        return Stock(first=first, stop=stop, size=size, largest=max(sizes.values(), default=0))
+    size = data = seal = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if (parsed := parse_chunk_name(entry.name)) is None:
+                continue
+            found = entry.stat(follow_symlinks=False).st_size
+            size += found
+            if parsed[1]:
+                seal = max(seal, found)
+            else:
+                data = max(data, found)
+    # Not a sum for each chunk: a number for each would be kept in memory for the whole listing.
+    return Stock(first=first, stop=stop, size=size, largest=data + seal)
+
+
+def chunk_size(directory: Path, chunk: int) -> int:
+    """Returns the bytes of a chunk with its seal; a file that is not there has none.
+
+    Raises:
+        OSError: the filesystem failed.
+    """
+    size = 0
+    for name in (chunk_name(chunk), seal_name(chunk)):
+        with contextlib.suppress(FileNotFoundError):
+            size += os.stat(directory / name, follow_symlinks=False).st_size
+    return size

@@ -1,0 +1,284 @@
+"""Rows made of rows: by a recipe, in this process or in workers, and shuffled in blocks if asked for.
+
+A position is the place before a unit, which is a source row or where they are shuffled a block of them, together with
+how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
+by the next run is compared with a digest of those: sources and functions may have changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Final
+
+import xxhash
+
+from lazyshard.errors import RowInvalid
+from lazyshard.plan import permutation
+from lazyshard_producer.book import Book, Spot
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.feed import Batch
+from lazyshard_producer.mixing import Piece
+from lazyshard_producer.position import RunPosition
+from lazyshard_producer.recipe import Made, Maker
+from lazyshard_producer.source import Place
+from lazyshard_producer.wording import count
+from lazyshard_producer.workers import Work, Workers
+
+READY_S: Final = 0.1
+"""How long to wait for workers at a time: signals are looked at in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunUnit:
+    """A unit of which an earlier run has published a part.
+
+    Attributes:
+        names: the sources of its rows.
+        rows: how many these are.
+        skip: rows made of them that are published.
+        digest: XXH3 of those, in hexadecimal.
+        new: whether all its sources are inputs that are taken as new ones, so that other rows than before are no fault.
+    """
+
+    names: Sequence[str]
+    rows: int
+    skip: int
+    digest: str
+    new: bool
+
+    def find(self, rows: Iterable[bytes]) -> bool:
+        """Returns whether these rows begin with those that are published."""
+        digest = xxhash.xxh3_64()
+        left = self.skip
+        for line in islice(rows, self.skip):
+            digest.update(line)
+            left -= 1
+        return not left and digest.hexdigest() == self.digest
+
+    def refuse(self) -> SourceRefused:
+        """Returns the error for rows that do not."""
+        names = ", ".join(self.names)
+        return SourceRefused(
+            f"{names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and the "
+            f"first {self.skip} of them come out otherwise now than they were published: the source was changed in a "
+            f"part that was read, or a function does not give the same rows for the same row; put back what it was, or "
+            f"choose another --out",
+            file=names,
+            expected=f"XXH3 {self.digest} of the first {count(self.skip, 'row')}",
+            actual="another one",
+        )
+
+
+class _MadeBatch:
+    """Rows made by us of a unit, the source rows between two spots. The first `skipped` are left out.
+
+    Args:
+        book: makes positions.
+        rows: the rows.
+        skipped: see above.
+        spots: the two.
+        unit: source rows between them, by number of the source.
+    """
+
+    checked = True
+
+    def __init__(
+        self,
+        book: Book,
+        rows: Sequence[tuple[bytes, Place]],
+        skipped: int,
+        spots: tuple[Spot, Spot],
+        unit: Mapping[int, int],
+    ) -> None:
+        self.lines: Sequence[bytes | RowInvalid] = [line for line, _ in rows[skipped:]]
+        self._rows = rows
+        self._book = book
+        self._skipped = skipped
+        self._before, self._after = spots
+        self._unit = unit
+        self._digest = xxhash.xxh3_64()
+        self._digested = 0
+
+    def position(self, index: int) -> RunPosition:
+        if index == len(self.lines) - 1:
+            return self._book.position(self._after)
+        skip = self._skipped + index + 1
+        for line, _ in self._rows[self._digested : skip]:
+            self._digest.update(line)
+        self._digested = skip
+        unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
+        return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
+
+    def refuse(self, index: int, error: RowInvalid) -> None:
+        line = self.lines[index]
+        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+
+    def place(self, index: int) -> Place:
+        return self._rows[self._skipped + index][1]
+
+
+class RecipeFeed:
+    """Rows made of rows, in this process or in workers, and shuffled in blocks if asked for.
+
+    Args:
+        book: makes positions.
+        maker: makes rows, where there are no workers.
+        workers: make rows.
+        begun: the unit with which to begin, if a part of it is published.
+        block: source rows that are shuffled together; 0 keeps the order.
+        seed: of the shuffling.
+        warn: is told what is odd.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        maker: Maker | None,
+        workers: Workers | None,
+        *,
+        begun: BegunUnit | None,
+        block: int,
+        seed: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._book = book
+        self._maker = maker
+        self._workers = workers
+        self._unit_begun = begun
+        self._block = block
+        self._seed = seed
+        self._warn = warn
+        self._begun = book.rows  # rows in work, and before them
+        self._under_way: deque[tuple[Piece, int, Work]] = deque()
+        self._piece: Piece | None = None
+        self._next = 0
+        self._finished = False
+        self._made: Iterator[Batch] = iter(())
+        self._rows: list[tuple[bytes, Place]] = []
+        self._unit: Counter[int] = Counter()  # source rows of which `_rows` are made
+        self._held = 0
+        self._before = self._last = book.spot(book.mixer.standing())
+
+    def read(self) -> Batch | None:
+        """Returns what was made of the next source row, or the next block."""
+        for batch in self._made:
+            return batch
+        found = self._make_here() if self._workers is None else self._make_there(self._workers)
+        if found is not None:
+            self._made = self._batches(*found)
+            for batch in self._made:
+                return batch
+            return self._nothing()
+        return self._flush() if self._finished and not self._under_way else self._nothing()
+
+    def here(self) -> RunPosition:
+        """Returns the position after all that was given."""
+        return self._book.position(self._book.spot(self._book.mixer.standing()))
+
+    def _advance(self) -> bool:
+        """Has a piece with rows in hand, if there are any; returns False when all is read."""
+        if self._piece is None or self._next == len(self._piece.lines):
+            if self._finished:
+                return False
+            self._piece, self._next = self._book.mixer.read(), 0
+            self._finished = self._piece is None
+        return not self._finished
+
+    def _make_here(self) -> tuple[Piece, int, list[Made]] | None:
+        """Returns the next piece, the index of a row in it and what was made of it; None if there is no row now."""
+        if not self._advance():
+            return None
+        piece, index = self._piece, self._next
+        assert piece is not None
+        assert self._maker is not None
+        if index == len(piece.lines):
+            return None
+        made = [self._maker.make(piece.lines[index], self._begun)]
+        self._next += 1
+        self._begun += 1
+        return piece, index, made
+
+    def _make_there(self, workers: Workers) -> tuple[Piece, int, list[Made]] | None:
+        """Sends rows to the workers, and returns the same of the rows that were sent off first, if that is ready."""
+        while len(self._under_way) < workers.most and self._advance():
+            piece, first = self._piece, self._next
+            assert piece is not None
+            stop = min(len(piece.lines), first + workers.rows)
+            if first == stop:  # nothing at the moment
+                break
+            self._under_way.append((piece, first, workers.submit(piece.lines[first:stop], self._begun)))
+            self._begun += stop - first
+            self._next = stop
+        if not self._under_way:
+            return None
+        piece, first, work = self._under_way[0]
+        made = workers.result(work, READY_S)
+        if made is None:
+            return None
+        self._under_way.popleft()
+        return piece, first, made
+
+    def _batches(self, piece: Piece, first: int, made: list[Made]) -> Iterator[Batch]:
+        """Deals with source rows one by one, as the batches made of them are asked for."""
+        for index, row in enumerate(made, first):
+            place = piece.place(index)
+            if not self._held and not index:
+                # Sources may have come back since the row before.
+                self._before = Spot(piece.before, self._last.counts)
+            self._book.rows += 1
+            if row.duplicate:
+                self._book.count_duplicate(place)
+            if row.refused is not None:
+                line = piece.lines[index]
+                self._book.refusals.take(row.refused, place, line if isinstance(line, bytes) else None)
+            self._last = self._book.spot(piece.after(index))
+            self._rows += [(line, place) for line in row.lines]
+            self._held += 1
+            self._unit[piece.source] += 1
+            if self._held >= (self._block if self._unit_begun is None else self._unit_begun.rows):
+                batch = self._batch()
+                if batch.lines:
+                    yield batch
+
+    def _flush(self) -> Batch | None:
+        return self._batch() if self._rows or self._unit_begun is not None else None
+
+    def _batch(self) -> Batch:
+        """Returns what is held, shuffled if it is to be."""
+        rows = self._rows
+        if self._block:
+            to = permutation(len(rows), self._seed, self._book.blocks).tolist()
+            # Element i of the permutation is where row i goes.
+            rows = [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
+            self._book.blocks += 1
+            self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
+        batch = _MadeBatch(self._book, rows, self._skip(rows), (self._before, self._last), self._unit)
+        self._before = self._last
+        self._rows, self._held, self._unit = [], 0, Counter()
+        return batch
+
+    def _skip(self, rows: Sequence[tuple[bytes, Place]]) -> int:
+        """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
+
+        Raises:
+            SourceRefused: they come out otherwise than they were published.
+        """
+        begun, self._unit_begun = self._unit_begun, None
+        if begun is None:
+            return 0
+        if begun.find(line for line, _ in rows):
+            return begun.skip
+        if not begun.new:
+            raise begun.refuse()
+        self._warn(
+            f"{', '.join(begun.names)}: goes on with new rows; what is not published of the last {begun.rows} that "
+            f"were read before is lost"
+        )
+        return 0
+
+    def _nothing(self) -> Batch:
+        return _MadeBatch(self._book, (), 0, (self._before, self._before), {})

@@ -1,0 +1,288 @@
+"""What a run says to Prometheus: counters and gauges over HTTP, where --metrics-port is given.
+
+    lazyshard_producer_samples_total           rows published by this process
+    lazyshard_producer_bytes_total             bytes of the chunks they are in
+    lazyshard_producer_chunks_total            chunks published by this process
+    lazyshard_producer_stream_chunks           chunks of the stream, those of earlier runs included
+    lazyshard_producer_seal_seconds            histogram: from a chunk's last row to its seal being durable
+    lazyshard_producer_last_publish_seconds    when that was last, in seconds since 1970
+    lazyshard_producer_source_rows_total       rows taken, by source
+    lazyshard_producer_refused_rows_total      rows refused, by kind (skipped, quarantined)
+    lazyshard_producer_ahead_chunks            chunks published beyond the slowest reader's mark
+    lazyshard_producer_consumer_lag_chunks     chunks published beyond what it has in durable checkpoints, by consumer
+    lazyshard_producer_disk_bytes              bytes that the stream takes
+    lazyshard_producer_waiting                 1 while it waits, by reason (source, rate, limit, deadlock), else 0
+    lazyshard_producer_wait_seconds_total      how long it has waited, by reason
+    lazyshard_producer_state                   1 for the state of head.json (running, waiting, ...), 0 for the others
+
+There is no label whose values grow with the data: of sources and consumers the first `MAX_LABELS` have their own, the
+rest share one. Nothing is authenticated or encrypted; the address is the loopback one unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+Reason = Literal["source", "rate", "limit", "deadlock"]
+"""What a run can wait for: rows, the time of --rate, room below a limit, and room that will never come."""
+
+MAX_LABELS: Final = 100
+"""Values of a label: as many as people look at, and far below what burdens a server."""
+
+OTHERS: Final = "(others)"
+
+_STATES: Final = ("running", "waiting", "idle", "finished", "failed")
+
+_SEAL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds in seconds: from a chunk of a few rows on a fast disk to a large one on a slow share."""
+
+
+class Metrics(Protocol):
+    """Takes the figures of a run. Nothing it does raises or blocks."""
+
+    @property
+    def address(self) -> str | None:
+        """Where it is served, None if it is not."""
+
+    def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
+        """A chunk was published.
+
+        Args:
+            chunks: of the stream, with it.
+            samples: rows in it.
+            size: its bytes.
+            seconds: from its last row to its seal being durable.
+        """
+
+    def taken(self, source: str, rows: int) -> None:
+        """So many more rows were taken from a source."""
+
+    def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
+        """So many more rows were refused."""
+
+    def waits(self, reason: Reason | None) -> None:
+        """Waits for this from now on, or has not to wait any longer. Call it as often as you like."""
+
+    def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
+        """How far the consumers are.
+
+        Args:
+            lags: chunks published beyond what is in durable checkpoints, by consumer; one that is missing has gone.
+            ahead: chunks published beyond the slowest reader's mark; None where there is no reader.
+        """
+
+    def disk(self, size: int) -> None:
+        """The stream takes so many bytes."""
+
+    def state(self, state: str) -> None:
+        """The state of head.json is this one."""
+
+    def close(self) -> None:
+        """Stops serving. May be called twice."""
+
+
+class NoMetrics:
+    """Takes figures and does nothing with them."""
+
+    address: str | None = None
+
+    def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
+        """Does nothing."""
+
+    def taken(self, source: str, rows: int) -> None:
+        """Does nothing."""
+
+    def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
+        """Does nothing."""
+
+    def waits(self, reason: Reason | None) -> None:
+        """Does nothing."""
+
+    def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
+        """Does nothing."""
+
+    def disk(self, size: int) -> None:
+        """Does nothing."""
+
+    def state(self, state: str) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class PrometheusMetrics:
+    """Serves figures at ``http://HOST:PORT/metrics`` from a thread of its own.
+
+    Args:
+        host: address to listen at.
+        port: TCP port, 0 for any that is free.
+        clock: returns seconds of a monotonic clock.
+        now: returns seconds since 1970.
+
+    Raises:
+        ExtraMissing: prometheus-client is not installed.
+        SettingInvalid: the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
+        except ModuleNotFoundError:
+            raise ExtraMissing(
+                "--metrics-port needs prometheus-client, which is not installed: pip install 'lazyshard[producer]'",
+                package="prometheus-client",
+                extra="producer",
+            ) from None
+        # Else there is a second series for each counter, which says when this process began.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        # A registry of its own: what others in this process register does not belong here.
+        registry = CollectorRegistry()
+        self._figures = _Figures(registry)
+        self._clock = clock
+        self._now = now
+        self._reason: Reason | None = None
+        self._since = 0.0
+        self._sources: set[str] = set()
+        self._consumers: set[str] = set()
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as cause:
+            reason = getattr(cause, "strerror", None) or str(cause)
+            raise SettingInvalid(
+                f"--metrics-port: {host}:{port} cannot be listened at ({reason.lower()}); choose another one, or 0 for "
+                f"any that is free",
+                option="--metrics-port",
+            ) from None
+        self.address: str | None = f"http://{host}:{self._server.server_port}/metrics"
+
+    def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
+        """See `Metrics`."""
+        self._figures.samples.inc(samples)
+        self._figures.bytes.inc(size)
+        self._figures.chunks.inc()
+        self._figures.stream_chunks.set(chunks)
+        self._figures.seal.observe(seconds)
+        self._figures.last_publish.set(self._now())
+
+    def taken(self, source: str, rows: int) -> None:
+        """See `Metrics`."""
+        self._figures.source_rows.labels(_label(source, self._sources)).inc(rows)
+
+    def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
+        """See `Metrics`."""
+        self._figures.refused.labels(kind).inc(rows)
+
+    def waits(self, reason: Reason | None) -> None:
+        """See `Metrics`."""
+        now = self._clock()
+        if self._reason is not None:
+            self._figures.waited.labels(self._reason).inc(max(0.0, now - self._since))
+        if reason != self._reason:
+            for other in get_args(Reason):
+                self._figures.waiting.labels(other).set(other == reason)
+        self._reason, self._since = reason, now
+
+    def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
+        """See `Metrics`."""
+        gauge = self._figures.lag
+        shown = dict(sorted(lags.items())[:MAX_LABELS])
+        if len(lags) > MAX_LABELS:
+            shown[OTHERS] = max(lag for name, lag in lags.items() if name not in shown)
+        for gone in self._consumers - shown.keys():
+            gauge.remove(gone)
+        for name, lag in shown.items():
+            gauge.labels(name).set(lag)
+        self._consumers = set(shown)
+        self._figures.ahead.set(math.nan if ahead is None else ahead)
+
+    def disk(self, size: int) -> None:
+        """See `Metrics`."""
+        self._figures.disk.set(size)
+
+    def state(self, state: str) -> None:
+        """See `Metrics`."""
+        for other in _STATES:
+            self._figures.state.labels(other).set(other == state)
+
+    def close(self) -> None:
+        """See `Metrics`."""
+        thread: Thread = self._thread
+        if thread.is_alive():
+            self._server.shutdown()
+            thread.join()
+        self._server.server_close()
+
+
+class _Figures:
+    """What is registered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        def named(kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+            return kind(f"lazyshard_producer_{name}", text, labels, registry=registry, **more)
+
+        self.samples = named(Counter, "samples", "Rows published by this process")
+        self.bytes = named(Counter, "bytes", "Bytes of the chunks published by this process")
+        self.chunks = named(Counter, "chunks", "Chunks published by this process")
+        self.stream_chunks = named(Gauge, "stream_chunks", "Chunks of the stream")
+        self.seal = named(
+            Histogram,
+            "seal_seconds",
+            "From a chunk's last row to its seal being durable",
+            buckets=_SEAL_BUCKETS,
+        )
+        self.last_publish = named(Gauge, "last_publish_seconds", "Time of the last publish, since 1970")
+        self.source_rows = named(Counter, "source_rows", "Rows taken", ("source",))
+        self.refused = named(Counter, "refused_rows", "Rows refused", ("kind",))
+        self.ahead = named(Gauge, "ahead_chunks", "Chunks published beyond the slowest reader's mark")
+        self.lag = named(Gauge, "consumer_lag_chunks", "Chunks published beyond durable checkpoints", ("consumer",))
+        self.disk = named(Gauge, "disk_bytes", "Bytes that the stream takes")
+        self.waiting = named(Gauge, "waiting", "Whether it waits for this", ("reason",))
+        self.waited = named(Counter, "wait_seconds", "How long it has waited for this", ("reason",))
+        self.state = named(Gauge, "state", "State of the producer", ("state",))
+        for reason in get_args(Reason):
+            self.waiting.labels(reason)
+            self.waited.labels(reason)
+        for kind in ("skipped", "quarantined"):
+            self.refused.labels(kind)
+        for state in _STATES:
+            self.state.labels(state)
+        # Nobody knows yet; 0 would be a claim.
+        self.ahead.set(math.nan)
+        self.disk.set(math.nan)
+
+
+def open_metrics(host: str, port: int | None) -> Metrics:
+    """Returns what takes the figures of a run: served where there is a port.
+
+    Raises:
+        ExtraMissing, SettingInvalid: see `PrometheusMetrics`.
+    """
+    return NoMetrics() if port is None else PrometheusMetrics(host, port)
+
+
+def _label(name: str, known: set[str]) -> str:
+    if name in known:
+        return name
+    if len(known) >= MAX_LABELS:
+        return OTHERS
+    known.add(name)
+    return name

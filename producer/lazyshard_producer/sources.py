@@ -1,0 +1,148 @@
+"""Which kind of source a path is, and opening it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.settings import Settings, SourceSettings
+from lazyshard_producer.source import Context, Source
+from lazyshard_producer.source_file import check_distinct, open_source_file, read_magic, refuse_os_error
+
+STANDARD_INPUT: Final = "-"
+PYTHON: Final = "python:"
+
+_MAGIC: Final = {
+    b"\x1f\x8b": "jsonl.gz",
+    b"\x28\xb5": "jsonl.zst",
+    b"PA": "parquet",
+    b"AR": "arrow",
+    b"\xff\xff": "arrow",
+}
+"""How files of each kind begin that have no telling name; the last one is an Arrow stream."""
+
+_COSTLY: Final = ("stdin", "follow")
+"""Kinds that are not opened for a try."""
+
+_TABLES: Final = (".parquet", ".arrow")
+
+
+def source_kind(settings: SourceSettings) -> str:
+    """Returns the kind of a source, as positions name it. Opens nothing that could block.
+
+    Raises:
+        SourceRefused: there is nothing of this name, or nothing that can be read.
+    """
+    path = settings.path
+    if path == STANDARD_INPUT:
+        return "stdin"
+    if path.startswith(PYTHON):
+        return "python"
+    try:
+        status = os.stat(path)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
+    if settings.follow:
+        return "follow"
+    if stat.S_ISFIFO(status.st_mode):
+        return "stdin"
+    if stat.S_ISDIR(status.st_mode):
+        return _directory_kind(path)
+    if path.endswith(".parquet"):
+        return "parquet"
+    if path.endswith(".arrow"):
+        return "arrow"
+    return _MAGIC.get(read_magic(path)[:2], "jsonl")
+
+
+def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:
+    """Opens a source at a position, None for its start.
+
+    Raises:
+        SourceRefused: it cannot be read, or is not what it was.
+        ExtraMissing: a package that it needs is not installed.
+    """
+    # Each kind is imported only where it is used: some take long, some need packages of their own.
+    match source_kind(settings):
+        case "jsonl":
+            from lazyshard_producer.jsonl import JsonLinesFile
+
+            return JsonLinesFile(settings, position, context)
+        case "jsonl.gz" | "jsonl.zst":
+            from lazyshard_producer.compressed import CompressedJsonLines
+
+            return CompressedJsonLines(settings, position, context)
+        case "stdin":
+            from lazyshard_producer.standard_input import StandardInput
+
+            return StandardInput(settings, position, context)
+        case "follow":
+            from lazyshard_producer.follow import FollowedDirectory
+
+            return FollowedDirectory(settings, position, context)
+        case "parquet":
+            from lazyshard_producer.parquet import open_parquet
+
+            return open_parquet(settings, position, context)
+        case "arrow":
+            from lazyshard_producer.arrow import open_arrow
+
+            return open_arrow(settings, position, context)
+        case "huggingface":
+            from lazyshard_producer.huggingface import open_hugging_face
+
+            return open_hugging_face(settings, position, context)
+        case _:
+            from lazyshard_producer.generator import GeneratorSource
+
+            return GeneratorSource(settings, position, context)
+
+
+def check_sources(settings: Settings) -> None:
+    """Checks that every source can be read as far as that can be told without making anything.
+
+    Raises:
+        SourceRefused: one cannot, is given twice, or lies in the stream's own directory.
+    """
+    paths = [source.path for source in settings.sources]
+    context = Context(Path(settings.out), settings.max_row_bytes)
+    for source in settings.sources:
+        kind = source_kind(source)
+        if kind == "jsonl":
+            open_source_file(source.path).close()
+        elif kind not in _COSTLY:
+            open_source(source, None, context).close()
+    check_distinct(paths, settings.out)
+
+
+def source_size(settings: SourceSettings) -> int | None:
+    """Returns a source's size in bytes, for what is shown; None where nobody knows."""
+    try:
+        status = os.stat(settings.path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _directory_kind(path: str) -> str:
+    from lazyshard_producer.huggingface import is_hugging_face
+
+    try:
+        names = os.listdir(path)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
+    if is_hugging_face(path):
+        return "huggingface"
+    for suffix in _TABLES:
+        if any(Path(name).suffix == suffix for name in names):
+            return suffix.removeprefix(".")
+    raise SourceRefused(
+        f"{path}: expected a file, found a directory; to take the files that other programs write there, give it with "
+        f"--follow; to take those that are there now, give their names",
+        file=path,
+        expected="a file",
+        actual="a directory",
+    )

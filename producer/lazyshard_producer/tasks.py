@@ -1,0 +1,119 @@
+"""What each command does, its arguments taken apart. Each returns the exit code; errors are the caller's affair."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+
+from lazyshard.format import End
+from lazyshard_producer import exits
+from lazyshard_producer.assembly import Flags, assemble
+from lazyshard_producer.check import describe_run
+from lazyshard_producer.config import read_config
+from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.init import write_example
+from lazyshard_producer.metrics import open_metrics
+from lazyshard_producer.progress import Display, choose_display, say
+from lazyshard_producer.quarantined import read_refused, summarize, summary_json, summary_lines
+from lazyshard_producer.reload import Reload
+from lazyshard_producer.run import run as run_to_its_end
+from lazyshard_producer.settings import Settings
+from lazyshard_producer.stop import Stop
+from lazyshard_producer.wording import NAME, Outcome, count, error_line, one_line
+
+
+def run(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
+    """Publishes a stream.
+
+    Args:
+        flags: what the command line says.
+        config: path of a configuration file, if there is one.
+        quiet: whether to show warnings and the last line only.
+        stop: tells it when a signal has come.
+    """
+    settings = load_settings(flags, config)
+    # The port first: one that is taken is to be noticed before anything is made.
+    metrics = open_metrics(settings.metrics_host, settings.metrics_port)
+    try:
+        display = choose_display(quiet, settings.log_every_s)
+        reload = Reload(None if config is None else lambda: load_settings(flags, config), str(config))
+        if metrics.address is not None:
+            display.note(f"metrics at {metrics.address}")
+        try:
+            result = run_to_its_end(
+                settings, display, stop, metrics=metrics, reload=lambda settings: reload.take(settings, display)
+            )
+        finally:
+            display.close()
+        return _conclude(result, settings.out, display)
+    finally:
+        metrics.close()
+
+
+def load_settings(flags: Flags, config: str | None) -> Settings:
+    """Returns the settings of a command line and the configuration file that it names, if it does.
+
+    Raises:
+        SettingInvalid, ExtraMissing: see there.
+    """
+    return assemble(flags, None if config is None else read_config(config))
+
+
+def check(flags: Flags, config: str | None, rows: int) -> int:
+    """Says what a run would do; arguments as those of `run`, `rows` is how many rows to show."""
+    # Imported here: the readers of all kinds of sources come with it.
+    from lazyshard_producer.preview import preview
+
+    return _print_all(describe_run(load_settings(flags, config), rows, preview))
+
+
+def init(file: str) -> int:
+    """Writes an example of a configuration file."""
+    write_example(file)
+    return _print_all([f"written: {file}; edit it, then `{NAME} check {file}` says what it means"])
+
+
+def quarantine(stream: str, rows: bool, as_json: bool) -> int:
+    """Shows a stream's refused rows: counted, for people or as JSON, or as they came."""
+    if not os.path.isdir(stream):
+        raise SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+    if rows:
+        return _print_rows(stream)
+    summary = summarize(stream)
+    return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
+
+
+def _print_rows(stream: str) -> int:
+    lost = 0
+    try:
+        for refused in read_refused(stream):
+            if refused is None or not refused.row:
+                lost += 1
+            else:
+                sys.stdout.buffer.write(refused.row + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        return exits.FINISHED
+    if lost:
+        say(error_line(f"{count(lost, 'row')} could not be printed: too long to be kept, or the line is none of ours"))
+    return exits.FINISHED
+
+
+def _print_all(lines: Iterable[str]) -> int:
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except BrokenPipeError:
+        # Whoever listened has heard enough.
+        return exits.FINISHED
+    return exits.FINISHED
+
+
+def _conclude(result: Outcome | End, out: str, display: Display) -> int:
+    if isinstance(result, End):
+        holds = f"{count(result.samples, 'sample')} in {count(result.chunks, 'chunk')}"
+        say(one_line(f"already ended: {out} holds {holds}; nothing to do"))
+        return exits.FINISHED
+    display.finish(result)
+    return exits.INTERRUPTED if result.end == "interrupted" else exits.FINISHED

@@ -1,0 +1,124 @@
+"""The examples under producer/deploy: each is checked by its own tool where that is here, and run where it can be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.producer.commands import environment, published, rows, run, wait_until
+
+DEPLOY = Path(__file__).resolve().parents[2] / "producer" / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def manifests(path: Path) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml")
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_kubernetes_manifests_keep_to_the_schema(path: Path) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for document in manifests(path):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def commands(value: Any) -> list[list[str]]:
+    """All `command` lists in a manifest that start the producer."""
+    if isinstance(value, dict):
+        own = value.get("command")
+        found = [own] if isinstance(own, list) and own[0] == "lazyshard-producer" else []
+        return found + [command for item in value.values() for command in commands(item)]
+    return [command for item in value for command in commands(item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_kubernetes_manifests_use_options_that_there_are(path: Path) -> None:
+    found = [command for document in manifests(path) for command in commands(document)]
+    assert found
+    text = run("run", "--help").stdout
+    for command in found:
+        assert command[1] == "run"
+        for option in (word for word in command if word.startswith("--")):
+            assert f" {option} " in text
+
+
+def test_systemd_unit_is_valid(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "systemd" / "lazyshard-producer@.service").read_text()
+    # The tool looks whether the program is there.
+    unit = tmp_path / "lazyshard-producer@.service"
+    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))
+    done = subprocess.run([tool, "verify", str(unit)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def slurm(tmp_path: Path, producer: str, out: Path) -> subprocess.Popen[str]:
+    """Starts the batch script with a `scontrol` that notes what it was asked."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "scontrol"}\n')
+    (tools / "producer").write_text(producer)
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    config = tmp_path / "producer.toml"
+    config.write_text(
+        f'out = "{out}"\nsamples_per_chunk = 5\nrate = 50\n[[source]]\npath = "{tmp_path / "rows.jsonl"}"\n'
+    )
+    (tmp_path / "rows.jsonl").write_bytes(rows(0, 100_000))
+    variables = {"CONFIG": str(config), "PRODUCER": str(tools / "producer"), "SLURM_JOB_ID": "17"}
+    return subprocess.Popen(
+        ["bash", str(DEPLOY / "slurm" / "producer.sbatch")],
+        env=environment() | variables | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_slurm_job_ends_in_good_order_when_its_time_is_over_and_asks_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    real = f'#!/bin/sh\nexec "{sys.executable}" -m lazyshard_producer "$@"\n'
+    with slurm(tmp_path, real, out) as job:
+        try:
+            wait_until(lambda: published(out) >= 2, job)
+            job.send_signal(signal.SIGTERM)
+            output, _ = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 0, output
+    assert "result=terminated" in output
+    assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_slurm_job_has_the_exit_code_of_the_producer_and_is_not_started_again(tmp_path: Path, code: int) -> None:
+    with slurm(tmp_path, f"#!/bin/sh\nexit {code}\n", tmp_path / "out") as job:
+        job.communicate(timeout=60)
+    assert job.returncode == code
+    assert not (tmp_path / "scontrol").exists()
+
+
+def test_slurm_job_takes_the_code_of_a_producer_that_fails_after_the_signal(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    failing = f"#!/bin/bash\ntrap 'exit 7' TERM\ntouch {began}\nwhile :; do sleep 0.05; done\n"
+    with slurm(tmp_path, failing, tmp_path / "out") as job:
+        deadline = time.monotonic() + 60
+        while not began.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=60)
+    assert job.returncode == 7
+    assert not (tmp_path / "scontrol").exists()

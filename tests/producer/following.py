@@ -1,0 +1,90 @@
+"""Follows a directory by hand: a reader whose clock is set, and which can be killed at any moment."""
+
+from pathlib import Path
+from typing import Any
+
+from lazyshard.errors import RowInvalid
+from lazyshard_producer.follow import FollowedDirectory
+from lazyshard_producer.follow_ledger import FollowMark
+from lazyshard_producer.settings import SourceSettings
+from lazyshard_producer.source import Context, Place
+
+Row = bytes | RowInvalid
+
+
+class Follower:
+    """Reads a directory, publishes some of what it has read, and goes on from there in a new object.
+
+    Attributes:
+        published: rows that a seal holds, of all lives.
+        read: rows that this life has read behind them.
+        bound: rows behind them that were read when that seal was made: the next life must read them first again, since
+            what was made of them may be published.
+        due: those of them that this life must read first.
+    """
+
+    def __init__(self, directory: Path, out: Path | None = None, limit: int = 100_000, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = SourceSettings(path=str(directory), follow=True, **settings)
+        self.context = Context(out or directory.parent, limit)
+        self.now = 1000.0
+        self.published: list[Row] = []
+        self.places: list[Place] = []
+        self.position: dict[str, Any] | None = None
+        self.bound: list[Row] = []
+        self.open()
+
+    def open(self) -> None:
+        """Begins a life at the last published position."""
+        self.source = FollowedDirectory(self.settings, self.position, self.context, clock=lambda: self.now)
+        self.due = list(self.bound)
+        self.mark = self.source.start
+        self.read: list[Row] = []
+        self.marks: list[FollowMark] = []
+        self.ended = False
+
+    def step(self) -> bool:
+        """Reads once; returns whether anything came."""
+        rows = self.source.read()
+        if rows is None:
+            self.ended = True
+            return False
+        self.read += rows.lines
+        assert self.read[: len(self.due)] == self.due[: len(self.read)]
+        self.marks += [rows.mark(index) for index in range(len(rows.lines))]
+        self.places += [rows.place(index) for index in range(len(rows.lines))]
+        return bool(rows.lines)
+
+    def take(self, seconds: float = 3.0) -> list[Row]:
+        """Lets so much time pass and reads what is there; returns it."""
+        before = len(self.read)
+        self.now += seconds
+        nothing = 0
+        while nothing < 3 and not self.ended:
+            nothing = 0 if self.step() else nothing + 1
+        return self.read[before:]
+
+    def publish(self, count: int | None = None) -> None:
+        """Puts so many of the rows that were read into a seal, all by default."""
+        count = len(self.read) if count is None else min(count, len(self.read))
+        if count:
+            self.mark = self.marks[count - 1]
+        self.position = self.source.position(self.mark)
+        self.published += self.read[:count]
+        self.read, self.marks = self.read[count:], self.marks[count:]
+        self.due, self.bound = self.due[count:], list(self.read)
+
+    def journal(self) -> Path | None:
+        """The journal that this life writes."""
+        assert self.position is not None
+        name = self.position["journal"]
+        return self.context.out / ".producer.sources" / name if name else None
+
+    def kill(self) -> None:
+        """Loses all that is not published, and begins a new life."""
+        self.close()
+        self.open()
+
+    def close(self) -> None:
+        """Ends this life."""
+        self.source.close()

@@ -1,0 +1,82 @@
+"""Rows for runs that are killed, and what is made of them: each row of a source gives 0, 1 or 3, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import orjson
+
+Row = dict[str, Any]
+
+COUNT: Final = 120
+"""Rows of a source."""
+
+MANY: Final = 400
+"""First id of a second source."""
+
+BAD: Final = b'{"id":'
+
+
+def lines(base: int = 0, count: int = COUNT, bad: bool = True) -> list[bytes]:
+    """Rows numbered from `base`; if wanted, some that are none among them."""
+    found = []
+    for number in range(count):
+        found.append(b'{"id":%d,"text":"%s"}' % (base + number, b"x" * (number % 50)))
+        if bad and number % 13 == 5:
+            found.append(BAD + b"%d" % (base + number))
+    return found
+
+
+def text(rows: Sequence[bytes]) -> bytes:
+    """These as the text of a file: with a byte order mark, blank lines, line ends of all kinds, and none at its end."""
+    parts = [b"\xef\xbb\xbf"]
+    for number, row in enumerate(rows):
+        parts += [b"\n"] * (number % 10 == 3) + [row, b"\r\n" if number % 7 == 2 else b"\n"]
+    return b"".join(parts)[:-1]
+
+
+def thirds(row: Row) -> Any:
+    """0, 1 or 3 rows; some are refused."""
+    number = row["id"]
+    if number % 11 == 7:
+        raise ValueError("seven")
+    if number % 3 == 0:
+        return None
+    if number % 3 == 1:
+        return row
+    return [row | {"copy": copy} for copy in range(3)]
+
+
+def four_of_five(row: Row, index: int) -> bool:
+    """Whether a row is kept, by its number among all rows."""
+    return index % 5 != 4
+
+
+def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
+    """A generator for a source."""
+    for number, line in enumerate(lines()):
+        if number >= (position or 0):
+            yield line, number + 1
+
+
+def made(rows: Sequence[bytes], *, transform: bool, where: bool) -> list[tuple[int, int | None]]:
+    """What comes of rows, in order: ids, and the numbers of copies."""
+    found: list[tuple[int, int | None]] = []
+    for index, line in enumerate(rows):
+        if is_refused(line, transform=False):
+            continue
+        row = orjson.loads(line)
+        if (where and not four_of_five(row, index)) or is_refused(line, transform=transform):
+            continue
+        copies = thirds(row) if transform else row
+        for copy in [] if copies is None else [copies] if isinstance(copies, dict) else copies:
+            found.append((copy["id"], copy.get("copy")))
+    return found
+
+
+def is_refused(line: bytes, *, transform: bool) -> bool:
+    """Whether it is no row, or one that the transform refuses."""
+    if not line.endswith(b"}"):
+        return True
+    return transform and int(orjson.loads(line)["id"]) % 11 == 7

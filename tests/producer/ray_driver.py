@@ -1,0 +1,205 @@
+"""A driver of Ray, for test_ray.py: `python -m tests.producer.ray_driver DIRECTORY TEMPORARY SCENARIO...`.
+
+Each scenario writes to the stream DIRECTORY/SCENARIO; what it has to say comes as a line of JSON on standard output.
+TEMPORARY is where Ray keeps its sockets.
+"""
+
+import datetime
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import ray
+from ray.data import Dataset
+
+from lazyshard_producer.ray import LazyShardSink, Written
+
+DEADLINE_S: Final = 90.0
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.01)
+
+
+def ids(rows: int, blocks: int) -> Dataset:
+    return ray.data.range(rows, override_num_blocks=blocks)
+
+
+def once(flag: Path) -> bool:
+    if flag.exists():
+        return False
+    flag.touch()
+    return True
+
+
+class DyingSink(LazyShardSink):
+    """Some tasks kill their worker, the first time they run."""
+
+    def __init__(self, directory: Path, samples_per_chunk: int, flags: Path) -> None:
+        super().__init__(directory, samples_per_chunk)
+        flags.mkdir()
+        self._flags = flags
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> Written:
+        dies = ctx.task_idx in (1, 2, 4) and once(self._flags / str(ctx.task_idx))
+        if not dies:
+            return super().write(blocks, ctx)
+        if ctx.task_idx % 2:
+            return super().write(self._die_after_the_first(blocks), ctx)
+        super().write(blocks, ctx)
+        os._exit(1)
+
+    def _die_after_the_first(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        for block in blocks:
+            yield block
+            os._exit(1)
+
+
+def killed_workers(out: Path) -> None:
+    ids(60, 6).write_datasink(DyingSink(out, 7, out.with_suffix(".flags")))
+
+
+def finished_out_of_order(out: Path) -> None:
+    done, died = out.with_suffix(".done"), out.with_suffix(".died")
+
+    def second_last(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 10 and not died.exists():
+            wait_for(done)
+            died.touch()
+            os._exit(1)
+        if batch["id"][0] > 10:
+            done.touch()
+        return batch
+
+    # Other resources than the write has, so that Ray does not make one task of the two.
+    ids(40, 4).map_batches(second_last, batch_size=None, num_cpus=0.5).write_datasink(LazyShardSink(out, 7))
+
+
+def in_any_order(out: Path) -> None:
+    options = ray.data.DataContext.get_current().execution_options
+    options.preserve_order = False
+    finished_out_of_order(out)
+    options.preserve_order = True
+
+
+def published_early(out: Path) -> None:
+    def wait_for_the_first_chunk(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 30:
+            wait_for(out / "chunk_00000.jsonl.completed")
+        return batch
+
+    ids(40, 4).map_batches(wait_for_the_first_chunk, batch_size=None).write_datasink(LazyShardSink(out, 5))
+
+
+def refused_and_mended(out: Path) -> None:
+    def spoil(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 30:
+            wait_for(out / "chunk_00000.jsonl.completed")
+        return batch | {"x": np.where(batch["id"] == 37, np.nan, 1.0)}
+
+    def mend(batch: dict[str, Any]) -> dict[str, Any]:
+        return batch | {"x": np.where(np.isnan(batch["x"]), 0.0, batch["x"])}
+
+    spoiled = ids(40, 4).map_batches(spoil, batch_size=None)
+    try:
+        spoiled.write_datasink(LazyShardSink(out, 5))
+    except ValueError as error:
+        print(json.dumps({"refused": str(error), "state": json.loads((out / "head.json").read_bytes())["state"]}))
+    spoiled.map_batches(mend, batch_size=None).write_datasink(LazyShardSink(out, 5))
+
+
+def nothing(out: Path) -> None:
+    ray.data.from_items([]).write_datasink(LazyShardSink(out, 5))
+
+
+def used_twice(out: Path) -> None:
+    sink = LazyShardSink(out, 5)
+    ids(3, 1).write_datasink(sink)
+    sink.close()
+    for again in (sink, LazyShardSink(out, 5)):
+        try:
+            ids(3, 1).write_datasink(again)
+        except Exception as error:
+            print(json.dumps({"refused": f"{type(error).__name__}: {error}"}))
+
+
+def tensors(out: Path) -> None:
+    ray.data.from_numpy(np.arange(8).reshape(2, 2, 2)).write_datasink(LazyShardSink(out, 5))
+
+
+def tensors_of_many_shapes(out: Path) -> None:
+    items = [{"id": size, "v": np.zeros((size, 2))} for size in (1, 2)]
+    ray.data.from_items(items).write_datasink(LazyShardSink(out, 5))
+
+
+def pandas_and_bytes(out: Path) -> None:
+    pa = importlib.import_module("pyarrow")
+    columns = {"at": [datetime.datetime(2026, 1, 2)], "image": [b"\x89PNG"], "tags": [[1, 2]]}
+    ray.data.from_pandas(pa.table(columns).to_pandas()).write_datasink(LazyShardSink(out, 5))
+
+
+def python_objects(out: Path) -> None:
+    try:
+        ray.data.from_items([{"v": Path("a")}]).write_datasink(LazyShardSink(out, 5))
+    except ValueError as error:
+        print(json.dumps({"refused": str(error)}))
+
+
+def killed_driver(out: Path) -> None:
+    def wait_to_be_killed(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 30:
+            wait_for(out.with_suffix(".go"))
+        return batch
+
+    ids(40, 4).map_batches(wait_to_be_killed, batch_size=None).write_datasink(LazyShardSink(out, 5))
+
+
+SCENARIOS: Final[dict[str, Callable[[Path], None]]] = {
+    function.__name__: function
+    for function in (
+        *(
+            killed_workers,
+            finished_out_of_order,
+            in_any_order,
+            published_early,
+            refused_and_mended,
+            nothing,
+            used_twice,
+        ),
+        *(tensors, tensors_of_many_shapes, pandas_and_bytes, python_objects, killed_driver),
+    )
+}
+
+
+def main() -> None:
+    directory, temporary, *names = sys.argv[1:]
+    ray.init(
+        num_cpus=4,  # with fewer Ray runs some tasks after each other that are to run beside each other
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=temporary,
+    )
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    for name in names:
+        print(json.dumps({"scenario": name}), flush=True)
+        SCENARIOS[name](Path(directory, name))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Reads sources by hand, as the command does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lazyshard.errors import RowInvalid
+from lazyshard_producer.settings import SourceSettings
+from lazyshard_producer.source import Context, Mark, Rows, Source
+
+Kind = Callable[[SourceSettings, dict[str, Any] | None, Context], Source]
+
+
+def open_kind(
+    kind: Kind, path: Path | str, position: dict[str, Any] | None = None, limit: int = 100_000, **settings: Any
+) -> Any:
+    out = Path(path).parent / "out"
+    return kind(SourceSettings(path=str(path), **settings), position, Context(out=out, max_row_bytes=limit))
+
+
+def take(source: Source, count: int | None = None) -> list[tuple[bytes | RowInvalid, Rows, int]]:
+    """So many rows of a source that has them, or all: each with the rows it came in, and its index there."""
+    taken: list[tuple[bytes | RowInvalid, Rows, int]] = []
+    nothing = 0
+    while count is None or len(taken) < count:
+        rows = source.read()
+        if rows is None:
+            break
+        nothing += not rows.lines
+        assert nothing < 1000, f"waits for {source.waits_for()}"
+        taken += [(line, rows, index) for index, line in enumerate(rows.lines)]
+    return taken[:count]
+
+
+def lines(source: Source, count: int | None = None) -> list[bytes | RowInvalid]:
+    return [line for line, _, _ in take(source, count)]
+
+
+def mark_after(source: Source, taken: list[tuple[bytes | RowInvalid, Rows, int]]) -> Mark:
+    if not taken:
+        return source.start
+    _, rows, index = taken[-1]
+    return rows.mark(index)

@@ -1,0 +1,58 @@
+"""What tests give as --transform and --where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def twice(row: Row) -> list[Row]:
+    return [row, row]
+
+
+def none(row: Row) -> None:
+    return None
+
+
+def some(row: Row, index: int) -> Iterator[Row]:
+    """Of three rows the first goes, the second stays, the third comes twice."""
+    for copy in range(index % 3):
+        yield row | {"copy": copy}
+
+
+def even(row: Row, index: int) -> bool:
+    return index % 2 == 0
+
+
+def fails_on_three(row: Row) -> Row:
+    if row["id"] == 3:
+        raise ValueError("three is too many")
+    return row
+
+
+def a_number(row: Row) -> int:
+    return 5
+
+
+def slow(row: Row) -> Row:
+    time.sleep(0.02)
+    return row
+
+
+def dies(row: Row) -> Row:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return row
+
+
+NOT_CALLABLE = 3
+
+
+def numbered(position: int | None) -> Iterator[tuple[Row, int]]:
+    """A generator for a source: eleven rows."""
+    for number in range(position or 0, 11):
+        yield {"id": [0, number]}, number + 1

@@ -1,0 +1,344 @@
+"""The configuration file, alone and under flags."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard_producer.arguments import sort_arguments
+from lazyshard_producer.assembly import Flags, assemble
+from lazyshard_producer.config import ConfigFile, read_config, sort_config
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
+from lazyshard_producer.settings import Amount, Limits, Settings, SourceSettings, plain_sources
+
+FULL = """
+out = "out"
+samples_per_chunk = 10
+rate = 2.5
+metrics_port = 9464
+metrics_host = "0.0.0.0"
+log_every_seconds = 5
+
+[[source]]
+path = ["a", "b"]
+weight = 3
+
+[[source]]
+follow = "d"
+weight = 1
+pattern = "p*"
+finished_by = "marker"
+marker = "{name}.ok"
+end_marker = "END"
+
+[[source]]
+path = "-"
+weight = 1
+resume = "append"
+
+[rows]
+transform = "m:f"
+where = "m:g"
+columns = { new = "old", same = "same" }
+shuffle = 100
+seed = 7
+workers = 2
+on_bad_row = "quarantine"
+max_bad_rows = 5
+max_row_bytes = "1MiB"
+
+[limits]
+max_ahead = "20GB"
+max_disk = "1TB"
+min_free_disk = 1000
+retain = "last 100"
+consumers = ["train", "eval"]
+"""
+
+SETTINGS = Settings(
+    out="out",
+    samples_per_chunk=10,
+    rate=2.5,
+    metrics_port=9464,
+    metrics_host="0.0.0.0",
+    log_every_s=5.0,
+    sources=(
+        SourceSettings(path="a", weight=1.5),
+        SourceSettings(path="b", weight=1.5),
+        SourceSettings(
+            path="d",
+            weight=1.0,
+            follow=True,
+            pattern="p*",
+            finished_by="marker",
+            marker="{name}.ok",
+            end_marker="END",
+        ),
+        SourceSettings(path="-", weight=1.0, resume="append"),
+    ),
+    transform="m:f",
+    where="m:g",
+    columns=(("new", "old"), ("same", "same")),
+    shuffle=100,
+    seed=7,
+    workers=2,
+    on_bad_row="quarantine",
+    max_bad_rows=5,
+    max_row_bytes=1 << 20,
+    limits=Limits(
+        max_ahead=Amount(number=20 * 10**9, unit="bytes"),
+        max_disk=10**12,
+        min_free_disk=1000,
+        retain=100,
+        consumers=("train", "eval"),
+    ),
+)
+
+ARGUMENTS = (
+    "--source a b --weight 3 --follow d --weight 1 --source - --weight 1 --pattern p* --finished-by marker "
+    "--marker {name}.ok --end-marker END --resume append --out out --samples-per-chunk 10 --rate 2.5 "
+    "--metrics-port 9464 --metrics-host 0.0.0.0 --log-every-seconds 5 --transform m:f --where m:g "
+    "--columns new=old,same --shuffle 100 --seed 7 --workers 2 --on-bad-row quarantine --max-bad-rows 5 "
+    "--max-row-bytes 1MiB --max-ahead 20GB --max-disk 1TB --min-free-disk 1000 --retain 100 --consumers train,eval"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def config(text: str) -> ConfigFile:
+    Path("run.toml").write_text(text, "utf-8")
+    return read_config("run.toml")
+
+
+def flags(line: str) -> Flags:
+    """As typer would sort them: every flag here has one value."""
+    found = sort_arguments(["run", *shlex.split(line)])
+    names = [flag.removeprefix("--").replace("-", "_") for flag in found.rest[1::2]]
+    return Flags(found.sources, {name: [value] for name, value in zip(names, found.rest[2::2], strict=True)})
+
+
+def problems(given: Flags, file: ConfigFile | None) -> list[str]:
+    with pytest.raises(SettingsInvalid) as error:
+        assemble(given, file)
+    return [f"{problem.option}: {problem.text}" for problem in error.value.problems]
+
+
+def test_a_file_says_all_that_flags_can_say() -> None:
+    assert assemble(Flags(), config(FULL)) == SETTINGS
+    assert assemble(flags(ARGUMENTS), None) == SETTINGS
+
+
+def test_the_least_that_is_needed() -> None:
+    expected = Settings(sources=plain_sources(["a"]), out="o", samples_per_chunk=3)
+    assert assemble(flags("--source a --out o --samples-per-chunk 3"), None) == expected
+    text = 'out = "o"\nsamples_per_chunk = 3\n[[source]]\npath = "a"\n'
+    assert assemble(Flags(), config(text)) == expected
+
+
+def test_flags_come_before_the_file() -> None:
+    settings = assemble(flags("--rate 7 --retain all --pattern q*"), config(FULL))
+    assert (settings.rate, settings.limits.retain) == (7.0, "all")
+    assert settings.limits.max_disk == 10**12
+    assert [source.pattern for source in settings.sources] == ["*.jsonl", "*.jsonl", "q*", "*.jsonl"]
+
+
+def test_sources_given_as_flags_take_the_place_of_those_of_the_file() -> None:
+    settings = assemble(flags("--source z"), config(FULL))
+    assert settings.sources == (SourceSettings(path="z"),)
+
+
+def test_a_pattern_stands_for_its_files_which_share_the_weight() -> None:
+    for name in ("a2", "a1", "b"):
+        Path(name).touch()
+    settings = assemble(flags("--source a* --weight 1 --source b --weight 2 --out o --samples-per-chunk 3"), None)
+    assert [(source.path, source.weight) for source in settings.sources] == [("a1", 0.5), ("a2", 0.5), ("b", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [
+        ("--on-bad-row skip", 1000),
+        ("--on-bad-row quarantine", 1000),
+        ("--on-bad-row skip --max-bad-rows 0", 0),
+        ("--on-bad-row skip --max-bad-rows none", None),
+        ("--on-bad-row fail", None),
+    ],
+)
+def test_bad_rows_that_do_not_end_a_run_have_a_cap(arguments: str, most: int | None) -> None:
+    given = flags(f"--source a --out o --samples-per-chunk 3 {arguments}")
+    assert assemble(given, None).max_bad_rows == most
+
+
+def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
+    text = """
+    samples_per_chunk = "many"
+    rates = 5
+    max_ahead = 3
+    [limit]
+    [[source]]
+    path = "a"
+    weight = "half"
+    wheight = 1
+    [[source]]
+    path = "b"
+    [[source]]
+    follow = "d"
+    path = "d"
+    [[source]]
+    follow = "e"
+    weight = 0
+    finished_by = "luck"
+    marker = "{name}.ok"
+    [rows]
+    on_bad_row = "explode"
+    max_bad_rows = 5
+    shuffle = -1
+    seed = 1.5
+    """
+    assert problems(flags("--rate fast --workers 3 --max-disk 0"), config(text)) == [
+        "run.toml: rates: unknown here; is rate meant?",
+        "run.toml: max_ahead: unknown here; it belongs in [limits]",
+        "run.toml: limit: unknown here; is limits meant, as a table [limits]?",
+        "run.toml: [[source]] 1: wheight: unknown here; is weight meant?",
+        "run.toml: [[source]] 1: weight: a number is needed, got 'half'",
+        "run.toml: [[source]] 3: either path or follow is needed, got path and follow",
+        "run.toml: [[source]] 4: finished_by: one of rename, marker, idle is needed, got 'luck'",
+        "run.toml: samples_per_chunk: a whole number is needed, got 'many'",
+        "--rate: a number is needed, got 'fast'",
+        "run.toml: rows.seed: a whole number is needed, got 1.5",
+        "run.toml: rows.on_bad_row: one of fail, skip, quarantine is needed, got 'explode'",
+        "--out: needed, found none; give --out STREAM, or out in run.toml",
+        "run.toml: [[source]] 4: weight: e: a number above 0 is needed, got 0; for no rows of it leave the source out",
+        "run.toml: [[source]] 2: weight: b: has none and others have; give all sources a --weight (mixed), or none "
+        "(in order)",
+        "run.toml: rows.shuffle: a number from 0 to 1000000000 is needed, got -1",
+        "--workers: they run the --transform, and there is none, got 3; leave it out",
+        "--max-disk: a number of bytes from 1 to 9223372036854775807 is needed, got 0",
+    ]
+
+
+def test_a_problem_of_a_pattern_is_said_once() -> None:
+    for number in range(5):
+        Path(f"a{number}").touch()
+    given = flags("--source a* --weight 0 --out o --samples-per-chunk 3")
+    assert problems(given, None) == [
+        "--weight: a0: a number above 0 is needed, got 0; for no rows of it leave the source out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--pattern *", "--pattern: it is for directories given with --follow, and there are none; leave it out"),
+        (
+            "--idle-seconds 5",
+            "--idle-seconds: it is for directories given with --follow, and there are none; leave it out",
+        ),
+        ("--idle-seconds soon", "--idle-seconds: a number is needed, got 'soon'"),
+    ],
+)
+def test_flags_about_sources_that_are_not_there(arguments: str, problem: str) -> None:
+    given = flags(f"--source a --out o --samples-per-chunk 3 {arguments}")
+    assert problem in problems(given, None)
+
+
+def test_a_flag_for_standard_input_and_pipes_alone() -> None:
+    given = flags("--source a --source python:m:f --out o --samples-per-chunk 3 --resume append")
+    assert problems(given, None) == ["--resume: it is for standard input and pipes, and there are none; leave it out"]
+    os.mkfifo("a")
+    given = flags("--source b a --out o --samples-per-chunk 3 --resume append")
+    assert [source.resume for source in assemble(given, None).sources] == ["append", "append"]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"source": {"path": "a"}}, "x: source: tables [[source]] are needed, with two brackets on each side"),
+        ({"source": ["a"]}, "x: source: tables [[source]] are needed, with two brackets on each side"),
+        ({"limits": 3}, "x: limits: a table [limits] is needed, got 3"),
+        ({"transform": {"workers": 3}}, "x: transform: unknown here; it belongs in [rows]"),
+        ({"path": "a"}, "x: path: unknown here; it belongs in [[source]]"),
+        (
+            {"limits": {"rate": 3}},
+            "x: limits.rate: unknown here; it belongs at the top of the file, before the first table",
+        ),
+        ({"limits": {"source": []}}, "x: limits.source: unknown here; it belongs as a table [[source]]"),
+        ({"samples-per-chunk": 3}, "x: samples-per-chunk: unknown here; is samples_per_chunk meant?"),
+        ({"rows": {"max_disk_": 3}}, "x: rows.max_disk_: unknown here; is max_disk meant, in [limits]?"),
+        (
+            {"limits": {"zzz": 3}},
+            "x: limits.zzz: unknown here; known are max_ahead, max_disk, min_free_disk, retain, consumers",
+        ),
+        (
+            {"zzz": 3},
+            "x: zzz: unknown here; known are out, samples_per_chunk, rate, metrics_port, metrics_host, "
+            "log_every_seconds, [rows], [limits], [[source]]",
+        ),
+    ],
+)
+def test_names_that_nobody_knows(document: dict[str, Any], problem: str) -> None:
+    assert [f"{found.option}: {found.text}" for found in sort_config("x", document).problems] == [problem]
+
+
+@pytest.mark.parametrize("path", [[], [1], 1, {"a": 1}])
+def test_a_path_that_is_none(path: Any) -> None:
+    file = sort_config("x", {"out": "o", "samples_per_chunk": 3, "source": [{"path": path}]})
+    (found,) = problems(Flags(), file)
+    assert found.startswith("x: [[source]] 1: path: a path or a list of paths is needed, got ")
+
+
+def test_no_source_at_all() -> None:
+    file = sort_config("x", {"out": "o", "samples_per_chunk": 3})
+    (found,) = problems(Flags(), file)
+    assert found.startswith("--source: at least one source is needed, got none")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"rate = \n", "no TOML: Invalid value (at line 1, column 8)"),
+        (b"rate = 1\nrate = 2\n", "no TOML: Cannot overwrite a value"),
+        (b"a = " + b"[" * 100_000, "no TOML: "),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+)
+def test_a_file_that_is_no_toml(data: bytes, reason: str) -> None:
+    Path("run.toml").write_bytes(data)
+    with pytest.raises(SettingInvalid) as error:
+        read_config("run.toml")
+    assert str(error.value).startswith(f"run.toml: cannot be read as a configuration file: {reason}")
+    assert error.value.option == "--config"
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory"])
+def test_a_file_that_cannot_be_read(kind: str) -> None:
+    if kind == "directory":
+        os.mkdir("run.toml")
+    with pytest.raises(SettingInvalid, match=r"run\.toml: cannot be read as a configuration file: (No such|Is a dir)"):
+        read_config("run.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
+    Path("run.toml").write_bytes(b"\xef\xbb\xbfrate = 3\n")
+    assert read_config("run.toml").values == {"rate": 3}
+
+
+def test_python_3_10_without_tomli_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 10, 0))
+    monkeypatch.setitem(__import__("sys").modules, "tomli", None)
+    Path("run.toml").write_text("rate = 3\n")
+    with pytest.raises(ExtraMissing, match=r"pip install 'lazyshard\[producer\]'") as error:
+        read_config("run.toml")
+    assert error.value.package == "tomli"
+
+
+def test_tomli_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tomli", reason="tomli is installed for Python 3.10 only")
+    expected = config(FULL)
+    monkeypatch.setattr("sys.version_info", (3, 10, 0))
+    assert config(FULL) == expected

@@ -1,0 +1,118 @@
+"""`kill -9` at any call that changes a file, again and again, with every kind of source and recipe: each row once.
+
+What comes out is that of a run which was never killed, byte for byte: rows, seals but for their time, refused rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.producer.killed_rows import MANY, is_refused, made
+from tests.producer.killed_sources import KINDS, FedSource, FollowedSource
+from tests.producer.killed_streams import Stream
+from tests.producer.nursery import Nursery
+
+KEEPS: Final = ("--on-bad-row", "quarantine")
+MAKES: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:thirds")
+FILTERS: Final = (*MAKES, "--where", "tests.producer.killed_rows:four_of_five")
+SHUFFLES: Final = (*FILTERS, "--shuffle", "16", "--seed", "3")
+
+RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": SHUFFLES}
+
+MOST_CALLS: Final = 90
+"""A start takes some 25 of them and a chunk 12, so a life publishes two chunks or so."""
+
+LEAST_KILLS: Final = 4
+
+ORDERED: Final = [kind for kind in KINDS if "followed" not in kind]
+
+JOURNALS: Final = ".producer.sources"
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+        yield nursery
+
+
+def check_killed(
+    nursery: Nursery, folder: Path, sources: Sequence[FedSource], options: Sequence[str], most_calls: int = MOST_CALLS
+) -> Stream:
+    """Makes a stream in one run and one in many, and compares them; returns the second."""
+    whole = Stream(nursery, folder / "whole", sources, options)
+    status, err = whole.run()
+    assert status == 0, err
+    stream = Stream(nursery, folder / "out", sources, options)
+    seed = [sources[0].rows[0], *options]
+    assert stream.run_killed(str(seed), most_calls) >= LEAST_KILLS
+    assert stream.lines() == whole.lines()
+    # An input that goes on is another one each time, and its lines are counted anew.
+    apart = {"source", "line", "byte"} if any("append" in source.arguments for source in sources) else set()
+    for found, expected in ((stream.seals(), whole.seals()), (stream.refused(), whole.refused())):
+        assert [_without(one, apart) for one in found] == [_without(one, apart) for one in expected]
+    stream.check_ended()
+    return stream
+
+
+def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", ORDERED)
+def test_one_source(kind: str, recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+    source, options = KINDS[kind](tmp_path, 0), RECIPES[recipe]
+    stream = check_killed(nursery, tmp_path, [source], options)
+    expected = made(source.rows, transform=recipe != "as they are", where=recipe != "as they are")
+    if recipe == "shuffled":
+        assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+        assert stream.rows() != expected
+    else:
+        assert stream.rows() == expected
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "kinds", [["plain", "zstd", "parquet"], ["pipe", "gzip", "arrow"], ["generator", "stdin", "plain"]]
+)
+def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+    sources = [KINDS[kind](tmp_path, MANY * number) for number, kind in enumerate(kinds)]
+    for source, weight in zip(sources, (5, 2, 3), strict=True):
+        source.arguments += ["--weight", str(weight)]
+    options = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16")}[recipe]
+    stream = check_killed(nursery, tmp_path, sources, options, 2 * MOST_CALLS)
+    expected = [row for source in sources for row in made(source.rows, transform="--transform" in options, where=False)]
+    assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("kind", ["plain", "pipe"])
+def test_worker_processes(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path, 0)
+    check_killed(nursery, tmp_path, [source], (*SHUFFLES, "--workers", "2"), 2 * MOST_CALLS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", ["followed", "followed while it grows"])
+def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+    followed, plain = KINDS[kind](tmp_path, 0), KINDS["plain"](tmp_path, MANY)
+    assert isinstance(followed, FollowedSource)
+    for source in (followed, plain):
+        source.arguments += ["--weight", "1"]
+    options = {"as they are": KEEPS, "made": MAKES, "shuffled": (*MAKES, "--shuffle", "16")}[recipe]
+    stream = Stream(nursery, tmp_path / "out", [followed, plain], options)
+    assert stream.run_killed(kind + recipe, 2 * MOST_CALLS) >= LEAST_KILLS
+    stream.check_ended(JOURNALS)
+    found = stream.rows()
+    expected = made(followed.rows + plain.rows, transform=recipe != "as they are", where=False)
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+    if recipe != "shuffled":
+        for rows in (*followed.files, plain.rows):
+            of_file = made(rows, transform=recipe != "as they are", where=False)
+            assert [row for row in found if row in of_file] == of_file
+    bad = [(entry["source"], entry["line"]) for entry in stream.refused()]
+    refused = [row for row in followed.rows + plain.rows if is_refused(row, transform=recipe != "as they are")]
+    assert len(set(bad)) == len(bad) == len(refused)

@@ -1,0 +1,63 @@
+"""The power fails at any call that changes a file, again and again: what was not synced is gone, each row comes once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.producer.killed_rows import MANY, is_refused, made
+from tests.producer.killed_sources import KINDS
+from tests.producer.killed_streams import Stream
+from tests.producer.nursery import Nursery
+from tests.producer.power import Disk
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem"),
+]
+
+MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.producer.killed_rows:thirds")
+
+MOST_CALLS: Final = 120
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    (tmp_path / "nursery").mkdir()
+    with Nursery(tmp_path / "nursery") as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with Disk(tmp_path) as disk:
+        yield disk
+
+
+def test_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
+    source = KINDS["plain"](tmp_path, 0)
+    whole = Stream(nursery, tmp_path / "whole", [source], MAKES)
+    assert whole.run()[0] == 0
+    stream = Stream(nursery, disk.point / "out", [source], MAKES)
+    assert stream.run_killed("file", MOST_CALLS, disk) >= 4
+    assert stream.lines() == whole.lines()
+    assert stream.refused() == whole.refused()
+    stream.check_ended()
+
+
+def test_a_followed_directory_mixed_with_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
+    sources = [KINDS["followed while it grows"](tmp_path, 0), KINDS["plain"](tmp_path, MANY)]
+    for source in sources:
+        source.arguments += ["--weight", "1"]
+    stream = Stream(nursery, disk.point / "out", sources, (*MAKES, "--shuffle", "16"))
+    assert stream.run_killed("followed", MOST_CALLS, disk) >= 4
+    expected = made(sources[0].rows + sources[1].rows, transform=True, where=False)
+    assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+    bad = [(entry["source"], entry["line"]) for entry in stream.refused()]
+    refused = [row for source in sources for row in source.rows if is_refused(row, transform=True)]
+    assert len(set(bad)) == len(bad) == len(refused)
+    stream.check_ended(".producer.sources")

@@ -1,0 +1,221 @@
+"""A run at its limits: when it is held, and what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from lazyshard.storage.consumers import forget_consumer
+from lazyshard_producer.limits import SILENT_S
+from lazyshard_producer.quantities import show_bytes
+from lazyshard_producer.settings import Amount
+from tests.producer.holdback_bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "stream")
+
+
+def test_nobody_consumes(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
+    assert bench.publish_while_allowed() == 3
+    hold = bench.ask()
+    assert hold.reason == ("--max-ahead 3 chunks: 3 chunks with 6 samples published; no consumer has registered yet")
+    assert (hold.kind, hold.deadlock, hold.stalled, hold.allowed, hold.waits_for) == ("ahead", False, False, 3, ())
+
+
+def test_ahead_of_the_slowest_reading_mark(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
+    bench.need("slow", 2, at=94.0)
+    bench.need("fast", 4, at=97.0)
+    assert bench.publish_while_allowed() == 5
+    bench.now = 100.0
+    hold = bench.ask(0.0)
+    assert hold.reason == (
+        "--max-ahead 3 chunks: 5 chunks with 10 samples published; consumer 'slow' is at chunk 2, heard of 6 s ago"
+    )
+    assert (hold.waits_for, hold.silent_s, hold.committed_s, hold.needed) == (("slow",), 6.0, None, 4)
+    bench.need("slow", 3)
+    assert bench.publish_while_allowed() == 6
+
+
+def test_never_held_below_what_a_reader_needs(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
+    bench.commit("slow", 0)
+    bench.need("fast", 9)
+    assert bench.publish_while_allowed() == 9
+
+
+@pytest.mark.parametrize(("number", "chunks"), [(1, 1), (3, 1), (4, 2), (9, 4)])
+def test_ahead_in_samples(bench: Bench, number: int, chunks: int) -> None:
+    bench.limited(max_ahead=Amount(number=number, unit="samples"))
+    assert bench.publish_while_allowed() == chunks
+
+
+def test_ahead_in_bytes_of_the_chunks_on_disk(bench: Bench) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(max_ahead=Amount(number=5 * one - 1, unit="bytes"))
+    assert bench.publish_while_allowed() == 4
+    bench.limited(max_ahead=Amount(number=5 * one + 4, unit="bytes"))
+    assert bench.publish_while_allowed() == 5
+    bench.limited(max_ahead=Amount(number=1, unit="bytes"))
+    bench.need("a", 6)
+    assert bench.publish_while_allowed() == 7
+
+
+def test_a_consumer_that_has_left_only_a_cursor_counts_by_it(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=3, unit="chunks"))
+    bench.publish(3)
+    bench.commit("a", 2)
+    assert bench.publish_while_allowed() == 5
+
+
+def test_a_dead_consumer_holds_until_it_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a stream")
+    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
+    bench.need("dead", 1)
+    bench.need("alive", 2, at=SILENT_S)
+    bench.publish_while_allowed()
+    bench.now = SILENT_S - 1.0
+    assert not bench.ask(0.0).stalled
+    hold = bench.ask(1.0)
+    assert hold.stalled
+    assert hold.reason == (
+        "--max-ahead 1 chunks: 2 chunks with 4 samples published; consumer 'dead' is at chunk 1, heard of "
+        f"10.0 min ago; if 'dead' will not come back, run `lazyshard forget '{tmp_path}/a stream' dead`"
+    ).replace("1 chunks", "1 chunk", 1)
+    forget_consumer(bench.out, "dead")
+    assert bench.publish_while_allowed() == 3
+
+
+def test_a_reading_mark_of_another_stream_is_nobodys_need(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=2, unit="chunks"))
+    bench.need("a", 50, stream_id="0" * 32)
+    assert bench.publish_while_allowed() == 2
+
+
+def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=1, unit="chunks"))
+    bench.publish()
+    bench.need("a", 0)
+    assert [bench.ask(after_s).held_s for after_s in (1.0, 0.25, 5.0, 5.0, 100.0)] == [0.0, 0.25, 5.25, 10.25, 110.25]
+    assert bench.ask().retry_s == 2.0
+    bench.need("a", 1)
+    assert bench.ask() is None
+    bench.publish()
+    hold = bench.ask()
+    assert (hold.held_s, hold.retry_s) == (0.0, 0.2)
+
+
+def test_max_disk_that_nobody_can_make_room_for(bench: Bench) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(retain="all", max_disk=3 * one)
+    assert bench.publish_while_allowed() == 3
+    hold = bench.ask()
+    assert (hold.kind, hold.deadlock, hold.stalled) == ("disk", False, True)
+    assert (hold.limit, hold.used, hold.chunk, hold.first, hold.on_disk) == (3 * one, 3 * one, one, 0, 3)
+    full = show_bytes(3 * one)
+    assert hold.reason == (
+        f"--max-disk {full}: 3 chunks on disk take {full}, the next chunk may take {one} bytes; --retain all deletes "
+        f"nothing"
+    )
+
+
+def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(retain="consumed", max_disk=5 * one)
+    bench.commit("sft", 1, at=-90.0)
+    bench.need("sft", 4)
+    assert bench.publish_while_allowed() == 6
+    bench.now = 30.0
+    hold = bench.ask(0.0)
+    assert (hold.deadlock, hold.stalled) == (False, False)
+    assert hold.reason.endswith("; chunk 1 and those after it are kept for consumer 'sft', whose cursor is 2.0 min old")
+
+    bench.need("sft", 8, at=bench.now)
+    hold = bench.ask()
+    assert (hold.kind, hold.deadlock, hold.stalled) == ("disk", True, False)
+    assert (hold.waiting, hold.waits_for, hold.needed, hold.published) == (("sft",), ("sft",), 8, 6)
+    assert (hold.limit, hold.used, hold.chunk, hold.first, hold.on_disk) == (5 * one, 5 * one, one, 1, 5)
+    assert hold.suggested == 8 * one
+    full = show_bytes(5 * one)
+    assert hold.reason == (
+        f"deadlock: --max-disk {full}: 5 chunks on disk take {full}, the next chunk may take {one} bytes; consumer "
+        f"'sft' waits for 8 chunks, 6 are published; chunk 1 and those after it are kept for consumer 'sft', whose "
+        f"cursor is 2.0 min old; raise --max-disk to {8 * one} bytes ({show_bytes(8 * one)}) or more or let that "
+        f"consumer save checkpoints more often"
+    )
+    # It goes on as soon as it can: here the consumer commits after all.
+    bench.commit("sft", 3)
+    assert bench.ask() is None
+    assert bench.chunks() == [3, 4, 5]
+
+
+def test_the_suggested_limit_ends_the_deadlock(bench: Bench) -> None:
+    bench.publish()
+    bench.limited(retain="consumed", max_disk=5 * bench.size())
+    bench.need("sft", 8)
+    bench.publish_while_allowed()
+    suggested = bench.ask().suggested
+    bench.limited(retain="consumed", max_disk=suggested)
+    assert bench.publish_while_allowed() >= 8
+
+
+def test_a_slow_consumer_that_has_its_data_is_no_deadlock(bench: Bench) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(retain="consumed", max_disk=4 * one)
+    bench.commit("slow", 0)
+    bench.need("slow", 2)
+    bench.commit("fast", 3)
+    bench.need("fast", 9)
+    assert bench.publish_while_allowed() == 4
+    hold = bench.ask()
+    assert (hold.deadlock, hold.stalled, hold.waiting, hold.waits_for) == (False, False, ("fast",), ("slow",))
+    bench.now = SILENT_S
+    hold = bench.ask(0.0)
+    assert (hold.deadlock, hold.stalled) == (False, True)
+    assert hold.reason.endswith(
+        "; consumer 'fast' waits for 9 chunks, 4 are published; chunk 0 and those after it are kept for consumer "
+        f"'slow', whose cursor is 10.0 min old; if 'slow' will not come back, run `lazyshard forget {bench.out} slow`"
+    )
+
+
+def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
+    bench.publish()
+    bench.limited(retain="consumed", consumers=("a", "b"), max_disk=2 * bench.size())
+    bench.publish_while_allowed()
+    assert bench.ask().reason.endswith(
+        "; nothing is deleted before consumer 'a', 'b' of --consumers has written a cursor"
+    )
+    bench.commit("a", 1)
+    bench.need("a", 3)
+    hold = bench.ask()
+    assert (hold.deadlock, hold.waits_for) == (True, ("b",))
+    assert hold.reason.endswith(" or more or take it out of --consumers")
+
+
+def test_many_consumers_are_counted(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=0, unit="chunks"))
+    for name in "edcba":
+        bench.need(name, 0)
+    hold = bench.ask()
+    assert hold.waits_for == ("a", "b", "c", "d", "e")
+    assert "; consumer 'a', 'b', 'c' and 2 more is at chunk 0" in hold.reason
+    # Of those that may be dead, the one that was silent for longest is the first to forget.
+    bench.need("b", 0, at=-1.0)
+    bench.now = 2 * SILENT_S
+    bench.need("c", 0, at=2 * SILENT_S)
+    assert bench.ask().reason.endswith(f"; if 'b' will not come back, run `lazyshard forget {bench.out} b`")
+
+
+def test_a_name_with_a_line_end_leaves_the_reason_one_line(bench: Bench) -> None:
+    bench.limited(max_ahead=Amount(number=0, unit="chunks"))
+    bench.need("a\u2028b", 0)
+    bench.now = SILENT_S
+    reason = bench.ask().reason
+    assert len(reason.splitlines()) == 1
+    assert "lazyshard forget" in reason

@@ -1,0 +1,250 @@
+"""Decisions on what may be published and deleted, from numbers alone."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard.format import Cursor, ReadingMark
+from lazyshard.plan import Deal, Plan
+from lazyshard.storage.consumers import Consumer
+from lazyshard_producer.hold import retry_s
+from lazyshard_producer.limits import (
+    SILENT_S,
+    Claim,
+    Kept,
+    ahead_in_chunks,
+    deletable,
+    is_deadlock,
+    may_be_dead,
+    publishable,
+    read_claims,
+    silent_for,
+    slowest,
+    uncommitted_for,
+    why_kept,
+)
+from lazyshard_producer.settings import Amount, Limits
+
+STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)
+
+
+def claim(name: str = "a", done: int | None = None, needs: int | None = None) -> Claim:
+    return Claim(name=name, done=done or 0, needs=needs, committed_at=None if done is None else 5.0, seen_at=5.0)
+
+
+def consumed(*names: str) -> Limits:
+    return Limits(retain="consumed", consumers=names)
+
+
+@st.composite
+def claim_lists(draw: st.DrawFn) -> list[Claim]:
+    names = draw(st.lists(st.sampled_from("abcd"), unique=True))
+    count = st.none() | st.integers(0, 30)
+    return [claim(name, draw(count), draw(count)) for name in names]
+
+
+def test_claims_of_consumers_with_and_without_each_file() -> None:
+    cursor = Cursor("a", STREAM, 70, 7, {}, 100.0)
+    reading = ReadingMark("a", STREAM, 2, 3, 12, 140.0)
+    consumers = [
+        Consumer("both", cursor, reading, None),
+        Consumer("cursor", cursor, None, None),
+        Consumer("reading", None, reading, None),
+        Consumer("torn", None, None, "torn.json: not JSON"),
+    ]
+    assert read_claims(consumers) == (
+        Claim(name="both", done=7, needs=12, committed_at=100.0, seen_at=140.0),
+        Claim(name="cursor", done=7, committed_at=100.0, seen_at=100.0),
+        Claim(name="reading", needs=12, seen_at=140.0),
+        Claim(name="torn", problem="torn.json: not JSON"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "chunk_bytes", "chunks"),
+    [
+        (0, "chunks", None, 0),
+        (7, "chunks", None, 7),
+        (1999, "samples", None, 1),
+        (2000, "samples", None, 2),
+        (1, "samples", None, 1),
+        (4095, "bytes", 2048, 1),
+        (4096, "bytes", 2048, 2),
+        (1, "bytes", 2048, 1),
+        (4096, "bytes", None, 1),
+        (4096, "bytes", 0, 1),
+    ],
+)
+def test_an_amount_in_chunks_is_rounded_down_but_not_to_nothing(
+    number: int, unit: Any, chunk_bytes: int | None, chunks: int
+) -> None:
+    assert ahead_in_chunks(Amount(number=number, unit=unit), 1000, chunk_bytes) == chunks
+
+
+@pytest.mark.parametrize(
+    ("claims", "may"),
+    [
+        ([], 10),
+        ([claim(needs=4)], 14),
+        ([claim(done=4)], 14),
+        # The reading mark counts, not the cursor that stands still between two checkpoints.
+        ([claim(done=4, needs=20)], 30),
+        # One that is below its own cursor is an old one.
+        ([claim(done=20, needs=4)], 30),
+        ([claim("a", needs=4), claim("b", needs=9)], 14),
+        # Never below what the fastest reader needs, however slow the slowest.
+        ([claim("a", needs=4), claim("b", needs=50)], 50),
+        ([claim("a", done=4), claim("b", needs=50)], 50),
+        # A cursor alone says nothing of what is needed.
+        ([claim("a", needs=4), claim("b", done=50)], 14),
+        ([Claim(name="torn", problem="torn")], 10),
+    ],
+)
+def test_publishable_ten_chunks_ahead(claims: list[Claim], may: int) -> None:
+    assert publishable(claims, 10) == may
+
+
+@PROPERTY
+@given(claims=claim_lists(), ahead=st.integers(0, 50))
+def test_publishable_covers_every_need_and_no_more_than_the_slowest_allows(claims: list[Claim], ahead: int) -> None:
+    may = publishable(claims, ahead)
+    needs = [claim.needs for claim in claims if claim.needs is not None]
+    assert all(may >= need for need in needs)
+    assert may in (min([claim.mark for claim in claims] or [0]) + ahead, max(needs or [0]))
+
+
+@pytest.mark.parametrize(
+    ("claims", "limits", "published", "may", "kept"),
+    [
+        ([claim(done=5)], Limits(), 10, 0, Kept(by="all")),
+        ([], consumed(), 10, 0, Kept(by="nobody")),
+        ([claim(done=5)], consumed(), 10, 5, Kept(by="consumer", names=("a",))),
+        ([claim("a", done=5), claim("b", done=3)], consumed(), 10, 3, Kept(by="consumer", names=("b",))),
+        ([claim("a", done=5), claim("b", done=5)], consumed(), 10, 5, Kept(by="consumer", names=("a", "b"))),
+        # Who has left no cursor that counts is done with nothing.
+        ([claim("a", done=5), claim("b", needs=9)], consumed(), 10, 0, Kept(by="consumer", names=("b",))),
+        ([claim("a", done=5), Claim(name="b", problem="torn")], consumed(), 10, 0, Kept(by="consumer", names=("b",))),
+        # Names that must have a cursor.
+        ([claim("a", done=5)], consumed("a"), 10, 5, Kept(by="consumer", names=("a",))),
+        ([claim("a", done=5)], consumed("a", "c", "b"), 10, 0, Kept(by="unregistered", names=("b", "c"))),
+        ([claim("b", needs=9), claim("a", done=5)], consumed("b"), 10, 0, Kept(by="unregistered", names=("b",))),
+        ([], consumed("a"), 10, 0, Kept(by="unregistered", names=("a",))),
+        # The newest chunk stays, whatever was committed; so do the last ones that were asked for.
+        ([claim(done=10)], consumed(), 10, 9, Kept(by="last")),
+        ([claim(done=9)], consumed(), 10, 9, Kept(by="last")),
+        ([claim(done=8)], consumed(), 10, 8, Kept(by="consumer", names=("a",))),
+        ([claim(done=10)], Limits(retain=4), 10, 6, Kept(by="last")),
+        ([claim(done=5)], Limits(retain=4), 10, 5, Kept(by="consumer", names=("a",))),
+        ([claim(done=3)], Limits(retain=20), 10, 0, Kept(by="last")),
+        ([claim(done=0)], consumed(), 0, 0, Kept(by="last")),
+    ],
+)
+def test_deletable_and_why_no_more(claims: list[Claim], limits: Limits, published: int, may: int, kept: Kept) -> None:
+    assert deletable(claims, limits, published) == may
+    assert why_kept(claims, limits, published) == kept
+
+
+@PROPERTY
+@given(
+    claims=claim_lists(),
+    retain=st.one_of(st.sampled_from(["all", "consumed"]), st.integers(1, 40)),
+    names=st.lists(st.sampled_from("abcd"), unique=True),
+    published=st.integers(0, 40),
+)
+def test_deletable_stays_below_every_cursor_and_the_last_chunks(
+    claims: list[Claim], retain: Any, names: list[str], published: int
+) -> None:
+    may = deletable(claims, Limits(retain=retain, consumers=tuple(names)), published)
+    assert may >= 0
+    assert all(may <= claim.done for claim in claims)
+    if may:
+        last = retain if isinstance(retain, int) else 1
+        assert may <= published - last
+        assert retain != "all"
+        assert set(names) <= {claim.name for claim in claims if claim.committed_at is not None}
+        assert claims
+
+
+@pytest.mark.parametrize(
+    ("claims", "limits", "deadlock"),
+    [
+        # The one that waits keeps the oldest chunk: it gets no data, so it makes no checkpoint.
+        ([claim(done=5, needs=12)], consumed(), True),
+        ([claim(needs=12)], consumed(), True),
+        # It waits, but another one keeps that chunk, and has data to get to its next checkpoint.
+        ([claim("a", done=8, needs=12), claim("b", done=5, needs=10)], consumed(), False),
+        ([claim("a", done=8, needs=12), claim("b", done=5)], consumed(), False),
+        # Both keep it, and one of them waits: the other one alone changes nothing.
+        ([claim("a", done=5, needs=12), claim("b", done=5, needs=10)], consumed(), True),
+        # Nobody waits.
+        ([claim(done=5, needs=10)], consumed(), False),
+        ([claim(done=5)], consumed(), False),
+        ([], consumed(), False),
+        ([], Limits(), False),
+        # Nothing that a consumer does makes room.
+        ([claim(done=5, needs=12)], Limits(), True),
+        ([claim(done=5, needs=10)], Limits(), False),
+        ([claim(done=10, needs=12)], consumed(), True),
+        ([claim(done=10, needs=12)], Limits(retain=8), True),
+        # A consumer that must register first: it has not come at all, it waits itself, or it is on its way.
+        ([claim("a", done=5, needs=12)], consumed("b"), True),
+        ([claim("a", needs=12)], consumed("a"), True),
+        ([claim("a", done=5, needs=12), claim("b", needs=10)], consumed("b"), False),
+    ],
+)
+def test_deadlock_at_a_hard_limit_with_ten_chunks_published(
+    claims: list[Claim], limits: Limits, deadlock: bool
+) -> None:
+    assert is_deadlock(claims, why_kept(claims, limits, 10), 10) is deadlock
+
+
+def test_ages_of_consumers() -> None:
+    claims = [
+        Claim(name="a", done=3, committed_at=50.0, seen_at=90.0),
+        Claim(name="b", needs=3, seen_at=80.0),
+        Claim(name="c", done=4, committed_at=40.0, seen_at=40.0),
+    ]
+    assert [claim.name for claim in slowest(claims)] == ["a", "b"]
+    assert (silent_for(claims[:2], 100.0), uncommitted_for(claims[:2], 100.0)) == (20.0, 50.0)
+    assert (silent_for(claims[1:], 100.0), uncommitted_for(claims[1:2], 100.0)) == (60.0, None)
+    # Its clock is ahead of ours.
+    assert (silent_for(claims, 30.0), uncommitted_for(claims, 30.0)) == (0.0, 0.0)
+    assert (slowest([]), silent_for([], 1.0)) == ((), None)
+
+
+def test_a_consumer_may_be_dead_that_is_silent_or_cannot_be_read() -> None:
+    assert not may_be_dead(claim(), 5.0 + SILENT_S - 1)
+    assert may_be_dead(claim(), 5.0 + SILENT_S)
+    assert not may_be_dead(claim(), 0.0)
+    assert may_be_dead(Claim(name="a", seen_at=5.0, problem="torn"), 5.0)
+    assert may_be_dead(Claim(name="a"), 5.0)
+
+
+def test_it_is_asked_again_after_a_tenth_of_the_time_held() -> None:
+    assert [retry_s(held_s) for held_s in (0.0, 1.0, 5.0, 15.0, 20.0, 1e6)] == [0.2, 0.2, 0.5, 1.5, 2.0, 2.0]
+
+
+@PROPERTY
+@given(
+    dp=st.integers(1, 5),
+    samples_per_chunk=st.integers(1, 7),
+    shuffle_window=st.integers(0, 3),
+    batch_size=st.integers(1, 9),
+    steps=st.integers(1, 12),
+    checkpoint=st.integers(0, 40),
+)
+def test_the_documented_room_covers_what_a_plan_needs_from_one_checkpoint_to_the_next(
+    dp: int, samples_per_chunk: int, shuffle_window: int, batch_size: int, steps: int, checkpoint: int
+) -> None:
+    window = shuffle_window * samples_per_chunk
+    plan = Plan(Deal(dp, samples_per_chunk), batch_size=batch_size, window=window, seed=1)
+    interval = -(-steps * batch_size * dp // samples_per_chunk)
+    room = interval + 2 * dp * max(1, shuffle_window)
+    at = checkpoint * batch_size
+    first = plan.done_before(at, None) // samples_per_chunk
+    # The last position before the next checkpoint needs most.
+    needs = -(-plan.needed(at + steps * batch_size - 1) // samples_per_chunk)
+    assert needs - first <= room

@@ -1,0 +1,150 @@
+"""Lines out of blocks: the same rows and places wherever the blocks are cut."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.errors import RowInvalid
+from lazyshard_producer.lines import LineMark, LineRows, LineSplitter
+from lazyshard_producer.source import Place
+
+BOM = b"\xef\xbb\xbf"
+NAME = "a.jsonl"
+
+
+class Row(NamedTuple):
+    line: bytes | None  # None: too long
+    place: Place
+    mark: LineMark
+
+
+def rows_of(found: LineRows) -> list[Row]:
+    return [
+        Row(None if isinstance(line, RowInvalid) else line, found.place(index), found.mark(index))
+        for index, line in enumerate(found.lines)
+    ]
+
+
+def split(blocks: list[bytes], limit: int = 100, start: LineMark | None = None) -> tuple[list[Row], LineMark]:
+    splitter = LineSplitter(NAME, limit, start)
+    rows = [row for block in blocks for row in rows_of(splitter.feed(block))]
+    rows += rows_of(splitter.finish())
+    assert splitter.pending == 0
+    return rows, splitter.mark
+
+
+def cut(text: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({end % (len(text) + 1) for end in cuts})
+    return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "blank"),
+    [
+        (b"", [], 0),
+        (b"\n", [], 1),
+        (BOM, [], 0),
+        (BOM + b"\n{}", [b"{}"], 1),
+        (b"\n" + BOM + b"{}", [BOM + b"{}"], 1),
+        (b"1\n2\n", [b"1\n", b"2\n"], 0),
+        (b"1\r\n\r\n2", [b"1\r\n", b"2"], 1),
+        (b"\r\n\r\r\n \n", [b" \n"], 2),
+        (b"1\r2\n", [b"1\r2\n"], 0),
+        (b"\xe2\x80\xa8\n", [b"\xe2\x80\xa8\n"], 0),
+        (b"1\x0b\x0c2\n", [b"1\x0b\x0c2\n"], 0),
+        (b"\0\0\n\0", [b"\0\0\n", b"\0"], 0),
+    ],
+)
+def test_lines(text: bytes, lines: list[bytes], blank: int) -> None:
+    for block_bytes in (1, 2, 1000):
+        blocks = [text[begin : begin + block_bytes] for begin in range(0, len(text), block_bytes)]
+        rows, mark = split(blocks)
+        assert [row.line for row in rows] == lines
+        assert (mark.offset, mark.line - mark.blank, mark.blank) == (len(text), len(lines), blank)
+
+
+def test_places_and_marks_count_blank_lines_and_bytes() -> None:
+    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=LineMark(100, 10, 3))
+    assert rows == [
+        Row(b"5\n", Place(NAME, 11, 100), LineMark(102, 11, 3)),
+        # The last row of a block takes the blank lines after it along.
+        Row(b"66\n", Place(NAME, 12, 102), LineMark(106, 13, 4)),
+        Row(b"7\n", Place(NAME, 14, 106), LineMark(110, 15, 5)),
+        Row(b"8", Place(NAME, 16, 110), LineMark(111, 16, 5, True)),
+    ]
+    assert mark == rows[-1].mark
+
+
+def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
+    """(line, or None for one too long; its number from 1; its offset) of each row, in the plainest way."""
+    found: list[tuple[bytes | None, int, int]] = []
+    offset = 0
+    for number, line in enumerate(text.split(b"\n"), 1):
+        ended = line + b"\n" if offset + len(line) < len(text) else line
+        row = ended.removeprefix(BOM) if offset == 0 else ended
+        if row.strip(b"\r\n"):
+            found.append((None if len(row.rstrip(b"\r\n")) > limit else row, number, offset))
+        offset += len(ended)
+    return found
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b"x", b" ", BOM, b"\0", b"12345", b"1234567890"]), max_size=40),
+    st.lists(st.integers(0, 400), max_size=8),
+)
+def test_rows_do_not_depend_on_where_blocks_are_cut(parts: list[bytes], cuts: list[int]) -> None:
+    text = b"".join(parts)
+    rows, mark = split(cut(text, cuts), limit=12)
+    assert [(row.line, row.place.line, row.place.byte) for row in rows] == reference(text, limit=12)
+    assert mark.offset == len(text)
+    assert mark.line == text.count(b"\n") + (text not in (b"", BOM) and not text.endswith(b"\n"))
+    assert mark.blank == mark.line - len(rows)
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r\n", b"x", BOM, b"12345", b"1234567890"]), max_size=30),
+    st.lists(st.integers(0, 400), max_size=5),
+    st.integers(0, 30),
+)
+def test_going_on_from_any_mark_gives_the_rest(parts: list[bytes], cuts: list[int], taken: int) -> None:
+    text = b"".join(parts)
+    rows, mark = split(cut(text, cuts), limit=12)
+    taken = min(taken, len(rows))
+    start = rows[taken - 1].mark if taken else LineMark(0, 0, 0)
+    rest, end = split([text[start.offset :]], limit=12, start=start)
+    assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
+    if rest:
+        assert end == mark
+
+
+@pytest.mark.parametrize(
+    ("line", "fits"),
+    [(b"x" * 10, True), (b"x" * 10 + b"\r", True), (b"x" * 11, False), (BOM + b"x" * 10 + b"\r", True)],
+)
+@pytest.mark.parametrize("end", [b"\n", b"", b"\nyyy\n"])
+def test_longest_row(line: bytes, fits: bool, end: bytes) -> None:
+    for blocks in ([line + end], [line, end], [bytes([byte]) for byte in line + end]):
+        rows, _ = split(blocks, limit=10)
+        assert (rows[0].line is not None) == fits
+        assert [row.line for row in rows[1:]] == [b"yyy\n"] * end.count(b"y\n")
+
+
+@pytest.mark.parametrize(
+    ("part", "hint"), [(b"\0", "NUL bytes"), (b"{}\r", "carriage returns as line ends"), (b"x", "--max-row-bytes")]
+)
+def test_a_line_of_any_length_takes_no_more_memory_than_the_longest_row(part: bytes, hint: str) -> None:
+    splitter = LineSplitter(NAME, 10_000)
+    block = part * 5000
+    for _ in range(20):
+        assert not splitter.feed(block).lines
+        assert sum(map(len, splitter._held)) <= 10_005
+    assert splitter.pending == 20 * len(block)
+    rows = splitter.feed(b"\n{}\n")
+    error, good = rows.lines
+    assert isinstance(error, RowInvalid)
+    assert "longer than the 10000 bytes" in str(error)
+    assert hint in str(error)
+    assert (error.byte, good) == (0, b"{}\n")
+    assert rows.place(1) == Place(NAME, 2, 20 * len(block) + 1)

@@ -1,0 +1,164 @@
+"""`quarantine`: refused rows counted, and as they came."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard_producer.cli import main
+from lazyshard_producer.quarantined import MAX_GROUPS, MAX_SHOWN, Refused, read_refused, summarize, summary_lines
+from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments
+
+
+def entry(number: int, reason: str = "no object", source: str = "a.jsonl", **more: Any) -> dict[str, Any]:
+    row = {} if "row_base64" in more else {"row": f"[{number}]"}
+    return {"source": source, "line": number, "byte": number * 10, "reason": reason, "at": 0.5} | row | more
+
+
+def write(out: Path, *entries: Any) -> str:
+    out.mkdir(exist_ok=True)
+    lines = (one if isinstance(one, bytes) else json.dumps(one).encode() + b"\n" for one in entries)
+    (out / "quarantine.jsonl").write_bytes(b"".join(lines))
+    return str(out)
+
+
+def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
+    stream = write(
+        tmp_path,
+        entry(1),
+        entry(2, row_base64=base64.b64encode(b"\xff\n").decode()),
+        entry(3, byte=None, row="\u2028 x"),
+        entry(4, row=""),
+    )
+    assert list(read_refused(stream)) == [
+        Refused("a.jsonl", 1, 10, "no object", b"[1]"),
+        Refused("a.jsonl", 2, 20, "no object", b"\xff\n"),
+        Refused("a.jsonl", 3, None, "no object", "\u2028 x".encode()),
+        Refused("a.jsonl", 4, 40, "no object", b""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"{\n",
+        b"[]\n",
+        b'"a"\n',
+        b'{"source":"a","line":1,"reason":"r"}\n',
+        b'{"source":"a","line":"1","reason":"r","row":""}\n',
+        b'{"source":1,"line":1,"reason":"r","row":""}\n',
+        b'{"source":"a","line":1,"reason":null,"row":""}\n',
+        b'{"source":"a","line":1,"reason":"r","row":5}\n',
+        b'{"source":"a","line":1,"reason":"r","row_base64":"*"}\n',
+    ],
+)
+def test_a_line_that_is_none_of_ours_is_counted(line: bytes, tmp_path: Path) -> None:
+    stream = write(tmp_path, line, entry(1))
+    assert [refused is None for refused in read_refused(stream)] == [True, False]
+    assert (summarize(stream).rows, summarize(stream).unreadable) == (1, 1)
+
+
+def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    stream = write(tmp_path, entry(1), json.dumps(entry(2)).encode())
+    assert len(list(read_refused(stream))) == 1
+
+
+def test_a_summary_for_people(tmp_path: Path) -> None:
+    stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), b"x\n")
+    assert list(summary_lines("out", summarize(stream))) == [
+        "out: 4 rows in quarantine",
+        "          3  a.jsonl, lines 1 to 9: no object",
+        "          1  b\\n.jsonl:7: too long",
+        "  1 line of quarantine.jsonl could not be read",
+    ]
+
+
+def test_many_reasons_are_not_all_shown(tmp_path: Path) -> None:
+    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_SHOWN + 5)))
+    shown = list(summary_lines("out", summarize(stream)))
+    assert len(shown) == MAX_SHOWN + 2
+    assert shown[-1] == "          5  for 5 other pairs of source and reason; --json lists them"
+
+
+def test_memory_does_not_grow_with_the_reasons(tmp_path: Path) -> None:
+    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_GROUPS + 5)))
+    summary = summarize(stream)
+    assert len(summary.groups) == MAX_GROUPS + 1
+    assert (summary.rows, summary.groups[0].rows) == (MAX_GROUPS + 5, 5)
+    assert next(line for line in summary_lines("out", summary) if "several" in line) == (
+        "          5  several sources: (other reasons)"
+    )
+
+
+def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = write(tmp_path, entry(1), entry(3))
+    assert main(["quarantine", stream, "--json"]) == 0
+    group = {"source": "a.jsonl", "reason": "no object", "rows": 2, "first_line": 1, "last_line": 3}
+    assert json.loads(capsys.readouterr().out) == {"rows": 2, "groups": [group], "unreadable": 0}
+
+
+def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quarantine", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no row is in quarantine\n"
+    assert main(["quarantine", str(tmp_path), "--rows"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("stream", ["", "nowhere"])
+def test_no_stream(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quarantine", stream]) == 2
+    assert_one_line(capsys.readouterr().err, f"STREAM: {stream!r} is not a directory")
+
+
+def test_a_pipe_in_its_place_does_not_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "quarantine.jsonl")
+    assert main(["quarantine", str(tmp_path)]) == 5
+    assert_one_line(capsys.readouterr().err, "quarantine.jsonl", "a named pipe")
+
+
+def test_rows_and_json_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quarantine", str(tmp_path), "--rows", "--json"]) == 2
+    assert_one_line(capsys.readouterr().err, "do not go together")
+
+
+def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    stream = write(
+        tmp_path, entry(1), entry(2, row_base64=base64.b64encode(b"\xff").decode()), entry(3, row=""), b"x\n"
+    )
+    assert main(["quarantine", stream, "--rows"]) == 0
+    captured = capfdbinary.readouterr()
+    assert captured.out == b"[1]\n\xff\n"
+    assert b"error: 2 rows could not be printed" in captured.err
+
+
+def test_nobody_listens_any_more(tmp_path: Path) -> None:
+    stream = write(tmp_path, *(entry(number, row="x" * 1000) for number in range(1000)))
+    command = f"'{sys.executable}' -m lazyshard_producer quarantine '{stream}' --rows; echo $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"({command}) | head -c 10"], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("x" * 10, "0\n")
+
+
+def test_refused_rows_are_mended_and_published_as_a_further_source(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, mended, out = tmp_path / "a.jsonl", tmp_path / "mended.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 10) + b'{"id":10\n' + rows(11, 20))
+    more = ("--on-bad-row", "quarantine")
+    assert main(run_arguments(out, [source], 5, *more)) == 0
+    capfd.readouterr()
+    assert main(["quarantine", str(out)]) == 0
+    assert f"1  {source}:11: " in capfd.readouterr().out
+    assert main(["quarantine", str(out), "--rows"]) == 0
+    broken = capfd.readouterr().out
+    assert broken == '{"id":10\n'
+    mended.write_text(broken.replace("\n", "}\n"))
+    assert main(run_arguments(tmp_path / "again", [mended], 5)) == 0
+    assert sorted(ids(out) + ids(tmp_path / "again")) == list(range(20))

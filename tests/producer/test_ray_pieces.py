@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from lazyshard.errors import ChunkCorrupt
+from lazyshard.format import check_lines
+from lazyshard_producer.ray_pieces import PieceReader, PieceWriter, list_pieces, piece_path
+
+LINES = [b'{"id":%d}\n' % number for number in range(5)]
+
+
+def write(folder: Path, task: int, *parts: list[bytes]) -> int:
+    piece = PieceWriter(folder, task)
+    try:
+        for lines in parts:
+            piece.add(lines)
+        return piece.commit()
+    finally:
+        piece.abandon()
+
+
+def test_any_range_of_rows(tmp_path: Path) -> None:
+    write(tmp_path, 7, LINES[:2], [], LINES[2:])
+    assert [path.name for path in tmp_path.iterdir()] == ["00000007.piece"]
+    with PieceReader(piece_path(tmp_path, 7)) as piece:
+        assert len(piece) == 5
+        for first in range(5):
+            for last in range(first + 1, 6):
+                found, expected = piece.read(first, last), check_lines(LINES[first:last])
+                assert (found.data, found.ends.tolist()) == (expected.data, expected.ends.tolist())
+                assert found.digests.tolist() == expected.digests.tolist()
+
+
+def test_a_piece_without_rows(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    with PieceReader(piece_path(tmp_path, 0)) as piece:
+        assert len(piece) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "most_rows", "most_bytes", "last"),
+    [
+        (0, 9, 99, 5),
+        (0, 2, 99, 2),
+        (0, 9, 18, 2),
+        (0, 9, 17, 1),
+        (0, 9, 1, 1),
+        (3, 9, 9, 4),
+        (3, 9, 99, 5),
+        (4, 1, 1, 5),
+    ],
+)
+def test_how_many_rows_fit(tmp_path: Path, first: int, most_rows: int, most_bytes: int, last: int) -> None:
+    write(tmp_path, 0, LINES)
+    with PieceReader(piece_path(tmp_path, 0)) as piece:
+        assert piece.fit(first, most_rows, most_bytes) == last
+
+
+def test_a_task_that_runs_again_replaces_its_piece(tmp_path: Path) -> None:
+    first = write(tmp_path, 1, LINES[:1])
+    assert write(tmp_path, 1, LINES[1:2]) != first
+    with PieceReader(piece_path(tmp_path, 1)) as piece:
+        assert piece.read(0, 1).data == LINES[1]
+    assert write(tmp_path, 1, LINES[:1]) == first
+    assert list_pieces(tmp_path) == {1}
+
+
+def test_what_is_not_committed_is_not_seen(tmp_path: Path) -> None:
+    piece = PieceWriter(tmp_path, 1)
+    piece.add(LINES)
+    assert list_pieces(tmp_path) == set()
+    assert list(tmp_path.iterdir()) != []
+    piece.abandon()
+    piece.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_has_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        PieceWriter(tmp_path / "gone", 1)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 23, 24, 100, -1])
+def test_a_piece_that_was_cut(tmp_path: Path, kept: int) -> None:
+    write(tmp_path, 1, LINES)
+    path = piece_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ChunkCorrupt, match=r"00000001\.piece: expected a whole piece, found one of \d+ bytes"):
+        PieceReader(path)
+
+
+def test_a_row_that_was_changed(tmp_path: Path) -> None:
+    write(tmp_path, 1, LINES)
+    path = piece_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes().replace(b'{"id":3}', b'{"id":9}'))
+    with PieceReader(path) as piece:
+        assert piece.read(0, 3).data == b"".join(LINES[:3])
+        with pytest.raises(ChunkCorrupt, match=r"expected XXH3 [0-9a-f]{16} of row 3, found"):
+            piece.read(1, 5)

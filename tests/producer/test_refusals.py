@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.errors import FileRefused, RowInvalid
+from lazyshard_producer.refusals import Quarantine, Refusals
+from lazyshard_producer.source import Place
+
+ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
+PLACE = Place("a.jsonl", 2, 10)
+
+
+def quarantine(out: Path, committed: int = 0) -> Quarantine:
+    return Quarantine(out, committed, check_owner=lambda: None, clock=lambda: 5.0)
+
+
+def entries(out: Path) -> list[Any]:
+    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+
+
+def test_first_bad_row_ends_the_run_with_its_place() -> None:
+    refusals = Refusals("fail", None, None, 0)
+    with pytest.raises(RowInvalid, match=r"^a.jsonl:2: byte 13 of the file: odd. Mend that line") as caught:
+        refusals.take(ERROR, PLACE, b"x")
+    assert (caught.value.file, caught.value.line, caught.value.byte) == ("a.jsonl", 2, 13)
+
+
+def test_bad_row_of_a_source_without_bytes_has_its_row_only() -> None:
+    with pytest.raises(RowInvalid, match=r"^rows.parquet:7: odd. Mend"):
+        Refusals("fail", None, None, 0).take(ERROR, Place("rows.parquet", 7, None), None)
+
+
+def test_one_row_more_than_allowed_ends_the_run() -> None:
+    refusals = Refusals("skip", 3, None, count=1)
+    refusals.take(ERROR, PLACE, b"x")
+    refusals.take(ERROR, PLACE, b"x")
+    with pytest.raises(RowInvalid, match=r"more than 3 bad rows \(--max-bad-rows\), the last one: a.jsonl:2"):
+        refusals.take(ERROR, PLACE, b"x")
+    assert refusals.count == 3
+
+
+def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:
+    file = quarantine(tmp_path)
+    refusals = Refusals("quarantine", None, file, 0)
+    refusals.take(ERROR, PLACE, b"{broken\r\n")
+    refusals.take(ERROR, Place("b", 1, None), b"\xff")
+    refusals.take(ERROR, Place("c", 1, 0), None)
+    refusals.sync()
+    assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
+    refusals.close()
+    assert entries(tmp_path) == [
+        {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5.0},
+        {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5.0},
+        {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5.0},
+    ]
+
+
+def test_rows_after_the_last_seal_are_cut_off_and_come_again(tmp_path: Path) -> None:
+    file = quarantine(tmp_path)
+    file.add(PLACE, "first", b"1")
+    committed = file.size
+    file.add(PLACE, "second", b"2")
+    file.sync()
+    file.close()
+    again = quarantine(tmp_path, committed)
+    again.add(PLACE, "second", b"2")
+    again.sync()
+    again.close()
+    assert [entry["reason"] for entry in entries(tmp_path)] == ["first", "second"]
+
+
+def test_a_file_that_was_moved_away_begins_anew(tmp_path: Path) -> None:
+    file = quarantine(tmp_path, committed=1000)
+    file.add(PLACE, "later", b"1")
+    file.sync()
+    assert file.size == (tmp_path / "quarantine.jsonl").stat().st_size
+    file.close()
+
+
+def test_no_bad_row_makes_no_file(tmp_path: Path) -> None:
+    file = quarantine(tmp_path)
+    file.sync()
+    file.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "quarantine.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileRefused, match="found a link"):
+        quarantine(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

@@ -100,7 +100,7 @@ class StreamReader:
         self.waited_s = 0.0
         self.chunks_opened = 0
         self._chunks: dict[int, Chunk] = {}
-        self._let_go_at = float("-inf")
+        self._let_go_at = time.monotonic()
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._seen = Published(0, 0, False)

@@ -90,6 +90,8 @@ def test_lost_chunk_above_the_mark_is_still_missing(stream: Path) -> None:
 COUNTED = """
 import sys
 from lazyshard import StreamReader
+from lazyshard.storage import reader as module
+module._LET_GO_S = float(sys.argv[2])
 reader = StreamReader(sys.argv[1])
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event == "open" else None)
@@ -99,11 +101,16 @@ print(*(str(path).rpartition("/")[2] for path in opened))
 """
 
 
-def test_chunks_that_are_there_cost_no_look_at_the_mark(stream: Path) -> None:
+@pytest.mark.parametrize(("every_s", "looks"), [("inf", 0), ("0", 2)])
+def test_mark_is_looked_at_no_more_often_than_deleted_chunks_are_closed(stream: Path, every_s: str, looks: int) -> None:
     retire(stream, 2, 5)
-    done = python(COUNTED, stream)
+    done = python(COUNTED, stream, every_s)
     assert done.stderr == ""
-    assert done.stdout.split() == [name(chunk) for chunk in (2, 3, 4) for name in (seal_name, chunk_name)]
+    found = done.stdout.split()
+    assert found.count("retired.json") == looks
+    assert [name for name in found if name != "retired.json"] == [
+        name(chunk) for chunk in (2, 3, 4) for name in (seal_name, chunk_name)
+    ]
 
 
 @pytest.mark.parametrize("chunks_before", [0, 2, 4])

@@ -170,6 +170,9 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
 
 
 def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
+    for new, old in columns:
+        if not new or not old or "=" in old:
+            yield Problem("--columns", f"names of columns as NEW=OLD are needed, got {new!r} = {old!r}")
     names = [new for new, _ in columns]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")

@@ -1,9 +1,12 @@
 """Rows that are no rows: what becomes of them, and the file in which they are kept.
 
 `quarantine.jsonl` in the stream's directory: one JSON object a line, with `source`, `line` (from 1), `byte` (or null),
-`reason`, the row itself as `row` or, where it is no UTF-8, `row_base64`, and `at` (seconds since 1970). It is on the
-device before the seal whose position counts it, and a restart cuts off what is behind that: what was read after the
+`reason`, the row itself as `row` or, where it is no UTF-8, `row_base64`, and `at` (whole seconds since 1970). It is on
+the device before the seal whose position counts it, and a restart cuts off what is behind that: what was read after the
 last seal is read again. So each refused row is in it once.
+
+Each line has its place in the file, and its length follows from the input. So one who is fenced between the look at the
+owner and the write, and wakes in it, writes what is there.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class Quarantine:
-    """The file of refused rows, open for appending; made when the first row comes.
+    """The file of refused rows, open for writing; made when the first row comes.
 
     Args:
         out: the stream's directory.
@@ -74,7 +77,7 @@ class Quarantine:
             row = {"row": text.decode("utf-8")}
         except UnicodeDecodeError:
             row = {"row_base64": pybase64.b64encode(text).decode("ascii")}
-        written = orjson.dumps(entry | row | {"at": self._clock()}, option=orjson.OPT_APPEND_NEWLINE)
+        written = orjson.dumps(entry | row | {"at": int(self._clock())}, option=orjson.OPT_APPEND_NEWLINE)
         self._buffer += written
         self._size += len(written)
         if len(self._buffer) >= _BUFFER_BYTES:
@@ -125,6 +128,7 @@ class Quarantine:
             self._open()
             assert self._fd is not None
             self._dirty = True
+            os.lseek(self._fd, self._size - len(self._buffer), os.SEEK_SET)
             try:
                 write_all(self._fd, self._buffer)
             finally:
@@ -137,7 +141,7 @@ class Quarantine:
         new = not os.path.lexists(self.path)
         if self.path.is_symlink():
             raise FileRefused(f"{self.path}: expected a file, found a link", file=str(self.path), kind="a link")
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         if new:
             sync_directory(self.path.parent)
 
@@ -194,7 +198,8 @@ class Refusals:
         if self.most is not None and self.count >= self.most:
             located = locate(error, place)
             raise RowInvalid(
-                f"more than {self.most} bad rows (--max-bad-rows), the last one: {located}",
+                f"more than {self.most} bad rows (--max-bad-rows), the last one: {place.file}:{place.line}: "
+                f"{error.reason}. Look at what they have in common, or allow more; nothing is lost",
                 reason=error.reason,
                 file=place.file,
                 line=place.line,
@@ -220,10 +225,12 @@ class Refusals:
 def locate(error: RowInvalid, place: Place) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     byte = None if place.byte is None else place.byte + (error.byte or 0)
-    where = "" if byte is None else f" byte {byte} of the file:"
+    # What a function or an option of the user refuses is no affair of the line's bytes.
+    made = (error.reason or "").startswith("--")
+    where = "" if byte is None or made else f" byte {byte} of the file:"
+    mend = "Mend the row, or what refuses it," if made or byte is None else "Mend that line"
     return RowInvalid(
-        f"{place.file}:{place.line}:{where} {error.reason}. Mend that line and run the same command again; nothing is "
-        f"lost",
+        f"{place.file}:{place.line}:{where} {error.reason}. {mend} and run the same command again; nothing is lost",
         reason=error.reason,
         file=place.file,
         line=place.line,

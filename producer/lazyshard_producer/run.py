@@ -24,6 +24,7 @@ from lazyshard_producer.loop import RowLoop
 from lazyshard_producer.metrics import Metrics, NoMetrics
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.pipeline import Pipeline
+from lazyshard_producer.problems import is_live
 from lazyshard_producer.progress import Display
 from lazyshard_producer.settings import Limits, Settings
 from lazyshard_producer.sources import check_sources
@@ -86,6 +87,9 @@ def run(
         complete_end(settings.out, end)
         for note in notes_on_end(settings.out, end, paths):
             display.warn(note)
+        for source in settings.sources:
+            if is_live(source):
+                display.warn(f"{source.path}: not read; nothing can be added to a stream that has ended")
         return end
     try:
         going = _Run(settings, display, stop, writer, metrics or NoMetrics(), reload, clock, sleep)
@@ -166,7 +170,7 @@ class _Run:
                 stop=stop,
                 watch=self._watch,
                 reload=self._take_settings,
-                every_s=display.every_s,
+                every_s=self._watch.every_s,
                 clock=clock,
                 sleep=sleep,
             )
@@ -219,5 +223,5 @@ class _Run:
             self._loop.gate = self._gate()
         if self._settings.log_every_s != before.log_every_s:
             self._display.log_every(self._settings.log_every_s)
-            self._loop.every_s = self._display.every_s
+            self._loop.every_s = self._watch.every_s
         self._pipeline.book.refusals.most = self._settings.max_bad_rows

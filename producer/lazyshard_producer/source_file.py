@@ -23,6 +23,8 @@ FINGERPRINT_BYTES: Final = 4096
 
 _READ_BYTES: Final = 1 << 20
 
+_STANDARD_INPUT: Final = "-"
+
 _MAGIC: Final = (
     (b"\x1f\x8b", "gzip-compressed", "gzip -dk"),
     (b"\x28\xb5\x2f\xfd", "zstd-compressed", "zstd -dk"),
@@ -79,14 +81,14 @@ def check_distinct(paths: Sequence[str], out: str) -> None:
     stream = Path(out).resolve()
     for path in paths:
         try:
-            status = os.stat(path)
+            status = os.fstat(0) if path == _STANDARD_INPUT else os.stat(path)
         except (OSError, ValueError):
             continue  # no file, or none that can be had: opening it says so
         identity = (status.st_dev, status.st_ino)
         if identity in seen:
             raise _refuse(path, "every source once", f"the same file as {seen[identity]}")
         seen[identity] = path
-        if stream in (Path(path).resolve(), *Path(path).resolve().parents):
+        if path != _STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
             raise _refuse(path, f"a file outside the stream's directory {out}", "one inside it")
 
 

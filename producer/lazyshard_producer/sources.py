@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.follow_names import NameRules
 from lazyshard_producer.settings import Settings, SourceSettings
 from lazyshard_producer.source import Context, Source
 from lazyshard_producer.source_file import check_distinct, open_source_file, read_magic, refuse_os_error
@@ -105,7 +107,7 @@ def check_sources(settings: Settings) -> None:
     """Checks that every source can be read as far as that can be told without making anything.
 
     Raises:
-        SourceRefused: one cannot, is given twice, or lies in the stream's own directory.
+        SourceRefused: one cannot, is given twice, or also with its directory, or lies in the stream's own directory.
     """
     paths = [source.path for source in settings.sources]
     context = Context(Path(settings.out), settings.max_row_bytes)
@@ -116,6 +118,27 @@ def check_sources(settings: Settings) -> None:
         elif kind not in _COSTLY:
             open_source(source, None, context).close()
     check_distinct(paths, settings.out)
+    _check_apart(settings.sources)
+
+
+def _check_apart(sources: Sequence[SourceSettings]) -> None:
+    """Checks that no file is given both by itself and with the directory that holds it."""
+    directories = [source for source in sources if os.path.isdir(source.path)]
+    if not directories:
+        return
+    files = [Path(os.path.realpath(source.path)) for source in sources]
+    for directory in directories:
+        place = Path(os.path.realpath(directory.path))
+        rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
+        for file, source in zip(files, sources, strict=True):
+            taken = rules.is_data(file.name) if directory.follow else file.suffix in _TABLES
+            if file.parent == place and taken:
+                raise SourceRefused(
+                    f"{source.path}: expected every source once, found a file of {directory.path}, which is given too",
+                    file=source.path,
+                    expected="every source once",
+                    actual=f"a file of {directory.path}",
+                )
 
 
 def source_size(settings: SourceSettings) -> int | None:

@@ -20,7 +20,7 @@ from lazyshard_producer.reload import Reload
 from lazyshard_producer.run import run as run_to_its_end
 from lazyshard_producer.settings import Settings
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, Outcome, count, error_line, one_line
+from lazyshard_producer.wording import NAME, Outcome, count, one_line, warning_line
 
 
 def run(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
@@ -96,7 +96,13 @@ def _print_rows(stream: str) -> int:
     except BrokenPipeError:
         return exits.FINISHED
     if lost:
-        say(error_line(f"{count(lost, 'row')} could not be printed: too long to be kept, or the line is none of ours"))
+        rows = count(lost, "row")
+        say(
+            warning_line(
+                f"{rows} could not be printed: rows of tables and generators, and those that were too long, are not "
+                f"kept; `{NAME} quarantine {stream}` names their places"
+            )
+        )
     return exits.FINISHED
 
 

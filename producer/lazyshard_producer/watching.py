@@ -53,6 +53,7 @@ class RunWatch:
         self._quarantines = quarantines
         self._refused = pipeline.book.refusals.count
         self._next_figures = self._started
+        self._next_show = self._started + display.every_s
 
     def tally(self) -> Tally:
         """Returns how far the run is."""
@@ -72,10 +73,17 @@ class RunWatch:
             sources=len(self._pipeline.names),
         )
 
+    @property
+    def every_s(self) -> float:
+        """How often it wants to look, in seconds."""
+        return self._display.every_s if self._metrics.address is None else min(self._display.every_s, FIGURES_S)
+
     def look(self) -> None:
         """Shows how far it is."""
         tally = self.tally()
-        self._display.show(tally)
+        if self._clock() >= self._next_show:
+            self._next_show = self._clock() + self._display.every_s
+            self._display.show(tally)
         kind: Literal["skipped", "quarantined"] = "quarantined" if self._quarantines else "skipped"
         self._metrics.refused(kind, tally.refused - self._refused)
         self._refused = tally.refused

@@ -22,6 +22,9 @@ from tests.producer.killed_rows import lines, text
 Entry = dict[str, Any]
 """A source's position in a seal."""
 
+Rows = list[bytes] | None
+"""Other rows than those of `killed_rows.lines`."""
+
 
 class FedSource:
     """A source as the command gets it.
@@ -149,24 +152,24 @@ def _append(path: Path, part: bytes) -> None:
         file.write(part)
 
 
-def plain(folder: Path, base: int) -> FedSource:
-    rows = lines(base)
+def plain(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows = rows or lines(base)
     path = folder / f"{base}.jsonl"
     path.write_bytes(text(rows))
     return FedSource(str(path), rows)
 
 
-def gzipped(folder: Path, base: int) -> FedSource:
-    rows = lines(base)
+def gzipped(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows = rows or lines(base)
     data = text(rows)
     path = folder / f"{base}.jsonl.gz"
     path.write_bytes(gzip.compress(data[:999]) + gzip.compress(data[999:]))
     return FedSource(str(path), rows)
 
 
-def zstandard(folder: Path, base: int) -> FedSource:
+def zstandard(folder: Path, base: int, rows: Rows = None) -> FedSource:
     package = pytest.importorskip("zstandard")
-    rows = lines(base)
+    rows = rows or lines(base)
     data = text(rows)
     path = folder / f"{base}.jsonl.zst"
     path.write_bytes(package.compress(data[:999]) + package.compress(data[999:]))
@@ -190,26 +193,26 @@ def generator(folder: Path, base: int) -> FedSource:
     return FedSource("python:tests.producer.killed_rows:numbered", lines())
 
 
-def parquet(folder: Path, base: int) -> FedSource:
-    rows, table = _table(base)
+def parquet(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows, table = _table(rows or lines(base, bad=False))
     pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{base}.parquet", row_group_size=23)
     return FedSource(str(folder / f"{base}.parquet"), rows)
 
 
-def arrow(folder: Path, base: int) -> FedSource:
-    rows, table = _table(base)
+def arrow(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows, table = _table(rows or lines(base, bad=False))
     with pytest.importorskip("pyarrow.ipc").new_file(folder / f"{base}.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=23)
     return FedSource(str(folder / f"{base}.arrow"), rows)
 
 
-def hugging_face(folder: Path, base: int) -> FedSource:
+def hugging_face(folder: Path, base: int, rows: Rows = None) -> FedSource:
     """As `datasets.Dataset.save_to_disk` writes it: two files in Arrow's stream format."""
-    rows, table = _table(base)
+    rows, table = _table(rows or lines(base, bad=False))
     directory = folder / f"{base}"
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
-    for name, part in zip(names, (table.slice(0, 61), table.slice(61)), strict=True):
+    for name, part in zip(names, (table.slice(0, 41), table.slice(41)), strict=True):
         with pytest.importorskip("pyarrow.ipc").new_stream(directory / name, table.schema) as file:
             file.write_table(part, max_chunksize=23)
     state = {"_data_files": [{"filename": name} for name in names], "_indices_files": None}
@@ -226,12 +229,11 @@ def marked(folder: Path, base: int) -> FedSource:
     return FollowedSource(folder / f"{base}", base, "marker")
 
 
-def _table(base: int) -> tuple[list[bytes], Any]:
-    rows = lines(base, bad=False)
+def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
     return rows, pytest.importorskip("pyarrow").Table.from_pylist([orjson.loads(row) for row in rows])
 
 
-KINDS: Final[dict[str, Callable[[Path, int], FedSource]]] = {
+KINDS: Final[dict[str, Callable[..., FedSource]]] = {
     "plain": plain,
     "gzip": gzipped,
     "zstd": zstandard,

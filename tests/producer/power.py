@@ -50,15 +50,19 @@ class Disk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        subprocess.run(["umount", self.point], check=True)
+        subprocess.run(["umount", str(self.point)], check=True)
 
     def restart(self) -> None:
         """Mounts it anew."""
-        subprocess.run(["umount", self.point], check=True)
+        subprocess.run(["umount", str(self.point)], check=True)
         self._mount().check_returncode()
 
+    def fail(self) -> None:
+        """Has it turn read-only by itself, as after an error of its device, whatever is open."""
+        subprocess.run(["mount", "-o", "remount,abort", str(self.point)], check=True)
+
     def _mount(self) -> subprocess.CompletedProcess[str]:
-        command = ["mount", "-o", "loop", self._image, self.point]
+        command = ["mount", "-o", "loop", str(self._image), str(self.point)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

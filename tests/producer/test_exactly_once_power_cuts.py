@@ -1,4 +1,4 @@
-"""The power fails at any call that changes a file, again and again: what was not synced is gone, each row comes once."""
+"""The power fails at any call that changes a file, again and again: what was not synced is gone, no row is."""
 
 from __future__ import annotations
 

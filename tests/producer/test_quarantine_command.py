@@ -134,7 +134,7 @@ def test_rows_as_they_came(tmp_path: Path, capfdbinary: pytest.CaptureFixture[by
     assert main(["quarantine", stream, "--rows"]) == 0
     captured = capfdbinary.readouterr()
     assert captured.out == b"[1]\n\xff\n"
-    assert b"error: 2 rows could not be printed" in captured.err
+    assert b"warning: 2 rows could not be printed" in captured.err
 
 
 def test_nobody_listens_any_more(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ PLACE = Place("a.jsonl", 2, 10)
 
 
 def quarantine(out: Path, committed: int = 0) -> Quarantine:
-    return Quarantine(out, committed, check_owner=lambda: None, clock=lambda: 5.0)
+    return Quarantine(out, committed, check_owner=lambda: None, clock=lambda: 5.5)
 
 
 def entries(out: Path) -> list[Any]:
@@ -30,7 +30,7 @@ def test_first_bad_row_ends_the_run_with_its_place() -> None:
 
 
 def test_bad_row_of_a_source_without_bytes_has_its_row_only() -> None:
-    with pytest.raises(RowInvalid, match=r"^rows.parquet:7: odd. Mend"):
+    with pytest.raises(RowInvalid, match=r"^rows.parquet:7: odd. Mend the row, or what refuses it, and run"):
         Refusals("fail", None, None, 0).take(ERROR, Place("rows.parquet", 7, None), None)
 
 
@@ -53,9 +53,9 @@ def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None
     assert refusals.quarantine_bytes == (tmp_path / "quarantine.jsonl").stat().st_size
     refusals.close()
     assert entries(tmp_path) == [
-        {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5.0},
-        {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5.0},
-        {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5.0},
+        {"source": "a.jsonl", "line": 2, "byte": 10, "reason": "odd", "row": "{broken", "at": 5},
+        {"source": "b", "line": 1, "byte": None, "reason": "odd", "row_base64": "/w==", "at": 5},
+        {"source": "c", "line": 1, "byte": 0, "reason": "odd", "row": "", "at": 5},
     ]
 
 

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lazyshard_producer.arrow_library import load_pyarrow
+from lazyshard_producer.regular_file import open_regular
 from lazyshard_producer.settings import SourceSettings
 from lazyshard_producer.source import Context
-from lazyshard_producer.table_files import list_table_files, open_table_file, refuse_changed, refuse_table
+from lazyshard_producer.table_files import list_table_files, refuse_changed, refuse_table
 from lazyshard_producer.tables import PIECE_BYTES, PIECE_ROWS, TableSource
 
 SUFFIXES: Final = (".arrow",)
@@ -57,7 +58,7 @@ class ArrowTable:
         self._path = path
         self._pa: Any = load_pyarrow(path)
         self._ipc: Any = load_pyarrow(path, "pyarrow.ipc")
-        self._handle = open_table_file(path)
+        self._handle = open_regular(path, 0)
         try:
             self._size = os.fstat(self._handle.fileno()).st_size
             if self._size == 0:

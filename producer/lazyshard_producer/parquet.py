@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lazyshard_producer.arrow_library import load_pyarrow
+from lazyshard_producer.regular_file import open_regular
 from lazyshard_producer.settings import SourceSettings
 from lazyshard_producer.source import Context
 from lazyshard_producer.source_file import read_at
-from lazyshard_producer.table_files import list_table_files, open_table_file, refuse_table
+from lazyshard_producer.table_files import list_table_files, refuse_table
 from lazyshard_producer.tables import PIECE_BYTES, PIECE_ROWS, TableSource
 
 SUFFIXES: Final = (".parquet",)
@@ -53,7 +54,7 @@ class ParquetTable:
     def __init__(self, path: str, row: int) -> None:
         self._path = path
         self._parquet: Any = load_pyarrow(path, "pyarrow.parquet")
-        self._handle = open_table_file(path)
+        self._handle = open_regular(path, 0)
         try:
             self._check_magic()
             # No pre-buffering and no threads: both hold more of a row group than is asked for.

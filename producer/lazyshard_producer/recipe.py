@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_row, encode_row
-from lazyshard_producer.duplicates import names_a_key_twice
+from lazyshard.format import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.settings import MAX_ROW_BYTES
 
@@ -89,7 +88,7 @@ class Maker:
             if isinstance(line, RowInvalid):
                 raise line
             row = check_row(line)
-            duplicate = names_a_key_twice(line, row)
+            duplicate = has_duplicate_keys(line, row)
             if self._transform is None and not self._columns:
                 # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)

@@ -117,6 +117,7 @@ class Quarantine:
             return
         self._size = min(committed, status.st_size)
         if status.st_size > self._size:
+            self._check_owner()
             self._open()
             assert self._fd is not None
             os.ftruncate(self._fd, self._size)

@@ -12,8 +12,12 @@ from lazyshard_producer.source_file import refuse_os_error
 _READ_BYTES: Final = 1 << 20
 
 
-def open_regular(path: str) -> BinaryIO:
-    """Opens a plain file for reading, with a buffer of 1 MiB.
+def open_regular(path: str, buffer_bytes: int = _READ_BYTES) -> BinaryIO:
+    """Opens a plain file for reading.
+
+    Args:
+        path: the file.
+        buffer_bytes: size of its buffer, 0 for none.
 
     Raises:
         SourceRefused: there is no such file, it is something else, or this process may not read it.
@@ -27,4 +31,4 @@ def open_regular(path: str) -> BinaryIO:
         os.close(fd)
         expected, actual = "a plain file", "something else (a directory, pipe or device)"
         raise SourceRefused(f"{path}: expected {expected}, found {actual}", file=path, expected=expected, actual=actual)
-    return os.fdopen(fd, "rb", buffering=_READ_BYTES)
+    return os.fdopen(fd, "rb", buffering=buffer_bytes)

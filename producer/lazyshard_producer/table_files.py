@@ -7,14 +7,14 @@ files keep their index. Not noticed: a change in the middle of a file that keeps
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
 
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name
+from lazyshard_producer.regular_file import open_regular
 from lazyshard_producer.source_file import read_at, refuse_os_error
 
 _HEAD_BYTES: Final = 4 << 10
@@ -32,23 +32,6 @@ class Version(NamedTuple):
 
     size: int
     modified_ns: int
-
-
-def open_table_file(path: str) -> BinaryIO:
-    """Opens a plain file for reading, without a buffer of its own.
-
-    Raises:
-        SourceRefused: there is no such file, it is something else, or this process may not read it.
-    """
-    try:
-        # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as cause:
-        raise refuse_os_error(path, cause) from cause
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise refuse_table(path, "a plain file", "something else")
-    return os.fdopen(fd, "rb", buffering=0)
 
 
 def list_table_files(directory: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -79,7 +62,7 @@ def fingerprint(path: str) -> tuple[int, Version]:
     Raises:
         SourceRefused: it cannot be read.
     """
-    with open_table_file(path) as file:
+    with open_regular(path, 0) as file:
         status = os.fstat(file.fileno())
         tail = max(0, status.st_size - _TAIL_BYTES)
         parts = (read_at(file, path, _HEAD_BYTES, 0), read_at(file, path, _TAIL_BYTES, tail))

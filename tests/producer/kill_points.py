@@ -1,4 +1,4 @@
-"""Counts the calls by which a process changes files, and kills it at one of them.
+"""Counts the calls by which a process changes files, and kills or stops it at one of them.
 
 The process has to be a fork that ends with it: nothing is put back.
 """
@@ -18,24 +18,30 @@ WHENS: Final[tuple[When, ...]] = ("before", "half", "after")
 _CALLS: Final = ("write", "fsync", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
 
 
-def die_at(number: int, when: When, at_last: Callable[[], object] = lambda: None) -> None:
-    """Has this process killed at its `number`-th call from now on, counted from 1.
+class KillPoint:
+    """One of the calls that this process makes from now on.
 
     Args:
-        number: see above.
-        when: where in that call.
-        at_last: is called before.
+        number: which one, counted from 1.
+        when: where in it.
+        by: what is sent to the process; after one that only stops it, it goes on there.
+        at_last: is called before that.
     """
-    _Counter(number, when, at_last).install()
 
-
-class _Counter:
-    def __init__(self, number: int, when: When, at_last: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        number: int,
+        when: When = "before",
+        by: signal.Signals = signal.SIGKILL,
+        at_last: Callable[[], object] = lambda: None,
+    ) -> None:
         self._left = number
         self._when = when
+        self._by = by
         self._at_last = at_last
 
     def install(self) -> None:
+        """Begins to count."""
         for name in _CALLS:
             setattr(os, name, self._counted(name, getattr(os, name)))
 
@@ -44,12 +50,15 @@ class _Counter:
             self._left -= 1
             if self._left:
                 return call(*arguments, **named)
+            done = None
             if self._when == "half" and name == "write":
                 fd, data = arguments
-                call(fd, bytes(data)[: len(data) // 2])
+                # The caller goes on with what is left.
+                done = call(fd, bytes(data)[: len(data) // 2])
             elif self._when == "after":
-                call(*arguments, **named)
+                done = call(*arguments, **named)
             self._at_last()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._by)
+            return call(*arguments, **named) if done is None and self._when != "after" else done
 
         return counted

@@ -47,11 +47,15 @@ class Stream:
 
     def run(self, **kill: Any) -> tuple[int, str]:
         """Runs the command once, with its sources fed; returns its exit status and what it said."""
-        stdin = next((source.stdin for source in self._sources if source.stdin is not None), None)
         with ExitStack() as feeding:
             for number, source in enumerate(self._sources):
                 feeding.enter_context(source.fed(self._entry(number)))
-            return self._nursery.run(*self._arguments, stdin=stdin, **kill)
+            return self._nursery.wait(self.start(**kill))
+
+    def start(self, **kill: Any) -> int:
+        """Starts the command, its sources not fed; returns its process id."""
+        stdin = next((source.stdin for source in self._sources if source.stdin is not None), None)
+        return self._nursery.start(*self._arguments, stdin=stdin, **kill)
 
     def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
         """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
@@ -108,10 +112,10 @@ class Stream:
         return found
 
     def seals(self) -> list[dict[str, Any]]:
-        """All seals, but for the time in them, and the size of the quarantine, in whose lines there is one too."""
+        """All seals, but for the time in them."""
         found = [json.loads((self.out / seal_name(chunk)).read_bytes()) for chunk in range(self.chunks)]
         for seal in found:
-            del seal["sealed_at"], seal["source"]["quarantine_bytes"]
+            del seal["sealed_at"]
         return found
 
     def lines(self) -> list[bytes]:

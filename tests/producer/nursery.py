@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.producer.commands import ROOT, environment
-from tests.producer.kill_points import When, die_at
+from tests.producer.kill_points import KillPoint, When
 from tests.producer.power import cut_power
 
 _PR_SET_PDEATHSIG = 1
@@ -44,6 +44,7 @@ class Nursery:
         stdin: Path | None = None,
         kill_at: int | None = None,
         when: When = "before",
+        by: signal.Signals = signal.SIGKILL,
         power_of: Path | None = None,
     ) -> int:
         """Starts the command and returns its process id.
@@ -53,6 +54,7 @@ class Nursery:
             stdin: what is its standard input.
             kill_at: the number of the call that changes a file at which it is killed, from 1.
             when: where in that call.
+            by: what it is sent then.
             power_of: a filesystem whose power is cut at that moment.
         """
         self._count += 1
@@ -63,6 +65,7 @@ class Nursery:
             "stderr": str(error),
             "kill_at": kill_at,
             "when": when,
+            "by": by,
             "power_of": None if power_of is None else str(power_of),
         }
         pid: int = self._ask(request)
@@ -73,6 +76,11 @@ class Nursery:
         """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
         status: int = self._ask({"wait": pid})
         return status, self._errors.pop(pid).read_text()
+
+    def wait_for_stop(self, pid: int) -> bool:
+        """Waits until a process is stopped or has ended; returns whether it is stopped."""
+        stopped: bool = self._ask({"stopped": pid})
+        return stopped
 
     def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
         """Starts the command and waits for its end."""
@@ -107,9 +115,12 @@ def main() -> None:
         request = json.loads(line)
         if "wait" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        elif "stopped" in request:
+            found = os.waitid(os.P_PID, request["stopped"], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            answer = found is not None and found.si_code == os.CLD_STOPPED
         elif not (answer := os.fork()):
             os._exit(_run(request))
-        print(answer, flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 def _load() -> None:
@@ -136,7 +147,8 @@ def _run(request: dict[str, Any]) -> int:
     os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
     if request["kill_at"] is not None:
         power_of = request["power_of"]
-        die_at(request["kill_at"], request["when"], (lambda: cut_power(power_of)) if power_of else lambda: None)
+        at_last = (lambda: cut_power(power_of)) if power_of else lambda: None
+        KillPoint(request["kill_at"], request["when"], signal.Signals(request["by"]), at_last).install()
     code = main(request["arguments"])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.duplicates import names_a_key_twice
+from lazyshard.format import has_duplicate_keys
 
 TEXT = st.text(alphabet='ab:"\\\u003a \n', max_size=4)
 
@@ -43,10 +43,10 @@ def twice(value: Any) -> bool:
 @given(row=OBJECTS, colon=st.sampled_from([":", ": ", " :", "\t: "]), escaped=st.booleans())
 def test_exact(row: Pairs, colon: str, escaped: bool) -> None:
     line = text(row, colon, escaped).encode()
-    assert names_a_key_twice(line, orjson.loads(line)) == twice(row)
+    assert has_duplicate_keys(line, orjson.loads(line)) == twice(row)
 
 
 @pytest.mark.parametrize("depth", [200, 1000])
 def test_deep_nesting_does_not_raise(depth: int) -> None:
     line = b'{"a":' * depth + b"1" + b"}" * depth
-    assert not names_a_key_twice(line, orjson.loads(line))
+    assert not has_duplicate_keys(line, orjson.loads(line))

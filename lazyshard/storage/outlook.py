@@ -114,7 +114,10 @@ class Looks:
             clock_ahead_s=0.0 if census.head is None else max(0.0, census.head.updated_at - now),
             chunk_rate=coming,
             byte_rate=growth,
-            full_in_s=None if survey.free is None or growth is None else _time_to_use(survey.free, growth),
+            # What is held back does not fill the disk at the rate that it had before.
+            full_in_s=None
+            if survey.free is None or growth is None or state == "waiting"
+            else _time_to_use(survey.free, growth),
             consumers=tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers),
         )
 

@@ -250,8 +250,8 @@ def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
     """Returns the error for a file that was complete, of `expected` bytes, and has now `actual` bytes."""
     return SourceRefused(
         f"{path}: taken for complete at {expected} bytes, and now it has {actual}: it was still being written. Have "
-        f"files written under another name, a hidden one for instance, and renamed when they are complete; to take the "
-        f"rest of this one, start again with --finished-by idle",
+        f"files written under another name, a hidden one for instance, and renamed when they are complete (or, with "
+        f"markers, the marker made last); to take the rest of this one, start again with --finished-by idle",
         file=path,
         expected=f"{expected} bytes",
         actual=f"{actual} bytes",

@@ -10,6 +10,7 @@ The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modu
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -177,7 +178,9 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
         raise SettingInvalid(f"{option}: {reason}{'; ' if hint else ''}{hint}", option=option) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise SettingInvalid(f"{option}: {module_name} has no {attribute}", option=option)
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; is {near[0]} meant?" if near else ""
+            raise SettingInvalid(f"{option}: {module_name} has no {attribute}{hint}", option=option)
         found = getattr(found, part)
     if not callable(found):
         raise SettingInvalid(f"{option}: {name} is no function but a {type(found).__name__}", option=option)

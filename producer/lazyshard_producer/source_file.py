@@ -186,12 +186,12 @@ def refuse_truncated(file: BinaryIO, path: str, offset: int) -> SourceRefused:
     return _refuse(path, f"at least the {offset} bytes that were read", f"{size}: the file was truncated or replaced")
 
 
-def refuse_os_error(path: str, cause: OSError) -> SourceRefused:
-    """Returns the error for a file that the filesystem does not give."""
+def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
+    """Returns the error for what the filesystem does not give."""
     if isinstance(cause, PermissionError):
-        hint = "check the permissions of the file and of the directories above it"
-        return _refuse(path, "a readable file", f"uid {os.geteuid()} may not read it", f"; {hint}")
-    return _refuse(path, "a readable file", (cause.strerror or str(cause)).lower())
+        hint = "check its permissions and those of the directories above it"
+        return _refuse(path, expected, f"uid {os.geteuid()} may not read it", f"; {hint}")
+    return _refuse(path, expected, (cause.strerror or str(cause)).lower())
 
 
 def _refuse(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:

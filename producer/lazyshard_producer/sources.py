@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 from collections.abc import Sequence
@@ -46,8 +47,14 @@ def source_kind(settings: SourceSettings) -> str:
     try:
         status = os.stat(path)
     except OSError as cause:
-        raise refuse_os_error(path, cause) from cause
+        if glob.has_magic(path):
+            raise _refuse(
+                path, "files that match", "none", "; put the pattern right, or follow their directory"
+            ) from cause
+        raise refuse_os_error(path, cause, "a readable directory" if settings.follow else "a readable file") from cause
     if settings.follow:
+        if not stat.S_ISDIR(status.st_mode):
+            raise _refuse(path, "a directory", "something else", "; give a file with --source")
         return "follow"
     if stat.S_ISFIFO(status.st_mode):
         return "stdin"
@@ -162,10 +169,13 @@ def _directory_kind(path: str) -> str:
     for suffix in _TABLES:
         if any(Path(name).suffix == suffix for name in names):
             return suffix.removeprefix(".")
-    raise SourceRefused(
-        f"{path}: expected a file, found a directory; to take the files that other programs write there, give it with "
-        f"--follow; to take those that are there now, give their names",
-        file=path,
-        expected="a file",
-        actual="a directory",
+    hint = (
+        "to take the files that other programs write there, give it with --follow; to take those that are there now, "
+    )
+    raise _refuse(path, "a file", "a directory", f"; {hint}give their names")
+
+
+def _refuse(path: str, expected: str, actual: str, hint: str) -> SourceRefused:
+    return SourceRefused(
+        f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
     )

@@ -84,6 +84,7 @@ def test_what_the_source_refused_stays_refused() -> None:
         ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError"),
         (f"{HERE}:no_such_function", "tests.producer.recipes has no no_such_function"),
         (f"{HERE}:NOT_CALLABLE", "is no function but a int"),
+        (f"{HERE}:twize", "tests.producer.recipes has no twize; is twice meant?"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_before_anything_is_made(name: str, message: str) -> None:

@@ -251,3 +251,25 @@ def test_an_ended_stream_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(run_arguments(out, [a], 5)) == 5
     assert_one_line(capsys.readouterr().err, "10 samples per chunk, asked for 5")
     assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--source", "web/*.jsonl"), "web/*.jsonl: expected files that match, found none"),
+        (("--follow", "nowhere"), "nowhere: expected a readable directory, found no such file or directory"),
+        (("--follow", "a.jsonl"), "a.jsonl: expected a directory, found something else; give a file with --source"),
+        (("--source", "."), ".: expected a file, found a directory"),
+    ],
+)
+def test_what_is_not_there_is_named_for_what_it_should_be(
+    arguments: tuple[str, str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_bytes(rows(0, 3))
+    assert main(["run", *arguments, "--out", "out", "--samples-per-chunk", "2"]) == 4
+    assert_one_line(capsys.readouterr().err, words)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazyshard.errors import StreamEnded
+from lazyshard.errors import ProducerFenced, StreamEnded
 from lazyshard.format import Manifest
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY
 from lazyshard.storage.announcer import Announcer
@@ -70,9 +70,24 @@ def open_for_writing(directory: Path, samples_per_chunk: int | None, clock: Call
     owner = lock.acquire(clock(), directory / TEMPORARY)
     try:
         return _open(directory, samples_per_chunk, clock, lock, Workplace(directory / TEMPORARY, owner.token))
-    except BaseException:
-        lock.release()
+    except BaseException as cause:
+        try:
+            if isinstance(cause, OSError):
+                # A producer that has taken over meanwhile may have removed `.tmp`, which is no fault of the filesystem.
+                _check_owner(lock)
+        finally:
+            lock.release()
         raise
+
+
+def _check_owner(lock: WriterLock) -> None:
+    """Raises ProducerFenced where another producer has taken the stream over, as far as that can be told."""
+    try:
+        lock.check()
+    except ProducerFenced:
+        raise
+    except OSError:
+        pass
 
 
 def _open(

@@ -11,7 +11,9 @@ from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, Stream
 from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
 from lazyshard.storage import ChunkWriter
+from lazyshard.storage.durable import remove
 from lazyshard.storage.files import read_file
+from lazyshard_producer.follow_journal import DIRECTORY
 from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.source_file import file_size
 from lazyshard_producer.wording import count
@@ -41,7 +43,7 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
 
 
 def complete_end(out: str, end: End) -> None:
-    """Does what a crash may have left to be done behind the end: readers are told of it, and `.tmp/` goes.
+    """Does what a crash may have left to be done behind the end: readers are told of it, `.tmp/` and journals go.
 
     Nothing is touched where all is done, which is so as good as always.
 
@@ -52,6 +54,16 @@ def complete_end(out: str, end: End) -> None:
         # Opening does it. One that holds the lock is at it.
         with contextlib.suppress(StreamEnded, ProducerLocked):
             ChunkWriter(out)
+    clear_journals(out)
+
+
+def clear_journals(out: str) -> None:
+    """Removes the journals of followed directories from a stream that has ended: nobody goes on from them."""
+    with contextlib.suppress(OSError):
+        journals = Path(out, DIRECTORY)
+        for path in list(journals.iterdir()):
+            remove(path)
+        journals.rmdir()
 
 
 def _is_complete(out: Path, end: End) -> bool:

@@ -13,6 +13,7 @@ from lazyshard.storage import ChunkWriter
 from lazyshard_producer.book import Book
 from lazyshard_producer.feed import Batch, Feed
 from lazyshard_producer.pace import Pace
+from lazyshard_producer.patience import Patience
 from lazyshard_producer.stop import Stop
 
 SLICE_S: Final = 0.1
@@ -89,6 +90,7 @@ class RowLoop:
         gate: whether the next chunk may be published; None: it always may. May be replaced while it runs.
         stop: whether to go on.
         watch: is told what goes on.
+        patience: is told what is asked of the stream's filesystem.
         reload: is called when the settings are to be read again.
         every_s: how often `watch` wants to look, in seconds.
         clock: returns seconds of a monotonic clock.
@@ -108,6 +110,7 @@ class RowLoop:
         gate: Gate | None,
         stop: Stop,
         watch: Watch,
+        patience: Patience,
         reload: Callable[[], None],
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -122,6 +125,7 @@ class RowLoop:
         self._writer = writer
         self._stop = stop
         self._watch = watch
+        self._patience = patience
         self._reload = reload
         self._clock = clock
         self._sleep = sleep
@@ -180,6 +184,13 @@ class RowLoop:
 
     def _write_some(self, batch: Batch, at: int, count: int) -> int:
         """Writes rows of a batch from index `at` on, at most so many; returns how many were dealt with."""
+        self._patience.ask(self._writing)
+        try:
+            return self._move(batch, at, count)
+        finally:
+            self._patience.answered()
+
+    def _move(self, batch: Batch, at: int, count: int) -> int:
         lines, refused = _sound(batch.lines[at : at + count])
         if lines:
             checked = check_lines(lines)
@@ -229,8 +240,12 @@ class RowLoop:
         alarmed = False
         while self.gate is not None:
             # What is allowed is counted from what is there.
-            self._writer.settle()
-            held = self.gate.before_chunk(self._writer.published_chunks, self._writer.published_samples)
+            self._patience.ask(self._writing)
+            try:
+                self._writer.settle()
+                held = self.gate.before_chunk(self._writer.published_chunks, self._writer.published_samples)
+            finally:
+                self._patience.answered()
             if held is None:
                 break
             if (held.deadlock or held.stalled) and not alarmed:
@@ -263,9 +278,16 @@ class RowLoop:
             # Short waits are nobody's concern.
             self._beat = now
         elif now - self._beat > (WAIT_BEAT_S if self._writer.state == "waiting" else 2 * SLICE_S):
-            self._writer.heartbeat("waiting", text)
+            self._patience.ask(self._writing)
+            try:
+                self._writer.heartbeat("waiting", text)
+            finally:
+                self._patience.answered()
             self._watch.waiting(why, text)
             self._beat = now
+
+    def _writing(self) -> str:
+        return f"writing to {self._writer.directory}"
 
     def _over(self) -> None:
         if self._beat is not None:

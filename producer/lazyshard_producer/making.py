@@ -7,7 +7,7 @@ by the next run is compared with a digest of those: sources and functions may ha
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +22,7 @@ from lazyshard_producer.book import Book, Spot
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.feed import Batch
 from lazyshard_producer.mixing import Piece
+from lazyshard_producer.patience import Patience
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.recipe import Made, Maker
 from lazyshard_producer.source import Place
@@ -100,13 +101,15 @@ class _MadeBatch:
         self._skipped = skipped
         self._before, self._after = spots
         self._unit = unit
-        self._digest = xxhash.xxh3_64()
+        self._digest: xxhash.xxh3_64 | None = None
         self._digested = 0
 
     def position(self, index: int) -> RunPosition:
         if index == len(self.lines) - 1:
             return self._book.position(self._after)
         skip = self._skipped + index + 1
+        if self._digest is None:
+            self._digest = xxhash.xxh3_64()
         for line, _ in self._rows[self._digested : skip]:
             self._digest.update(line)
         self._digested = skip
@@ -132,6 +135,7 @@ class RecipeFeed:
         block: source rows that are shuffled together; 0 keeps the order.
         seed: of the shuffling.
         warn: is told what is odd.
+        patience: is told what is asked of the maker.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class RecipeFeed:
         block: int,
         seed: int,
         warn: Callable[[str], None],
+        patience: Patience,
     ) -> None:
         self._book = book
         self._maker = maker
@@ -152,6 +157,7 @@ class RecipeFeed:
         self._block = block
         self._seed = seed
         self._warn = warn
+        self._patience = patience
         self._begun = book.rows  # rows in work, and before them
         self._under_way: deque[tuple[Piece, int, Work]] = deque()
         self._piece: Piece | None = None
@@ -159,7 +165,7 @@ class RecipeFeed:
         self._finished = False
         self._made: Iterator[Batch] = iter(())
         self._rows: list[tuple[bytes, Place]] = []
-        self._unit: Counter[int] = Counter()  # source rows of which `_rows` are made
+        self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._held = 0
         self._before = self._last = book.spot(book.mixer.standing())
 
@@ -197,7 +203,11 @@ class RecipeFeed:
         assert self._maker is not None
         if index == len(piece.lines):
             return None
-        made = [self._maker.make(piece.lines[index], self._begun)]
+        self._patience.ask(lambda: _in_words(piece.place(index)))
+        try:
+            made = [self._maker.make(piece.lines[index], self._begun)]
+        finally:
+            self._patience.answered()
         self._next += 1
         self._begun += 1
         return piece, index, made
@@ -238,7 +248,7 @@ class RecipeFeed:
             self._last = self._book.spot(piece.after(index))
             self._rows += [(line, place) for line in row.lines]
             self._held += 1
-            self._unit[piece.source] += 1
+            self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
             if self._held >= (self._block if self._unit_begun is None else self._unit_begun.rows):
                 batch = self._batch()
                 if batch.lines:
@@ -258,7 +268,7 @@ class RecipeFeed:
             self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
         batch = _MadeBatch(self._book, rows, self._skip(rows), (self._before, self._last), self._unit)
         self._before = self._last
-        self._rows, self._held, self._unit = [], 0, Counter()
+        self._rows, self._held, self._unit = [], 0, {}
         return batch
 
     def _skip(self, rows: Sequence[tuple[bytes, Place]]) -> int:
@@ -282,3 +292,7 @@ class RecipeFeed:
 
     def _nothing(self) -> Batch:
         return _MadeBatch(self._book, (), 0, (self._before, self._before), {})
+
+
+def _in_words(place: Place) -> str:
+    return f"the functions that make rows, at {place.file}:{place.line}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lazyshard.errors import RowInvalid
+from lazyshard_producer.patience import Patience
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.slot import Slot
 from lazyshard_producer.source import Mark, Place, Rows, Source
@@ -86,6 +87,7 @@ class Mixer:
         sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.
         ahead: whether positions are asked for rows that lie behind those read last, so that a source which has met its
             end stays open until the run is over.
+        patience: is told what is asked of sources.
         most: rows in a piece at the most, None for as many as are at hand: how finely `totals` tells how far it is.
         empty: is told the name of each source that has met its end without a single row.
     """
@@ -101,6 +103,7 @@ class Mixer:
         block: int,
         sizes: Sequence[int | None],
         ahead: bool,
+        patience: Patience,
         most: int | None = None,
         empty: Callable[[str], None],
     ) -> None:
@@ -108,6 +111,7 @@ class Mixer:
         self._ahead = ahead
         self._most = most
         self._empty = empty
+        self._patience = patience
         self._ending = False
         self._waiting: int | None = None
         self._open_source = open_source
@@ -247,8 +251,7 @@ class Mixer:
         """Looks whether a source that was finished has grown; returns False if that cannot be told yet."""
         slot = self._slots[index]
         if slot.next == slot.stop:
-            source = self._opened(index)
-            rows = source.read()
+            source, rows = self._read(index)
             if rows is None:
                 self._unsure.remove(index)
                 slot.mark = source.reached
@@ -285,8 +288,7 @@ class Mixer:
     def _fill(self, index: int) -> bool:
         """Reads on in a source; returns whether there is a row, and notes where its end is met."""
         slot = self._slots[index]
-        source = self._opened(index)
-        rows = source.read()
+        source, rows = self._read(index)
         if rows is None:
             if slot.rows is None and slot.entry is None:
                 self._empty(self.names[index])
@@ -299,6 +301,15 @@ class Mixer:
             return False
         slot.hold(rows)
         return slot.stop > 0
+
+    def _read(self, index: int) -> tuple[Source, Rows | None]:
+        """Returns a source and the next rows of it, as `Source.read` does."""
+        self._patience.ask(lambda: f"reading {self.names[index]}")
+        try:
+            source = self._opened(index)
+            return source, source.read()
+        finally:
+            self._patience.answered()
 
     def _opened(self, index: int) -> Source:
         slot = self._slots[index]

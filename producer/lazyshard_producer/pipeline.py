@@ -11,6 +11,7 @@ from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.feed import Feed, PlainFeed
 from lazyshard_producer.making import BegunUnit, RecipeFeed
 from lazyshard_producer.mixing import Mixer
+from lazyshard_producer.patience import Patience
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
 from lazyshard_producer.recipe import Maker, Recipe
 from lazyshard_producer.refusals import Quarantine, Refusals
@@ -28,6 +29,7 @@ class Pipeline:
         committed: the source position of the last seal; None for a stream without chunks.
         warn: is told what is odd.
         check_owner: raises `ProducerFenced` where another producer has taken the stream over.
+        patience: is told what is asked of sources and functions.
         refusals: takes refused rows; None for what the settings say.
 
     Raises:
@@ -43,8 +45,10 @@ class Pipeline:
         *,
         warn: Callable[[str], None],
         check_owner: Callable[[], object] = lambda: None,
+        patience: Patience | None = None,
         refusals: Refusals | None = None,
     ) -> None:
+        patience = patience or Patience()
         self._settings = settings
         self._context = Context(Path(settings.out), settings.max_row_bytes)
         paths = [source.path for source in settings.sources]
@@ -76,6 +80,7 @@ class Pipeline:
                 block=settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
+                patience=patience,
                 most=None if settings.rate is None else max(1, int(settings.rate)),
                 empty=lambda name: warn(f"{name}: holds no rows"),
             )
@@ -96,6 +101,7 @@ class Pipeline:
                 block=settings.shuffle,
                 seed=settings.seed,
                 warn=warn,
+                patience=patience,
             )
         )
 

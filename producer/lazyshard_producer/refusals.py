@@ -126,15 +126,13 @@ class Quarantine:
     def _flush(self) -> None:
         if self._buffer:
             self._check_owner()
+            # Whatever comes of it, nothing goes behind a line that is torn.
+            data, self._buffer = self._buffer, bytearray()
             self._open()
             assert self._fd is not None
             self._dirty = True
-            os.lseek(self._fd, self._size - len(self._buffer), os.SEEK_SET)
-            try:
-                write_all(self._fd, self._buffer)
-            finally:
-                # Nothing goes behind a line that is torn.
-                self._buffer.clear()
+            os.lseek(self._fd, self._size - len(data), os.SEEK_SET)
+            write_all(self._fd, data)
 
     def _open(self) -> None:
         if self._fd is not None:

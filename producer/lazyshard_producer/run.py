@@ -9,20 +9,21 @@ import resource
 import signal
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lazyshard.errors import StreamEnded, StreamInvalid
+from lazyshard.errors import LazyShardError, StreamEnded, StreamInvalid
 from lazyshard.format import End
 from lazyshard.storage import ChunkWriter
 from lazyshard_producer.allocator import keep_freed_memory
-from lazyshard_producer.ended import complete_end, find_end, leftovers, notes_on_end
+from lazyshard_producer.ended import clear_journals, complete_end, find_end, leftovers, notes_on_end
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.holdback import Holdback
 from lazyshard_producer.loop import RowLoop
 from lazyshard_producer.metrics import Metrics, NoMetrics
 from lazyshard_producer.pace import Pace
+from lazyshard_producer.patience import Patience
 from lazyshard_producer.pipeline import Pipeline
 from lazyshard_producer.problems import is_live
 from lazyshard_producer.progress import Display
@@ -67,37 +68,49 @@ def run(
         SettingInvalid, SourceRefused, RowInvalid, WorkerFailed: see there.
         LazyShardError, OSError: as `ChunkWriter` raises them.
     """
-    keep_freed_memory()
-    paths = [source.path for source in settings.sources]
-    check_out(settings.out)
-    end = find_end(settings.out, settings.samples_per_chunk)
-    if end is None:
-        check_sources(settings)
-        _raise_open_files()
+    with _named(settings.out):
+        keep_freed_memory()
+        paths = [source.path for source in settings.sources]
+        check_out(settings.out)
+        end = find_end(settings.out, settings.samples_per_chunk)
+        if end is None:
+            check_sources(settings)
+            _raise_open_files()
+            try:
+                # Where nothing holds it back, the next rows are read while a chunk is published.
+                free = settings.rate is None and settings.limits == Limits()
+                writer = ChunkWriter(settings.out, settings.samples_per_chunk, overlap=free)
+            except StreamEnded:
+                # A crash had left only the end to be written, which the writer has done.
+                end = find_end(settings.out, settings.samples_per_chunk)
+                if end is None:
+                    raise
+        if end is not None:
+            complete_end(settings.out, end)
+            for note in notes_on_end(settings.out, end, paths):
+                display.warn(note)
+            for source in settings.sources:
+                if is_live(source):
+                    display.warn(f"{source.path}: not read; nothing can be added to a stream that has ended")
+            return end
         try:
-            # Where nothing holds it back, the next rows are read while a chunk is published.
-            free = settings.rate is None and settings.limits == Limits()
-            writer = ChunkWriter(settings.out, settings.samples_per_chunk, overlap=free)
-        except StreamEnded:
-            # A crash had left only the end to be written, which the writer has done.
-            end = find_end(settings.out, settings.samples_per_chunk)
-            if end is None:
-                raise
-    if end is not None:
-        complete_end(settings.out, end)
-        for note in notes_on_end(settings.out, end, paths):
-            display.warn(note)
-        for source in settings.sources:
-            if is_live(source):
-                display.warn(f"{source.path}: not read; nothing can be added to a stream that has ended")
-        return end
+            going = _Run(settings, display, stop, writer, metrics or NoMetrics(), reload, clock, sleep)
+            with contextlib.closing(going):
+                return going.outcome()
+        finally:
+            # Does nothing if the run has closed it.
+            writer.close(end=False, state="failed")
+
+
+@contextlib.contextmanager
+def _named(out: str) -> Iterator[None]:
+    """Has errors of the filesystem say which one it is: the stream's, since those of sources are told as such."""
     try:
-        going = _Run(settings, display, stop, writer, metrics or NoMetrics(), reload, clock, sleep)
-        with contextlib.closing(going):
-            return going.outcome()
-    finally:
-        # Does nothing if the run has closed it.
-        writer.close(end=False, state="failed")
+        yield
+    except OSError as error:
+        if error.filename is None and not isinstance(error, LazyShardError):
+            error.filename = out
+        raise
 
 
 def check_out(out: str) -> None:
@@ -157,7 +170,10 @@ class _Run:
         self._clock = clock
         # What another program left there is no position, and is refused as such.
         committed = (writer.source or {}) if writer.published_chunks else None
-        self._pipeline = Pipeline(settings, committed, warn=display.warn, check_owner=writer.check_owner)
+        self._patience = Patience(display.warn)
+        self._pipeline = Pipeline(
+            settings, committed, warn=display.warn, check_owner=writer.check_owner, patience=self._patience
+        )
         try:
             quarantines = settings.on_bad_row == "quarantine"
             self._watch = RunWatch(self._pipeline, writer, display, metrics, clock, quarantines=quarantines)
@@ -169,6 +185,7 @@ class _Run:
                 gate=self._gate(),
                 stop=stop,
                 watch=self._watch,
+                patience=self._patience,
                 reload=self._take_settings,
                 every_s=self._watch.every_s,
                 clock=clock,
@@ -182,9 +199,13 @@ class _Run:
         """Does the run and closes the writer, unless something raises."""
         out = self._settings.out
         self._display.start(out, self._watch.tally())
+        self._patience.start()
         if self._loop.run():
+            self._patience.ask(lambda: f"writing to {out}")
             last = self._pipeline.here()
             self._writer.close(end=True, source=last.encode(self._pipeline.names))
+            self._patience.answered()
+            clear_journals(out)
             for note in leftovers(last, [source.path for source in self._settings.sources]):
                 self._display.warn(note)
             return Outcome("finished", out, self._watch.tally())
@@ -199,6 +220,7 @@ class _Run:
 
     def close(self) -> None:
         """Lets go of the sources."""
+        self._patience.close()
         self._pipeline.close()
 
     def _pace(self) -> Pace | None:

@@ -1,4 +1,4 @@
-"""Counts the calls by which a process changes files, and kills or stops it at one of them.
+"""Counts the calls by which a process changes files, and at one of them kills or stops it, or has the call fail.
 
 The process has to be a fork that ends with it: nothing is put back.
 """
@@ -24,15 +24,15 @@ class KillPoint:
     Args:
         number: which one, counted from 1.
         when: where in it.
-        by: what is sent to the process; after one that only stops it, it goes on there.
-        at_last: is called before that.
+        by: what is sent to the process; after one that only stops it, it goes on there; None for nothing.
+        at_last: is called before that; what it raises is raised by the call.
     """
 
     def __init__(
         self,
         number: int,
         when: When = "before",
-        by: signal.Signals = signal.SIGKILL,
+        by: signal.Signals | None = signal.SIGKILL,
         at_last: Callable[[], object] = lambda: None,
     ) -> None:
         self._left = number
@@ -58,7 +58,8 @@ class KillPoint:
             elif self._when == "after":
                 done = call(*arguments, **named)
             self._at_last()
-            os.kill(os.getpid(), self._by)
+            if self._by is not None:
+                os.kill(os.getpid(), self._by)
             return call(*arguments, **named) if done is None and self._when != "after" else done
 
         return counted

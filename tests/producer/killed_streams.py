@@ -86,15 +86,11 @@ class Stream:
         assert numbers == list(range(len(numbers)))
         ids(self.out)
 
-    def check_ended(self, *kept: str) -> None:
-        """Checks that the stream is whole, and that nothing is there which is of no use.
-
-        Args:
-            kept: what may be there besides.
-        """
+    def check_ended(self) -> None:
+        """Checks that the stream is whole, and that nothing is there which is of no use."""
         names = {path.name for path in self.out.iterdir()}
         chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name)}
-        assert names - chunks == LASTING | ({QUARANTINE} & names) | set(kept)
+        assert names - chunks == LASTING | ({QUARANTINE} & names)
         assert verify(self.out, jobs=1).findings == ()
         assert lazyshard(["verify", str(self.out), "--jobs", "1"]) == 0
 

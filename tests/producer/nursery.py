@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +37,7 @@ class Nursery:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
-        self._errors: dict[int, Path] = {}
+        self._said: dict[int, Path] = {}
 
     def start(
         self,
@@ -45,7 +46,9 @@ class Nursery:
         kill_at: int | None = None,
         when: When = "before",
         by: signal.Signals = signal.SIGKILL,
+        error: int | None = None,
         power_of: Path | None = None,
+        no_answer_s: float | None = None,
     ) -> int:
         """Starts the command and returns its process id.
 
@@ -55,27 +58,38 @@ class Nursery:
             kill_at: the number of the call that changes a file at which it is killed, from 1.
             when: where in that call.
             by: what it is sent then.
+            error: the number of the error that this call has, in place of a signal.
             power_of: a filesystem whose power is cut at that moment.
+            no_answer_s: after so many seconds it says that it is stuck.
         """
         self._count += 1
-        error = self._directory / f"stderr-{self._count}"
+        said = self._directory / f"stderr-{self._count}"
         request = {
             "arguments": [str(argument) for argument in arguments],
             "stdin": os.devnull if stdin is None else str(stdin),
-            "stderr": str(error),
+            "stderr": str(said),
             "kill_at": kill_at,
             "when": when,
             "by": by,
+            "error": error,
+            "no_answer_s": no_answer_s,
             "power_of": None if power_of is None else str(power_of),
         }
         pid: int = self._ask(request)
-        self._errors[pid] = error
+        self._said[pid] = said
         return pid
+
+    def said(self, pid: int) -> str:
+        """Returns what is in a process's standard error so far."""
+        try:
+            return self._said[pid].read_text()
+        except FileNotFoundError:
+            return ""
 
     def wait(self, pid: int) -> tuple[int, str]:
         """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
         status: int = self._ask({"wait": pid})
-        return status, self._errors.pop(pid).read_text()
+        return status, self._said.pop(pid).read_text()
 
     def wait_for_stop(self, pid: int) -> bool:
         """Waits until a process is stopped or has ended; returns whether it is stopped."""
@@ -145,14 +159,25 @@ def _run(request: dict[str, Any]) -> int:
         os.dup2(error, fd)
     # Of a named pipe this waits for whoever writes to it.
     os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
+    if request["no_answer_s"] is not None:
+        run: Any = importlib.import_module("lazyshard_producer.run")
+        run.Patience = partial(run.Patience, no_answer_s=request["no_answer_s"])
     if request["kill_at"] is not None:
-        power_of = request["power_of"]
-        at_last = (lambda: cut_power(power_of)) if power_of else lambda: None
-        KillPoint(request["kill_at"], request["when"], signal.Signals(request["by"]), at_last).install()
+        by = None if request["error"] is not None else signal.Signals(request["by"])
+        KillPoint(
+            request["kill_at"], request["when"], by, partial(_last, request["power_of"], request["error"])
+        ).install()
     code = main(request["arguments"])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return code
+
+
+def _last(power_of: str | None, error: int | None) -> None:
+    if power_of is not None:
+        cut_power(power_of)
+    if error is not None:
+        raise OSError(error, os.strerror(error))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: what was not synced is gone when it comes back. Needs root."""
+"""A disk that can fail: its power is cut and what was not synced is gone, it turns read-only, it hangs. Needs root."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import fcntl
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -60,6 +62,15 @@ class Disk:
     def fail(self) -> None:
         """Has it turn read-only by itself, as after an error of its device, whatever is open."""
         subprocess.run(["mount", "-o", "remount,abort", str(self.point)], check=True)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It gives no answer to whoever writes, as a share whose server is gone."""
+        subprocess.run(["fsfreeze", "--freeze", str(self.point)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", str(self.point)], check=True)
 
     def _mount(self) -> subprocess.CompletedProcess[str]:
         command = ["mount", "-o", "loop", str(self._image), str(self.point)]

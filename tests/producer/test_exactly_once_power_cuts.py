@@ -60,4 +60,4 @@ def test_a_followed_directory_mixed_with_a_file(nursery: Nursery, disk: Disk, tm
     bad = [(entry["source"], entry["line"]) for entry in stream.refused()]
     refused = [row for source in sources for row in source.rows if is_refused(row, transform=True)]
     assert len(set(bad)) == len(bad) == len(refused)
-    stream.check_ended(".producer.sources")
+    stream.check_ended()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import FileRefused, RowInvalid
+from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
 from lazyshard_producer.refusals import Quarantine, Refusals
 from lazyshard_producer.source import Place
 
@@ -93,3 +93,32 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileRefused, match="found a link"):
         quarantine(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
+    def check() -> None:
+        raise ProducerFenced("taken over")
+
+    first = quarantine(tmp_path)
+    first.add(PLACE, "first", b"1")
+    first.sync()
+    before = (tmp_path / "quarantine.jsonl").read_bytes()
+    for committed in (0, first.size):
+        with pytest.raises(ProducerFenced):
+            fenced = Quarantine(tmp_path, committed, check_owner=check)
+            fenced.add(PLACE, "second", b"2")
+            fenced.sync()
+    fenced.close()
+    first.close()
+    assert (tmp_path / "quarantine.jsonl").read_bytes() == before
+
+
+def test_other_policies_keep_the_size_of_what_is_there() -> None:
+    assert Refusals("skip", None, None, 0, quarantine_bytes=77).quarantine_bytes == 77
+
+
+def test_rows_that_no_seal_counts_are_there_after_the_end_of_a_run(tmp_path: Path) -> None:
+    file = quarantine(tmp_path)
+    file.add(PLACE, "only", b"1")
+    file.close()
+    assert [entry["reason"] for entry in entries(tmp_path)] == ["only"]

@@ -1,0 +1,128 @@
+"""A run that is stuck says in what, and when it is over."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard_producer import run as running
+from lazyshard_producer.patience import Patience
+from lazyshard_producer.progress import Quiet
+from lazyshard_producer.run import run
+from lazyshard_producer.settings import Settings, plain_sources
+from lazyshard_producer.stop import Stop
+from tests.producer.commands import ids, rows
+from tests.producer.killed_sources import KINDS
+from tests.producer.killed_streams import Stream
+from tests.producer.nursery import Nursery
+from tests.producer.power import Disk
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.patience = Patience(self.told.append, 60.0, lambda: self.now)
+
+    def look_at(self, now: float) -> list[str]:
+        self.now = now
+        self.patience.look()
+        told, self.told[:] = list(self.told), []
+        return told
+
+
+def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
+    world = World()
+    world.patience.ask(lambda: "reading a")
+    assert world.look_at(59.9) == []
+    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
+    assert world.look_at(200.0) == []
+    world.patience.answered()
+    assert world.told == ["answered after 200 s: reading a"]
+
+
+def test_what_comes_in_time_is_not_told() -> None:
+    world = World()
+    for number in range(5):
+        world.patience.ask(lambda: "reading a")
+        assert world.look_at(50.0 * number) == []
+        world.now += 49.0
+        world.patience.answered()
+        world.patience.answered()
+    assert world.look_at(1000.0) == []
+
+
+def test_the_next_question_has_its_own_time() -> None:
+    world = World()
+    world.patience.ask(lambda: "reading a")
+    assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
+    world.patience.ask(lambda: "reading b")
+    assert world.look_at(119.0) == []
+    assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
+
+
+came = threading.Event()
+
+
+def waits(row: dict[str, Any]) -> dict[str, Any]:
+    """Comes back once it was told that it does not."""
+    if row["id"] == 3:
+        assert came.wait(60)
+    return row
+
+
+class Listening(Quiet):
+    def __init__(self) -> None:
+        super().__init__(log=False)
+        self.told: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.told.append(text)
+        came.set()
+
+
+def test_a_function_that_does_not_come_back_is_named_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "Patience", lambda tell: Patience(tell, 0.05))
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 6))
+    settings = Settings(
+        sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, transform=f"{__name__}:waits"
+    )
+    display = Listening()
+    with Stop() as stop:
+        run(settings, display, stop)
+    assert display.told[0] == f"no answer for 0 s: the functions that make rows, at {source}:4"
+    assert display.told[1].startswith("answered after ")
+    assert ids(out) == list(range(6))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem")
+def test_a_share_that_hangs_is_named_and_the_run_goes_on_when_it_answers(tmp_path: Path) -> None:
+    source = KINDS["plain"](tmp_path, 0)
+    (tmp_path / "nursery").mkdir()
+    with Disk(tmp_path) as disk, Nursery(tmp_path / "nursery") as nursery:
+        stream = Stream(nursery, disk.point / "out", [source], ("--on-bad-row", "skip", "--rate", "100"))
+        pid = stream.start(no_answer_s=0.2)
+        wait_for(lambda: stream.chunks >= 2)
+        with disk.hanging():
+            wait_for(lambda: f"no answer for 0 s: writing to {stream.out}" in nursery.said(pid))
+        status, err = nursery.wait(pid)
+        assert status == 0, err
+        assert "answered after " in err
+        assert [number for number, _ in stream.rows()] == list(range(120))
+
+
+def wait_for(condition: Any) -> None:
+    pause = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come")

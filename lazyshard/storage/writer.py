@@ -19,7 +19,7 @@ from lazyshard.storage.announcer import check_state
 from lazyshard.storage.chunk_sequence import ChunkSequence
 from lazyshard.storage.steps import Steps, StepsAtOnce, StepsInThread
 from lazyshard.storage.writer_failure import WriterFailure
-from lazyshard.storage.writer_opening import open_for_writing
+from lazyshard.storage.writer_opening import check_still_ours, open_for_writing
 
 HEARTBEAT_S: Final = 5.0
 """How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
@@ -84,8 +84,11 @@ class ChunkWriter:
         self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
         try:
             self._chunks.tell(self.state)
-        except BaseException:
-            self._lock.release()
+        except BaseException as cause:
+            try:
+                check_still_ours(self._lock, cause)
+            finally:
+                self._lock.release()
             raise
         self._closed = False
         self._chunks.held.watch(self)

@@ -72,16 +72,22 @@ def open_for_writing(directory: Path, samples_per_chunk: int | None, clock: Call
         return _open(directory, samples_per_chunk, clock, lock, Workplace(directory / TEMPORARY, owner.token))
     except BaseException as cause:
         try:
-            if isinstance(cause, OSError):
-                # A producer that has taken over meanwhile may have removed `.tmp`, which is no fault of the filesystem.
-                _check_owner(lock)
+            check_still_ours(lock, cause)
         finally:
             lock.release()
         raise
 
 
-def _check_owner(lock: WriterLock) -> None:
-    """Raises ProducerFenced where another producer has taken the stream over, as far as that can be told."""
+def check_still_ours(lock: WriterLock, cause: BaseException) -> None:
+    """Looks, after an error of the filesystem, whether it is one.
+
+    A producer that has taken the stream over meanwhile may have removed `.tmp`.
+
+    Raises:
+        ProducerFenced: another producer has taken the stream over.
+    """
+    if not isinstance(cause, OSError):
+        return
     try:
         lock.check()
     except ProducerFenced:

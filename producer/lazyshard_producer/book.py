@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lazyshard_producer.mixing import Mixer, Standing
+from lazyshard_producer.mixing import Mixer
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.refusals import Refusals
 from lazyshard_producer.source import Place
+from lazyshard_producer.standing import Standing
 
 
 class Spot(NamedTuple):

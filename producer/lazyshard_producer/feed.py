@@ -7,9 +7,9 @@ from typing import Protocol
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.book import Book
-from lazyshard_producer.mixing import Piece
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.source import Place
+from lazyshard_producer.standing import Piece
 
 
 class Batch(Protocol):

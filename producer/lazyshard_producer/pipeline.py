@@ -9,7 +9,7 @@ from typing import Any, Final
 from lazyshard_producer.book import Book
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.feed import Feed, PlainFeed
-from lazyshard_producer.making import BegunUnit, RecipeFeed
+from lazyshard_producer.making import RecipeFeed
 from lazyshard_producer.mixing import Mixer
 from lazyshard_producer.patience import Patience
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
@@ -18,6 +18,7 @@ from lazyshard_producer.refusals import Quarantine, Refusals
 from lazyshard_producer.settings import Settings
 from lazyshard_producer.source import Context, Source
 from lazyshard_producer.sources import open_source, source_kind, source_size
+from lazyshard_producer.unit import BegunUnit
 from lazyshard_producer.workers import Workers
 
 

@@ -8,6 +8,7 @@ does not grow with how many there once were.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +40,17 @@ class Recovered:
     closing: bool
 
 
-def recover(directory: Path, manifest: Manifest) -> Recovered:
+def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None] = lambda: None) -> Recovered:
     """Clears what was never published and returns what was. The caller holds the writer's lock.
 
+    Args:
+        directory: the stream's directory.
+        manifest: its manifest.
+        check_owner: is called before anything is removed: what was never published when it was looked for, another
+            producer may have published since.
+
     Raises:
+        ProducerFenced: as `check_owner` raises it.
         StreamInvalid: there is a gap above the retired chunks, or `stream.end` says otherwise than the seals.
         RetiredInvalid: `retired.json` cannot be used.
         ChunkCorrupt, ChunkMissing, SealInvalid: the last chunk is not as it was sealed.
@@ -62,7 +70,7 @@ def recover(directory: Path, manifest: Manifest) -> Recovered:
     short = 0 if last is None else manifest.samples_per_chunk - last.samples
     samples = listing.sealed * manifest.samples_per_chunk - short
     ended = _check_end(directory, listing.sealed, samples)
-    _clear(directory, listing)
+    _clear(directory, listing, check_owner)
     complete_retirement(directory, listing)
     return Recovered(listing.sealed, samples, last, ended, closing=short > 0 and not ended)
 
@@ -125,9 +133,11 @@ def _check_end(directory: Path, chunks: int, samples: int) -> bool:
     return True
 
 
-def _clear(directory: Path, listing: Listing) -> None:
+def _clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
+    check_owner()
     for chunk, name in listing.data.items():
         if chunk not in listing.seals:
+            check_owner()
             remove(directory / name)
     temporary = directory / TEMPORARY
     if temporary.is_dir():

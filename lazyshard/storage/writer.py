@@ -83,6 +83,8 @@ class ChunkWriter:
         self._steps: Steps = StepsInThread() if overlap else StepsAtOnce()
         self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
         try:
+            # Looking through a long stream takes its time: another producer may have come meanwhile.
+            self._lock.check()
             self._chunks.tell(self.state)
         except BaseException as cause:
             try:

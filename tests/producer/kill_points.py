@@ -5,6 +5,7 @@ The process has to be a fork that ends with it: nothing is put back.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -35,7 +36,9 @@ class KillPoint:
         by: signal.Signals | None = signal.SIGKILL,
         at_last: Callable[[], object] = lambda: None,
     ) -> None:
-        self._left = number
+        self._number = number
+        # Threads call at once: each gets a number of its own, which `-= 1` and a look would not give them.
+        self._calls = itertools.count(1)
         self._when = when
         self._by = by
         self._at_last = at_last
@@ -47,19 +50,20 @@ class KillPoint:
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
-            self._left -= 1
-            if self._left:
+            if next(self._calls) != self._number:
                 return call(*arguments, **named)
             done = None
-            if self._when == "half" and name == "write":
-                fd, data = arguments
-                # The caller goes on with what is left.
-                done = call(fd, bytes(data)[: len(data) // 2])
-            elif self._when == "after":
-                done = call(*arguments, **named)
-            self._at_last()
-            if self._by is not None:
-                os.kill(os.getpid(), self._by)
-            return call(*arguments, **named) if done is None and self._when != "after" else done
+            try:
+                if self._when == "half" and name == "write":
+                    fd, data = arguments
+                    # The caller goes on with what is left.
+                    done = call(fd, bytes(data)[: len(data) // 2])
+                elif self._when == "after":
+                    return call(*arguments, **named)
+            finally:
+                self._at_last()
+                if self._by is not None:
+                    os.kill(os.getpid(), self._by)
+            return call(*arguments, **named) if done is None else done
 
         return counted

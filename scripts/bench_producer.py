@@ -33,7 +33,7 @@ from bench_producer_process import Producer, Taken, timed
 from bench_read import floor, make_stream
 
 from lazyshard import ChunkWriter
-from lazyshard_producer.allocator import keep_freed_memory
+from lazyshard_producer.sources.allocator import keep_freed_memory
 
 BLOCK_BYTES = 1 << 20
 SOURCE = "chunk_00000.jsonl"

@@ -10,12 +10,12 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import End
 from lazyshard.storage.creation import find_manifest
 from lazyshard.storage.stream import open_stream
+from lazyshard_producer.configuration.quantities import show_amount, show_bytes
+from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.ended import find_end
-from lazyshard_producer.quantities import show_amount, show_bytes
+from lazyshard_producer.opening import check_sources, source_kind, source_size
 from lazyshard_producer.run import check_out
-from lazyshard_producer.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.source import Place
-from lazyshard_producer.sources import check_sources, source_kind, source_size
+from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
 
 MAX_SHOWN: Final = 400

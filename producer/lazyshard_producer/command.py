@@ -17,11 +17,11 @@ import typer
 from lazyshard import __version__
 from lazyshard.errors import LazyShardError
 from lazyshard_producer import exits, help_texts, tasks
-from lazyshard_producer.arguments import Sorted, sort_arguments
+from lazyshard_producer.configuration.arguments import Sorted, sort_arguments
+from lazyshard_producer.configuration.flags import flags_given, with_options
+from lazyshard_producer.configuration.init import DEFAULT_FILE
+from lazyshard_producer.display.progress import say
 from lazyshard_producer.errors import SettingsInvalid
-from lazyshard_producer.flags import flags_given, with_options
-from lazyshard_producer.init import DEFAULT_FILE
-from lazyshard_producer.progress import say
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import NAME, error_line
 

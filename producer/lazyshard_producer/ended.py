@@ -13,9 +13,9 @@ from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
 from lazyshard.storage import ChunkWriter
 from lazyshard.storage.durable import remove
 from lazyshard.storage.files import read_file
-from lazyshard_producer.follow_journal import DIRECTORY
+from lazyshard_producer.following.journal import DIRECTORY
 from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
-from lazyshard_producer.source_file import file_size
+from lazyshard_producer.sources.source_file import file_size
 from lazyshard_producer.wording import count
 
 

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_lines
 from lazyshard.storage import ChunkWriter
-from lazyshard_producer.book import Book
-from lazyshard_producer.feed import Batch, Feed
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.patience import Patience
+from lazyshard_producer.rows.book import Book
+from lazyshard_producer.rows.feed import Batch, Feed
 from lazyshard_producer.stop import Stop
 
 SLICE_S: Final = 0.1
@@ -31,7 +31,7 @@ Reason: TypeAlias = Literal["source", "rate", "limit", "deadlock"]
 
 
 class Held(Protocol):
-    """Why the next chunk may not be published now; see `lazyshard_producer.holdback.Hold`."""
+    """Why the next chunk may not be published now; see `lazyshard_producer.holding.holdback.Hold`."""
 
     @property
     def reason(self) -> str:
@@ -51,7 +51,7 @@ class Held(Protocol):
 
 
 class Gate(Protocol):
-    """Says whether the next chunk may be published; see `lazyshard_producer.holdback.Holdback`."""
+    """Says whether the next chunk may be published; see `lazyshard_producer.holding.holdback.Holdback`."""
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
         """Returns None if the chunk after the published ones may be published, or why not."""

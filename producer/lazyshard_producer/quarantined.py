@@ -1,7 +1,7 @@
 """`lazyshard-producer quarantine`: the rows that a stream's producer has refused, counted or as they came.
 
-The file is described in `lazyshard_producer.refusals`. Reading it while a run goes on is fine: a last line that is not
-complete yet is left out.
+The file is described in `lazyshard_producer.rows.refusals`. Reading it while a run goes on is fine: a last line that
+is not complete yet is left out.
 """
 
 from __future__ import annotations

@@ -16,19 +16,19 @@ from pathlib import Path
 from lazyshard.errors import LazyShardError, StreamEnded, StreamInvalid
 from lazyshard.format import End
 from lazyshard.storage import ChunkWriter
-from lazyshard_producer.allocator import keep_freed_memory
+from lazyshard_producer.configuration.problems import is_live
+from lazyshard_producer.configuration.settings import Limits, Settings
+from lazyshard_producer.display.metrics import Metrics, NoMetrics
+from lazyshard_producer.display.progress import Display
 from lazyshard_producer.ended import clear_journals, complete_end, find_end, leftovers, notes_on_end
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.holdback import Holdback
+from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.loop import RowLoop
-from lazyshard_producer.metrics import Metrics, NoMetrics
+from lazyshard_producer.opening import check_sources
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.patience import Patience
-from lazyshard_producer.pipeline import Pipeline
-from lazyshard_producer.problems import is_live
-from lazyshard_producer.progress import Display
-from lazyshard_producer.settings import Limits, Settings
-from lazyshard_producer.sources import check_sources
+from lazyshard_producer.rows.pipeline import Pipeline
+from lazyshard_producer.sources.allocator import keep_freed_memory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.watching import RunWatch
 from lazyshard_producer.wording import Outcome

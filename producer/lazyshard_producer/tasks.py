@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 from lazyshard.format import End
 from lazyshard_producer import exits
-from lazyshard_producer.assembly import Flags, assemble
 from lazyshard_producer.check import describe_run
-from lazyshard_producer.config import read_config
+from lazyshard_producer.configuration.assembly import Flags, assemble
+from lazyshard_producer.configuration.config import read_config
+from lazyshard_producer.configuration.init import write_example
+from lazyshard_producer.configuration.reload import Reload
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.display.metrics import open_metrics
+from lazyshard_producer.display.progress import Display, choose_display, say
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.init import write_example
-from lazyshard_producer.metrics import open_metrics
-from lazyshard_producer.progress import Display, choose_display, say
 from lazyshard_producer.quarantined import read_refused, summarize, summary_json, summary_lines
-from lazyshard_producer.reload import Reload
 from lazyshard_producer.run import run as run_to_its_end
-from lazyshard_producer.settings import Settings
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import NAME, Outcome, count, one_line, warning_line
 
@@ -63,7 +63,7 @@ def load_settings(flags: Flags, config: str | None) -> Settings:
 def check(flags: Flags, config: str | None, rows: int) -> int:
     """Says what a run would do; arguments as those of `run`, `rows` is how many rows to show."""
     # Imported here: the readers of all kinds of sources come with it.
-    from lazyshard_producer.preview import preview
+    from lazyshard_producer.rows.preview import preview
 
     return _print_all(describe_run(load_settings(flags, config), rows, preview))
 

@@ -10,11 +10,11 @@ from lazyshard.storage import ChunkWriter
 from lazyshard.storage.consumers import list_consumers
 from lazyshard.storage.disk_use import measure_disk
 from lazyshard.storage.retire import read_retired
-from lazyshard_producer.limits import read_claims
+from lazyshard_producer.display.metrics import Metrics
+from lazyshard_producer.display.progress import Display
+from lazyshard_producer.holding.limits import read_claims
 from lazyshard_producer.loop import Reason
-from lazyshard_producer.metrics import Metrics
-from lazyshard_producer.pipeline import Pipeline
-from lazyshard_producer.progress import Display
+from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.wording import Tally
 
 FIGURES_S: Final = 5.0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lazyshard.format.manifest import Manifest
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage import chunk_sequence, durable, publishing, recovery, writer_opening
 from lazyshard.storage.chunk_sequence import ChunkSequence
@@ -82,16 +83,18 @@ def data_in_place() -> None:
     """Writes rows under the chunk's own name, and takes what is there for published."""
     original = recovery.recover
 
-    def recover(directory: Path, manifest: object) -> recovery.Recovered:
+    def recover(
+        directory: Path, manifest: Manifest, check_owner: Callable[[], None] = lambda: None
+    ) -> recovery.Recovered:
         for path in directory.glob("chunk_*.jsonl"):
             path.with_name(path.name + ".completed").touch()
-        return original(directory, manifest)  # type: ignore[arg-type]
+        return original(directory, manifest, check_owner)
 
     writer_opening.recover = recover  # type: ignore[attr-defined]
 
 
 def nothing_cleared() -> None:
-    def clear(directory: Path, listing: Listing) -> None:
+    def clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
         pass
 
     recovery._clear = clear

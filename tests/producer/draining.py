@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.pipeline import Pipeline
-from lazyshard_producer.settings import Settings
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.rows.pipeline import Pipeline
 
 
 def drain(settings: Settings, start: Any = None, warnings: list[str] | None = None) -> Iterator[tuple[Any, Any]]:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.follow import FollowedDirectory
-from lazyshard_producer.follow_ledger import FollowMark
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context, Place
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.following.directory import FollowedDirectory
+from lazyshard_producer.following.ledger import FollowMark
+from lazyshard_producer.sources.source import Context, Place
 
 Row = bytes | RowInvalid
 

@@ -8,8 +8,8 @@ from typing import Any
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.storage import ChunkWriter, write_cursor
 from lazyshard.storage.reading import write_reading
-from lazyshard_producer.holdback import Holdback
-from lazyshard_producer.settings import Limits
+from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.holding.holdback import Holdback
 
 SAMPLES_PER_CHUNK = 2
 

@@ -9,10 +9,10 @@ from unittest import mock
 
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.storage.consumers import Consumer
-from lazyshard_producer.disk import Stock
-from lazyshard_producer.hold import Hold
-from lazyshard_producer.holdback import Holdback
-from lazyshard_producer.settings import Limits
+from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.holding.disk import Stock
+from lazyshard_producer.holding.hold import Hold
+from lazyshard_producer.holding.holdback import Holdback
 
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 SAMPLES_PER_CHUNK: Final = 10
@@ -103,7 +103,7 @@ class World:
             "chunk_size": self.chunk_size,
             "free_bytes": lambda directory: self.capacity - self.used,
         }
-        with mock.patch.multiple("lazyshard_producer.holdback", **replaced):
+        with mock.patch.multiple("lazyshard_producer.holding.holdback", **replaced):
             yield
 
     @property

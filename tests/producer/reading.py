@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context, Mark, Rows, Source
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.sources.source import Context, Mark, Rows, Source
 
 Kind = Callable[[SourceSettings, dict[str, Any] | None, Context], Source]
 

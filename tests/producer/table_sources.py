@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.arrow import open_arrow
-from lazyshard_producer.huggingface import open_hugging_face
-from lazyshard_producer.parquet import open_parquet
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context, Place
-from lazyshard_producer.tables import TableMark, TableSource
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.sources.arrow import open_arrow
+from lazyshard_producer.sources.huggingface import open_hugging_face
+from lazyshard_producer.sources.parquet import open_parquet
+from lazyshard_producer.sources.source import Context, Place
+from lazyshard_producer.sources.tables import TableMark, TableSource
 
 OPENERS: Final = {"parquet": open_parquet, "arrow": open_arrow, "huggingface": open_hugging_face}
 

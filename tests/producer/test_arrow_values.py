@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.arrow_rows import RowEncoder
+from lazyshard_producer.sources.arrow_rows import RowEncoder
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pytest.importorskip("pyarrow.compute")

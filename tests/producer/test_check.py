@@ -8,9 +8,9 @@ import pytest
 
 from lazyshard_producer.check import MAX_SHOWN, describe_run
 from lazyshard_producer.cli import main
-from lazyshard_producer.preview import PreviewedRow
-from lazyshard_producer.settings import Amount, Limits, Settings, SourceSettings, plain_sources
-from lazyshard_producer.source import Place
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
+from lazyshard_producer.rows.preview import PreviewedRow
+from lazyshard_producer.sources.source import Place
 from tests.producer.commands import assert_one_line, rows
 
 

@@ -16,10 +16,10 @@ import pytest
 import zstandard
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.compressed import CompressedJsonLines
-from lazyshard_producer.decompression import open_text
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.source import Place
+from lazyshard_producer.sources.compressed import CompressedJsonLines
+from lazyshard_producer.sources.decompression import open_text
+from lazyshard_producer.sources.source import Place
 from tests.producer.commands import environment
 from tests.producer.reading import lines, mark_after, open_kind, take
 
@@ -303,9 +303,9 @@ def test_a_line_of_a_gigabyte_takes_bounded_memory(kind: str, tmp_path: Path) ->
     program = """
 import resource, sys
 from pathlib import Path
-from lazyshard_producer.compressed import CompressedJsonLines
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context
+from lazyshard_producer.sources.compressed import CompressedJsonLines
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.sources.source import Context
 source = CompressedJsonLines(SourceSettings(path=sys.argv[1]), None, Context(Path("out"), 1 << 20))
 rows = source.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard_producer.arguments import sort_arguments
-from lazyshard_producer.assembly import Flags, assemble
-from lazyshard_producer.config import ConfigFile, read_config, sort_config
+from lazyshard_producer.configuration.arguments import sort_arguments
+from lazyshard_producer.configuration.assembly import Flags, assemble
+from lazyshard_producer.configuration.config import ConfigFile, read_config, sort_config
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
-from lazyshard_producer.settings import Amount, Limits, Settings, SourceSettings, plain_sources
 
 FULL = """
 out = "out"

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from lazyshard_producer.settings import Settings, SourceSettings
 from tests.producer.draining import drain
 
 HERE = "tests.producer.recipes"

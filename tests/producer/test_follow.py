@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.follow import FollowedDirectory
+from lazyshard_producer.following.directory import FollowedDirectory
 from tests.producer.commands import environment
 from tests.producer.following import Follower
 
@@ -315,9 +315,9 @@ def test_a_line_of_a_gigabyte_takes_bounded_memory(finished_by: str, tmp_path: P
     program = """
 import resource, sys
 from pathlib import Path
-from lazyshard_producer.follow import FollowedDirectory
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context
+from lazyshard_producer.following.directory import FollowedDirectory
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.sources.source import Context
 settings = SourceSettings(path=sys.argv[1], follow=True, finished_by=sys.argv[2])
 source = FollowedDirectory(settings, None, Context(Path(sys.argv[1]), 1 << 20))
 source.read()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lazyshard_producer import follow_ledger
+from lazyshard_producer.following import ledger
 from tests.producer.following import Follower, Row
 
 BOM = b"\xef\xbb\xbf"
@@ -102,7 +102,7 @@ def tear(follower: Follower, count: int) -> None:
 
 @pytest.fixture(params=[1, 4 << 20], ids=["short journals", "one journal"])
 def journal_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_ledger, "_LONG_BYTES", request.param)
+    monkeypatch.setattr(ledger, "_LONG_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("journal_bytes")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.follow_finished import Finished, FinishedFiles
-from lazyshard_producer.follow_names import NameRules
-from lazyshard_producer.follow_watch import DirectoryWatch
+from lazyshard_producer.following.finished import Finished, FinishedFiles
+from lazyshard_producer.following.names import NameRules
+from lazyshard_producer.following.watch import DirectoryWatch
 
 
 @pytest.mark.parametrize(

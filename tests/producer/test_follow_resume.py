@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import xxhash
 
-from lazyshard_producer import follow_journal, follow_ledger
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following import journal as journals
+from lazyshard_producer.following import ledger
 from tests.producer.following import Follower
 
 
@@ -289,7 +290,7 @@ def test_consecutive_blocks_of_a_file_are_one_line(follow: Callable[..., Followe
 def test_journals_are_begun_anew_and_the_old_ones_deleted(
     follow: Callable[..., Follower], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_ledger, "_LONG_BYTES", 1000)
+    monkeypatch.setattr(ledger, "_LONG_BYTES", 1000)
     follower = follow()
     names = []
     for number in range(100):
@@ -344,7 +345,7 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(follow_journal, step, fail)
+        patch.setattr(journals, step, fail)
         with pytest.raises(OSError, match="No space left on device"):
             follower.source.position(follower.source.reached)
         with pytest.raises(OSError, match="No space left on device"):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer import generator
+from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.exits import SOURCE_REFUSED, exit_code
-from lazyshard_producer.function_rows import GeneratorFailed
-from lazyshard_producer.generator import GeneratorSource
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context
+from lazyshard_producer.sources import generator
+from lazyshard_producer.sources.function_rows import GeneratorFailed
+from lazyshard_producer.sources.generator import GeneratorSource
+from lazyshard_producer.sources.source import Context
 
 COUNT_TO_FIVE = """
 def rows(position):

@@ -18,9 +18,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.pipeline import Pipeline
-from lazyshard_producer.settings import Settings, SourceSettings
+from lazyshard_producer.rows.pipeline import Pipeline
 
 HERE = "tests.producer.recipes"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lazyshard.storage.consumers import forget_consumer
-from lazyshard_producer.limits import SILENT_S
-from lazyshard_producer.quantities import show_bytes
-from lazyshard_producer.settings import Amount
+from lazyshard_producer.configuration.quantities import show_bytes
+from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.holding.limits import SILENT_S
 from tests.producer.holdback_bench import Bench
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from lazyshard.errors import ProducerFenced
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard_producer.disk import chunk_size
-from lazyshard_producer.settings import Amount
+from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.holding.disk import chunk_size
 from tests.producer.holdback_bench import Bench
 
 
@@ -157,7 +157,7 @@ def test_consumers_that_cannot_be_listed_are_told_once_and_nothing_is_deleted(be
 
 
 def test_many_chunks_are_deleted_bit_by_bit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard_producer.holdback.DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("lazyshard_producer.holding.holdback.DELETED_AT_ONCE", 2)
     bench.limited(retain="consumed")
     bench.publish(6)
     bench.commit("a", 5)

@@ -9,8 +9,8 @@ import pytest
 
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.consumers import list_consumers
-from lazyshard_producer.disk import Stock, measure_stock
-from lazyshard_producer.settings import Amount
+from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.holding.disk import Stock, measure_stock
 from tests.producer.holdback_bench import Bench
 
 
@@ -35,7 +35,7 @@ def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkey
         looks += 1
         return list_consumers(*arguments)
 
-    monkeypatch.setattr("lazyshard_producer.holdback.list_consumers", counted)
+    monkeypatch.setattr("lazyshard_producer.holding.holdback.list_consumers", counted)
     bench.limited(retain="consumed", max_ahead=Amount(number=1000, unit="chunks"))
     for _ in range(100):
         assert bench.ask(0.0) is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.huggingface import find_data_files, is_hugging_face
+from lazyshard_producer.sources.huggingface import find_data_files, is_hugging_face
 from tests.producer.table_sources import open_table_source, read_rows, values
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard_producer.assembly import Flags, assemble
 from lazyshard_producer.cli import main
-from lazyshard_producer.config import read_config
-from lazyshard_producer.init import example
-from lazyshard_producer.options import BY_NAME, OPTIONS, SOURCE_OPTIONS
-from lazyshard_producer.settings import Settings, plain_sources
+from lazyshard_producer.configuration.assembly import Flags, assemble
+from lazyshard_producer.configuration.config import read_config
+from lazyshard_producer.configuration.init import example
+from lazyshard_producer.configuration.options import BY_NAME, OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.configuration.settings import Settings, plain_sources
 from tests.producer.commands import assert_one_line, rows
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import RowInvalid
+from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.jsonl import JsonLinesFile
-from lazyshard_producer.lines import LineRows
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context
+from lazyshard_producer.sources.jsonl import JsonLinesFile
+from lazyshard_producer.sources.lines import LineRows
+from lazyshard_producer.sources.source import Context
 
 BOM = b"\xef\xbb\xbf"
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.plan import Deal, Plan
 from lazyshard.storage.consumers import Consumer
-from lazyshard_producer.hold import retry_s
-from lazyshard_producer.limits import (
+from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.holding.hold import retry_s
+from lazyshard_producer.holding.limits import (
     SILENT_S,
     Claim,
     Kept,
@@ -25,7 +26,6 @@ from lazyshard_producer.limits import (
     uncommitted_for,
     why_kept,
 )
-from lazyshard_producer.settings import Amount, Limits
 
 STREAM = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)

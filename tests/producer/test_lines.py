@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.lines import LineMark, LineRows, LineSplitter
-from lazyshard_producer.source import Place
+from lazyshard_producer.sources.lines import LineMark, LineRows, LineSplitter
+from lazyshard_producer.sources.source import Place
 
 BOM = b"\xef\xbb\xbf"
 NAME = "a.jsonl"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
+from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, NoMetrics, PrometheusMetrics, open_metrics
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
-from lazyshard_producer.metrics import MAX_LABELS, OTHERS, NoMetrics, PrometheusMetrics, open_metrics
 from tests.producer.commands import assert_one_line, rows, run_arguments
 
 

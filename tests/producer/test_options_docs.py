@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard_producer.config import read_config
-from lazyshard_producer.metrics import PrometheusMetrics
-from lazyshard_producer.options import OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.configuration.config import read_config
+from lazyshard_producer.configuration.options import OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.producer.commands import ROOT
 from tests.producer.test_metrics import scrape
 

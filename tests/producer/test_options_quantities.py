@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.option_kinds import (
+from lazyshard_producer.configuration.option_kinds import (
     AMOUNT,
     BYTES,
     COLUMNS,
@@ -17,8 +17,8 @@ from lazyshard_producer.option_kinds import (
     Kind,
     choice,
 )
-from lazyshard_producer.quantities import parse_amount, parse_bytes, parse_retain, show_amount, show_bytes
-from lazyshard_producer.settings import Amount
+from lazyshard_producer.configuration.quantities import parse_amount, parse_bytes, parse_retain, show_amount, show_bytes
+from lazyshard_producer.configuration.settings import Amount
 
 
 @pytest.mark.parametrize(

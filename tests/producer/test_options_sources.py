@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.arguments import SourceArgument, sort_arguments
-from lazyshard_producer.source_paths import expand_path
+from lazyshard_producer.configuration.arguments import SourceArgument, sort_arguments
+from lazyshard_producer.configuration.source_paths import expand_path
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lazyshard_producer import run as running
+from lazyshard_producer.configuration.settings import Settings, plain_sources
+from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.patience import Patience
-from lazyshard_producer.progress import Quiet
 from lazyshard_producer.run import run
-from lazyshard_producer.settings import Settings, plain_sources
 from lazyshard_producer.stop import Stop
 from tests.producer.commands import ids, rows
 from tests.producer.killed_sources import KINDS

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.progress import BAR_EVERY_S, Bar, Log, Quiet
-from lazyshard_producer.recent import RecentRate
+from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Log, Quiet
+from lazyshard_producer.display.recent import RecentRate
 from lazyshard_producer.wording import Outcome, Tally, error_line, figures, log_line, summary, tally_values
 from tests.producer.commands import environment, rows, run_arguments, start
 

@@ -7,7 +7,7 @@ import pytest
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.recipe import Made, Maker, Recipe
+from lazyshard_producer.rows.recipe import Made, Maker, Recipe
 
 HERE = "tests.producer.recipes"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import FileRefused, ProducerFenced, RowInvalid
-from lazyshard_producer.refusals import Quarantine, Refusals
-from lazyshard_producer.source import Place
+from lazyshard_producer.rows.refusals import Quarantine, Refusals
+from lazyshard_producer.sources.source import Place
 
 ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
 PLACE = Place("a.jsonl", 2, 10)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from lazyshard_producer.configuration.problems import find_problems, is_live
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
 from lazyshard_producer.errors import Problem, SettingInvalid, SettingsInvalid
-from lazyshard_producer.problems import find_problems, is_live
-from lazyshard_producer.settings import Amount, Limits, Settings, SourceSettings, plain_sources
 
 PLAIN = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10)
 

@@ -15,7 +15,7 @@ import pytest
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.standard_input import StandardInput
+from lazyshard_producer.sources.standard_input import StandardInput
 from tests.producer.commands import environment
 from tests.producer.reading import lines, mark_after, open_kind, take
 
@@ -195,9 +195,9 @@ def test_something_else_than_a_pipe_is_refused(tmp_path: Path) -> None:
 READER = """
 import sys
 from pathlib import Path
-from lazyshard_producer.settings import SourceSettings
-from lazyshard_producer.source import Context
-from lazyshard_producer.standard_input import StandardInput
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.sources.source import Context
+from lazyshard_producer.sources.standard_input import StandardInput
 source = StandardInput(SourceSettings(path="-"), None, Context(Path("out"), 1 << 20))
 while (rows := source.read()) is not None:
     for line in rows.lines:

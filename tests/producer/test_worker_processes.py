@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.errors import WorkerFailed
-from lazyshard_producer.recipe import Made, Recipe
-from lazyshard_producer.workers import Workers
+from lazyshard_producer.rows.recipe import Made, Recipe
+from lazyshard_producer.rows.workers import Workers
 from tests.producer.commands import ROOT, environment
 
 HERE = "tests.producer.recipes"
@@ -59,8 +59,8 @@ def is_running(pid: int) -> bool:
 
 PROGRAM = """
 import os, signal, sys
-from lazyshard_producer.recipe import Recipe
-from lazyshard_producer.workers import Workers
+from lazyshard_producer.rows.recipe import Recipe
+from lazyshard_producer.rows.workers import Workers
 if __name__ == "__main__":
     workers = Workers(Recipe(transform="tests.producer.recipes:twice"), 1)
     print(workers.result(workers.submit([b"{}"], 0), 60), *workers._pool._processes, flush=True)

@@ -1,0 +1,240 @@
+"""Settings from flags and a configuration file; flags come first. All that is wrong is said at once.
+
+A problem is called by what the user wrote: a flag, or a key with its file. Where sources are given as flags, those of
+the file are left aside, all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from lazyshard_producer.configuration.arguments import SourceArgument
+from lazyshard_producer.configuration.config import PATH_KEYS, ConfigFile
+from lazyshard_producer.configuration.options import BY_NAME, DEFAULT_MAX_BAD_ROWS, OPTIONS, SOURCE_OPTIONS, Option
+from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
+from lazyshard_producer.configuration.source_paths import expand_path, is_pipe
+from lazyshard_producer.errors import Problem, SettingsInvalid
+
+_FIELDS: Final = {"log_every_seconds": "log_every_s", "idle_seconds": "idle_s"}
+"""Where a setting is called otherwise than its option."""
+
+_STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
+"""In the place of what is needed and missing, so that the rest can be looked at."""
+
+_FOLLOWS_FROM: Final = {
+    "max_bad_rows": "on_bad_row",
+    "marker": "finished_by",
+    "idle_seconds": "finished_by",
+}
+"""What may be wrong only because something else could not be read."""
+
+_LIMITS: Final = frozenset(one.name for one in fields(Limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line says.
+
+    Attributes:
+        sources: each --source and --follow, in order.
+        values: the texts behind each other flag, by name of option; of those that were given.
+        problems: what cannot be about the sources.
+    """
+
+    sources: Sequence[SourceArgument] = ()
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    problems: Sequence[Problem] = ()
+
+
+def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
+    """Returns the settings. Looks for the files that match patterns, and at nothing else.
+
+    Raises:
+        SettingsInvalid: with every problem.
+    """
+    assembly = _Assembly(flags, config)
+    settings = assembly.settings()
+    if settings is None or assembly.problems:
+        raise SettingsInvalid.of(assembly.problems)
+    return settings
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sources that were given together.
+
+    Attributes:
+        paths: of the sources, as given.
+        values: what else was given, by name of option.
+        where: returns how messages call an option of it.
+        follow: whether they are directories to be followed.
+        unread: names of options that could not be read.
+    """
+
+    paths: tuple[str, ...]
+    values: dict[str, Any]
+    where: Callable[[str], str]
+    follow: bool
+    unread: set[str] = field(default_factory=set)
+
+
+class _Assembly:
+    """The work of `assemble`, with the problems found so far."""
+
+    def __init__(self, flags: Flags, config: ConfigFile | None) -> None:
+        self.problems = [*flags.problems, *(config.problems if config is not None else ())]
+        self._flags = flags
+        self._config = config
+        self._unread: set[str] = set()
+        self._where: dict[str, str] = {}
+        self._sources_given = bool(flags.sources or (config is not None and config.sources))
+
+    def settings(self) -> Settings | None:
+        """Returns the settings, None where some cannot be."""
+        groups = list(self._groups())
+        self._share_flags(groups)
+        owners: list[_Group] = []
+        sources: list[SourceSettings] = []
+        for group in groups:
+            found = _sources_of(group)
+            sources += found
+            owners += [group] * len(found)
+        values = {option.name: self._given(option) for option in OPTIONS if self._is_given(option)}
+        values = {name: value for name, value in values.items() if name not in self._unread}
+        for name, stand_in in _STAND_INS.items():
+            if not self._is_given(BY_NAME[name]):
+                self._miss(BY_NAME[name])
+            values.setdefault(name, stand_in)
+        if values.get("on_bad_row", "fail") != "fail":
+            values.setdefault("max_bad_rows", DEFAULT_MAX_BAD_ROWS)
+        limits = Limits(**{name: values.pop(name) for name in _LIMITS & values.keys()})
+        try:
+            return Settings(sources=tuple(sources), limits=limits, **_renamed(values))
+        except SettingsInvalid as error:
+            self._take_over(error.problems, owners)
+            return None
+
+    def _is_given(self, option: Option) -> bool:
+        return option.name in self._flags.values or (self._config is not None and option.name in self._config.values)
+
+    def _given(self, option: Option) -> Any:
+        """Returns the value of an option that was given, whatever where it cannot be read."""
+        if option.name in self._flags.values:
+            texts = self._flags.values[option.name]
+            return self._read(option, texts, option.kind.from_flags, option.flag, self._unread)
+        assert self._config is not None
+        where = self._where[option.name] = self._config.where(option.name)
+        return self._read(option, self._config.values[option.name], option.kind.from_toml, where, self._unread)
+
+    def _read(self, option: Option, value: Any, read: Callable[[Any], Any], where: str, unread: set[str]) -> Any:
+        try:
+            return read(value)
+        except ValueError:
+            unread.add(option.name)
+            shown = value[-1] if isinstance(value, list | tuple) and value else value
+            self.problems.append(Problem(where, f"{option.kind.expects} is needed, got {reprlib.repr(shown)}"))
+            return None
+
+    def _miss(self, option: Option) -> None:
+        self._unread.add(option.name)
+        file = f", or {option.name} in {self._config.name}" if self._config is not None else ""
+        self.problems.append(Problem(option.flag, f"needed, found none; give {option.flag} {option.metavar}{file}"))
+
+    def _groups(self) -> Iterator[_Group]:
+        if self._flags.sources or self._config is None:
+            for argument in self._flags.sources:
+                yield self._group_of_flags(argument)
+            return
+        for number, source in enumerate(self._config.sources):
+            group = self._group_of_table(number, source, self._config)
+            if group is not None:
+                yield group
+
+    def _group_of_flags(self, argument: SourceArgument) -> _Group:
+        group = _Group(tuple(argument.paths), {}, "--{}".format, follow=argument.flag == "--follow")
+        if argument.weights:
+            weight = BY_NAME["weight"]
+            value = self._read(weight, argument.weights, weight.kind.from_flags, weight.flag, group.unread)
+            group.values["weight"] = 1.0 if "weight" in group.unread else value
+        return group
+
+    def _group_of_table(self, number: int, source: dict[str, Any], config: ConfigFile) -> _Group | None:
+        def where(name: str) -> str:
+            return config.where_in_source(number, {"source": "path"}.get(name, name))
+
+        given = [key for key in PATH_KEYS if key in source]
+        if len(given) != 1:
+            found = " and ".join(given) or "neither"
+            self.problems.append(Problem(where(""), f"either path or follow is needed, got {found}"))
+            return None
+        paths = source[given[0]] if isinstance(source[given[0]], list) else [source[given[0]]]
+        if not paths or not all(isinstance(path, str) for path in paths):
+            self.problems.append(Problem(where(given[0]), f"a path or a list of paths is needed, got {paths!r}"))
+            return None
+        group = _Group(tuple(paths), {}, where, follow=given[0] == "follow")
+        for option in SOURCE_OPTIONS:
+            if option.name in source:
+                value = self._read(option, source[option.name], option.kind.from_toml, where(option.name), group.unread)
+                if option.name not in group.unread:
+                    group.values[option.name] = value
+        if "weight" in group.unread:
+            group.values["weight"] = 1.0
+        return group
+
+    def _share_flags(self, groups: Sequence[_Group]) -> None:
+        """Puts the flags about sources into every one that they can be about."""
+        for option in SOURCE_OPTIONS:
+            if option.name not in self._flags.values:
+                continue
+            texts, unread = self._flags.values[option.name], set[str]()
+            value = self._read(option, texts, option.kind.from_flags, option.flag, unread)
+            about = [group for group in groups if _can_be_about(option, group)]
+            for group in about:
+                group.unread |= unread
+                if not unread:
+                    group.values[option.name] = value
+            if groups and not about:
+                kind = "standard input and pipes" if option.name == "resume" else "directories given with --follow"
+                self.problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
+
+    def _take_over(self, found: Sequence[Problem], owners: Sequence[_Group]) -> None:
+        """Adds the problems that do not follow from others, as the user calls them."""
+        seen: set[tuple[int, str]] = set()
+        for problem in found:
+            name = problem.option.removeprefix("--").replace("-", "_")
+            if problem.source is None:
+                unread, where = self._unread, self._where.get(name, problem.option)
+                if name == "source" and not owners and self._sources_given:
+                    continue
+            else:
+                group = owners[problem.source]
+                # Once for all files of a pattern.
+                if (id(group), name) in seen:
+                    continue
+                seen.add((id(group), name))
+                unread, where = group.unread, group.where(name)
+            if name not in unread and _FOLLOWS_FROM.get(name) not in unread:
+                self.problems.append(Problem(where, problem.text))
+
+
+def _sources_of(group: _Group) -> list[SourceSettings]:
+    """Returns the sources of a group, its weight divided evenly among them."""
+    paths = [found for path in group.paths for found in ([path] if group.follow else expand_path(path))]
+    values = _renamed(group.values)
+    if paths and values.get("weight", 0) > 0 and math.isfinite(values["weight"]):
+        values["weight"] /= len(paths)
+    return [SourceSettings(path=path, follow=group.follow, **values) for path in paths]
+
+
+def _can_be_about(option: Option, group: _Group) -> bool:
+    if option.name == "resume":
+        return not group.follow and any(map(is_pipe, group.paths))
+    return group.follow
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FIELDS.get(name, name): value for name, value in values.items()}

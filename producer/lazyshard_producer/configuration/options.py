@@ -1,0 +1,289 @@
+"""The options that say what a run is to do: one table, from which flags, TOML keys, help and example are made.
+
+The flag of an option is its name with dashes, its TOML key the name itself, in the table that is named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from lazyshard_producer.configuration.option_kinds import (
+    AMOUNT,
+    BYTES,
+    COLUMNS,
+    NAMES,
+    NUMBER,
+    RETAIN,
+    TEXT,
+    WHOLE,
+    WHOLE_OR_NONE,
+    Kind,
+    choice,
+)
+
+DEFAULT_MAX_BAD_ROWS: Final = 1000
+"""Where bad rows do not end the run: a broken transform is noticed before it has eaten a data set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option.
+
+    Attributes:
+        name: its TOML key.
+        table: the TOML table it belongs to: "" for the top of the file, "source" for each ``[[source]]``.
+        kind: how its value is written.
+        metavar: what stands for the value in the help.
+        help: what it does, in a sentence or two; ends with its default where it has one.
+        example: a value in TOML, for the example file.
+        repeat: whether its flag may be given several times.
+    """
+
+    name: str
+    table: str
+    kind: Kind
+    metavar: str
+    help: str
+    example: str
+    repeat: bool = False
+
+    @property
+    def flag(self) -> str:
+        """What it is called on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+PANELS: Final = {
+    "source": "Sources",
+    "": "Stream",
+    "rows": "Rows",
+    "limits": "Limits: how far ahead of training, and what is deleted",
+}
+"""Headings of the help, by table."""
+
+SOURCE_OPTIONS: Final = (
+    Option(
+        "weight",
+        "source",
+        NUMBER,
+        "NUMBER",
+        "Mix the sources by these shares, not one after another. Belongs to the --source or --follow before it: all "
+        "have one, or none. Several files of one --source divide theirs evenly.",
+        "0.7",
+        repeat=True,
+    ),
+    Option(
+        "pattern",
+        "source",
+        TEXT,
+        "GLOB",
+        "Names of the files in a followed directory; with .gz or .zst behind too. Default: *.jsonl.",
+        '"*.jsonl"',
+    ),
+    Option(
+        "finished_by",
+        "source",
+        choice("rename", "marker", "idle"),
+        "rename|marker|idle",
+        "When a file in a followed directory is complete: as it appears under its name, when its marker is there, or "
+        "when it has not grown for --idle-seconds. Default: rename.",
+        '"rename"',
+    ),
+    Option(
+        "marker",
+        "source",
+        TEXT,
+        "NAME",
+        "Name of a file's marker, with {name} for the file's own. Default: {name}.done.",
+        '"{name}.done"',
+    ),
+    Option(
+        "idle_seconds",
+        "source",
+        NUMBER,
+        "SECONDS",
+        "How long a file must not have grown to be complete. Default: 60.",
+        "60",
+    ),
+    Option(
+        "end_marker",
+        "source",
+        TEXT,
+        "NAME",
+        "A file of this name in a followed directory says that no other comes. Default: _END.",
+        '"_END"',
+    ),
+    Option(
+        "resume",
+        "source",
+        choice("skip", "append"),
+        "skip|append",
+        "What a second start does with standard input or a pipe: skip as many rows as are published, or take all as "
+        "new ones. Default: skip.",
+        '"skip"',
+    ),
+)
+"""Those of a source. On the command line all but the weight hold for every source that they can be about."""
+
+OPTIONS: Final = (
+    Option(
+        "out",
+        "",
+        TEXT,
+        "STREAM",
+        "The stream's directory; made if it is not there.",
+        '"/shared/stream"',
+    ),
+    Option(
+        "samples_per_chunk",
+        "",
+        WHOLE,
+        "N",
+        "Rows in a chunk. Never changes for a stream.",
+        "1000",
+    ),
+    Option(
+        "rate",
+        "",
+        NUMBER,
+        "SAMPLES_PER_SECOND",
+        "Publish no faster than this. Default: no limit.",
+        "500",
+    ),
+    Option(
+        "metrics_port",
+        "",
+        WHOLE,
+        "PORT",
+        "Serve metrics for Prometheus on this TCP port; 0 takes a free one and says which. Default: none are served.",
+        "9464",
+    ),
+    Option(
+        "metrics_host",
+        "",
+        TEXT,
+        "ADDRESS",
+        "Address of that port. Whoever reaches it can read the metrics. Default: 127.0.0.1.",
+        '"127.0.0.1"',
+    ),
+    Option(
+        "log_every_seconds",
+        "",
+        NUMBER,
+        "SECONDS",
+        "Time between two lines of the log, where there is no terminal. Default: 60.",
+        "60",
+    ),
+    Option(
+        "transform",
+        "rows",
+        TEXT,
+        "MODULE:FUNCTION",
+        "A function that gets (row), a dict, or (row, index) and returns a row, None for none, or a list of rows.",
+        '"my_rows:clean"',
+    ),
+    Option(
+        "where",
+        "rows",
+        TEXT,
+        "MODULE:FUNCTION",
+        "A function that gets (row) or (row, index) and says whether the row is taken.",
+        '"my_rows:is_wanted"',
+    ),
+    Option(
+        "columns",
+        "rows",
+        COLUMNS,
+        "NEW=OLD,...",
+        "Rows hold just these columns, under new names; NAME alone keeps its name.",
+        '{ prompt = "question", response = "answer" }',
+        repeat=True,
+    ),
+    Option(
+        "shuffle",
+        "rows",
+        WHOLE,
+        "N",
+        "Shuffle, N rows at a time. Default: 0, the order in which they come.",
+        "10000",
+    ),
+    Option("seed", "rows", WHOLE, "N", "Seed of --shuffle. Default: 0.", "0"),
+    Option(
+        "workers",
+        "rows",
+        WHOLE,
+        "N",
+        "Processes that run a slow --transform; the order is kept. Default: 0, this process.",
+        "4",
+    ),
+    Option(
+        "on_bad_row",
+        "rows",
+        choice("fail", "skip", "quarantine"),
+        "fail|skip|quarantine",
+        "What becomes of a row that is no JSON object, is too long, or at which the transform raised: the run ends "
+        "there, it is left out, or it goes to STREAM/quarantine.jsonl. Default: fail.",
+        '"quarantine"',
+    ),
+    Option(
+        "max_bad_rows",
+        "rows",
+        WHOLE_OR_NONE,
+        "N|none",
+        f"So many rows may be left out or quarantined; one more ends the run. Default: {DEFAULT_MAX_BAD_ROWS}.",
+        "1000",
+    ),
+    Option(
+        "max_row_bytes",
+        "rows",
+        BYTES,
+        "SIZE",
+        "Longest row that is accepted; bounds the memory. Default: 64MiB.",
+        '"64MiB"',
+    ),
+    Option(
+        "max_ahead",
+        "limits",
+        AMOUNT,
+        "AMOUNT",
+        "Wait where so much is published beyond the slowest reader: 64chunks, 1000000samples, 20GB. Default: no limit.",
+        '"64chunks"',
+    ),
+    Option(
+        "max_disk",
+        "limits",
+        BYTES,
+        "SIZE",
+        "Wait where the stream takes so much: 500GB, 2TiB. Default: no limit.",
+        '"500GB"',
+    ),
+    Option(
+        "min_free_disk",
+        "limits",
+        BYTES,
+        "SIZE",
+        "Wait where less than this is free on the stream's filesystem. Default: no limit.",
+        '"50GB"',
+    ),
+    Option(
+        "retain",
+        "limits",
+        RETAIN,
+        "all|consumed|N",
+        "Which chunks stay: all, those that some consumer still needs, or besides those the last N. Default: all.",
+        '"consumed"',
+    ),
+    Option(
+        "consumers",
+        "limits",
+        NAMES,
+        "NAME,...",
+        "Nothing is deleted before these consumers have registered.",
+        '["train"]',
+        repeat=True,
+    ),
+)
+"""Those of a run."""
+
+BY_NAME: Final = {option.name: option for option in (*SOURCE_OPTIONS, *OPTIONS)}

@@ -1,0 +1,222 @@
+"""What cannot be about settings: every check that needs no look at any file, and all that is wrong at once.
+
+Pure functions; a problem names the option, what was expected and found, and what would do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.format.cursor import check_consumer
+from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard_producer.errors import Problem
+
+if TYPE_CHECKING:
+    from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
+
+MAX_SEED: Final = 2**63 - 1
+
+_MAX_ROW_BYTES_MAX: Final = 1 << 40
+_MAX_AMOUNT: Final = 2**63 - 1
+_MAX_SHUFFLE: Final = 10**9
+_MAX_WORKERS: Final = 1024
+_MAX_PORT: Final = 65535
+
+_FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PYTHON: Final = "python:"
+_STDIN: Final = "-"
+
+
+def find_problems(settings: Settings) -> tuple[Problem, ...]:
+    """Returns all that cannot be, in the order of the options; mostly nothing."""
+    return (
+        *_of_sources(settings.sources),
+        *_of_path("--out", settings.out),
+        *_of_numbers(settings),
+        *_of_functions(settings),
+        *_of_columns(settings.columns),
+        *_of_bad_rows(settings),
+        *_of_limits(settings.limits),
+    )
+
+
+def is_live(source: SourceSettings) -> bool:
+    """Whether a source may have no row at the moment and some later, as far as its settings say.
+
+    A named pipe is not told from a file here: that takes a look at it.
+    """
+    return source.follow or source.path == _STDIN or is_python(source.path)
+
+
+def is_python(path: str) -> bool:
+    """Whether a path stands for a Python function."""
+    return path.startswith(_PYTHON)
+
+
+def _of_sources(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
+    if not sources:
+        yield Problem("--source", "at least one source is needed, got none; give --source FILE or --follow DIRECTORY")
+    for number, source in enumerate(sources):
+        yield from _of_source(number, source)
+    yield from _of_weights(sources)
+    if sum(source.path == _STDIN for source in sources) > 1:
+        yield Problem("--source", "standard input can be read once, got it more often; leave all but one - out")
+
+
+def _of_source(number: int, source: SourceSettings) -> Iterator[Problem]:
+    path = _option(source)
+    broken = list(_of_path(path, source.path))
+    if broken:
+        yield broken[0]._replace(source=number)
+        return
+    for option, text in (*_of_kind(source), *(_of_following(source) if source.follow else _of_not_following(source))):
+        yield Problem(option, f"{source.path}: {text}", number)
+
+
+def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    path = _option(source)
+    python = is_python(source.path)
+    if source.follow and (source.path == _STDIN or python):
+        yield path, "only a directory can be followed; give it as --source"
+    elif python and not _FUNCTION.fullmatch(source.path[len(_PYTHON) :]):
+        yield path, "a Python source is written python:MODULE:FUNCTION"
+    if source.weight is not None and not (math.isfinite(source.weight) and source.weight > 0):
+        yield "--weight", f"a number above 0 is needed, got {source.weight:g}; for no rows of it leave the source out"
+    if source.resume != "skip" and (source.follow or python):
+        yield "--resume", "it is for standard input and pipes, and this goes on where it was; leave it out"
+
+
+def _of_not_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    plain = type(source)(path=source.path)
+    for option, name in (
+        ("--pattern", "pattern"),
+        ("--finished-by", "finished_by"),
+        ("--marker", "marker"),
+        ("--idle-seconds", "idle_s"),
+        ("--end-marker", "end_marker"),
+    ):
+        if getattr(source, name) != getattr(plain, name):
+            yield option, "only followed directories have it; give this one with --follow, or leave the option out"
+
+
+def _of_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
+    plain = type(source)(path=source.path)
+    if not _is_file_name(source.pattern):
+        yield "--pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
+    if not _is_file_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
+        expected = 'a file name with {name} in it, and more than that, is needed, such as "{name}.done"'
+        yield "--marker", f"{expected}, got {source.marker!r}"
+    elif source.marker != plain.marker and source.finished_by != "marker":
+        yield "--marker", f"it needs --finished-by marker, got --finished-by {source.finished_by}"
+    if not (math.isfinite(source.idle_s) and source.idle_s > 0):
+        yield "--idle-seconds", f"a number of seconds above 0 is needed, got {source.idle_s:g}"
+    elif source.idle_s != plain.idle_s and source.finished_by != "idle":
+        yield "--idle-seconds", f"it needs --finished-by idle, got --finished-by {source.finished_by}"
+    if not _is_file_name(source.end_marker):
+        yield (
+            "--end-marker",
+            f'the name of a file in the directory is needed, such as "_END", got {source.end_marker!r}',
+        )
+
+
+def _of_weights(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
+    weighted = [source.weight is not None for source in sources]
+    if all(weighted):
+        return
+    if any(weighted):
+        for number, source in enumerate(sources):
+            if source.weight is None:
+                text = "has none and others have; give all sources a --weight (mixed), or none (in order)"
+                yield Problem("--weight", f"{source.path}: {text}", number)
+        return
+    for number, source in enumerate(sources[:-1]):
+        if is_live(source):
+            text = (
+                "may never end, and the sources after it would wait for that; put it last, or give all of them a "
+                "--weight (then they are mixed)"
+            )
+            yield Problem(_option(source), f"{source.path}: {text}", number)
+
+
+def _of_numbers(settings: Settings) -> Iterator[Problem]:
+    for option, value, low, high in (
+        ("--samples-per-chunk", settings.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK),
+        ("--max-row-bytes", settings.max_row_bytes, 1, _MAX_ROW_BYTES_MAX),
+        ("--shuffle", settings.shuffle, 0, _MAX_SHUFFLE),
+        ("--seed", settings.seed, 0, MAX_SEED),
+        ("--workers", settings.workers, 0, _MAX_WORKERS),
+        ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
+    ):
+        if value is not None and not low <= value <= high:
+            yield Problem(option, f"a number from {low} to {high} is needed, got {value}")
+    if settings.rate is not None and not (math.isfinite(settings.rate) and settings.rate > 0):
+        text = f"a number of samples a second above 0 is needed, got {settings.rate:g}; leave it out for no limit"
+        yield Problem("--rate", text)
+    if not (math.isfinite(settings.log_every_s) and settings.log_every_s > 0):
+        yield Problem("--log-every-seconds", f"a number of seconds above 0 is needed, got {settings.log_every_s:g}")
+    if not settings.metrics_host or "\0" in settings.metrics_host:
+        yield Problem("--metrics-host", f"an address is needed, such as 127.0.0.1, got {settings.metrics_host!r}")
+
+
+def _of_functions(settings: Settings) -> Iterator[Problem]:
+    for option, function in (("--transform", settings.transform), ("--where", settings.where)):
+        if function is not None and not _FUNCTION.fullmatch(function):
+            yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
+    if settings.workers > 0 and settings.transform is None:
+        yield Problem("--workers", f"they run the --transform, and there is none, got {settings.workers}; leave it out")
+
+
+def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
+    for new, old in columns:
+        if not new or not old or "=" in old:
+            yield Problem("--columns", f"names of columns as NEW=OLD are needed, got {new!r} = {old!r}")
+    names = [new for new, _ in columns]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
+
+
+def _of_bad_rows(settings: Settings) -> Iterator[Problem]:
+    if settings.max_bad_rows is None:
+        return
+    if not 0 <= settings.max_bad_rows <= _MAX_AMOUNT:
+        text = f"a number from 0 to {_MAX_AMOUNT} is needed, got {settings.max_bad_rows}"
+        yield Problem("--max-bad-rows", text)
+    if settings.on_bad_row == "fail":
+        text = "the first bad row ends the run with --on-bad-row fail; give --on-bad-row skip or quarantine with it"
+        yield Problem("--max-bad-rows", text)
+
+
+def _of_limits(limits: Limits) -> Iterator[Problem]:
+    ahead = limits.max_ahead.number if limits.max_ahead is not None else None
+    last = limits.retain if isinstance(limits.retain, int) else None
+    for option, value, low, of in (
+        ("--max-ahead", ahead, 0, ""),
+        ("--max-disk", limits.max_disk, 1, " of bytes"),
+        ("--min-free-disk", limits.min_free_disk, 0, " of bytes"),
+        ("--retain", last, 1, " of chunks"),
+    ):
+        if value is not None and not low <= value <= _MAX_AMOUNT:
+            yield Problem(option, f"a number{of} from {low} to {_MAX_AMOUNT} is needed, got {value}")
+    for name in limits.consumers:
+        try:
+            check_consumer(name)
+        except ValueError as cause:
+            yield Problem("--consumers", str(cause))
+
+
+def _option(source: SourceSettings) -> str:
+    return "--follow" if source.follow else "--source"
+
+
+def _is_file_name(text: str) -> bool:
+    return bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
+
+
+def _of_path(option: str, path: str) -> Iterator[Problem]:
+    if not path:
+        yield Problem(option, "a path is needed, got an empty one")
+    elif "\0" in path:
+        yield Problem(option, f"a path cannot hold a NUL character, got {path!r}")

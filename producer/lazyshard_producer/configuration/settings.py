@@ -1,0 +1,131 @@
+"""What a run is to do: the options of the command as one checked value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from lazyshard_producer.configuration.problems import find_problems
+from lazyshard_producer.errors import SettingsInvalid
+
+MAX_ROW_BYTES: Final = 64 << 20
+"""Longest row by default, in bytes: far above any text sample, and a few of them fit into any machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """Where rows come from.
+
+    Attributes:
+        path: as the user gave it: a file, a directory, "-" for standard input, "python:MODULE:FUNCTION".
+        weight: its share of the rows where sources are mixed, above 0; None where they are read one after another.
+        follow: a directory that other programs write into.
+        pattern: names of the files in a followed directory; those with .gz or .zst behind belong too.
+        finished_by: how a file in a followed directory is known to be complete: by appearing under its name at all
+            (rename), by another file (marker), by not having grown for a while (idle).
+        marker: name of that other file, with {name} for the file's own.
+        idle_s: that while, in seconds.
+        end_marker: name of a file in a followed directory after which no other comes.
+        resume: what a second start does with the rows of standard input or a pipe: skip as many as were published, or
+            append them all.
+    """
+
+    path: str
+    weight: float | None = None
+    follow: bool = False
+    pattern: str = "*.jsonl"
+    finished_by: Literal["rename", "marker", "idle"] = "rename"
+    marker: str = "{name}.done"
+    idle_s: float = 60.0
+    end_marker: str = "_END"
+    resume: Literal["skip", "append"] = "skip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """An amount of data.
+
+    Attributes:
+        number: how much, 0 or more.
+        unit: of what.
+    """
+
+    number: int
+    unit: Literal["chunks", "samples", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far ahead of its readers a run may get, and what it may delete.
+
+    Attributes:
+        max_ahead: beyond the slowest reader's mark; None for no limit.
+        max_disk: bytes of the stream's directory; None for no limit.
+        min_free_disk: bytes that stay free on its filesystem; None for no limit.
+        retain: chunks that stay: all; those that some consumer is not done with; besides those the last so many.
+        consumers: names that must have a cursor before anything is deleted.
+    """
+
+    max_ahead: Amount | None = None
+    max_disk: int | None = None
+    min_free_disk: int | None = None
+    retain: Literal["all", "consumed"] | int = "all"
+    consumers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run is to do.
+
+    Attributes:
+        sources: where rows come from, in the order given: that is how positions name them.
+        out: path of the stream's directory.
+        samples_per_chunk: rows in a chunk.
+        rate: at most so many samples a second; None for no limit.
+        max_row_bytes: longest row that is accepted, in bytes without its line end.
+        transform: "MODULE:FUNCTION" that makes of a row another one, none (None) or several (a list); None for none.
+        columns: (new name, old name) of what rows are to hold, and of nothing else; empty for rows as they are.
+        where: "MODULE:FUNCTION" that says of a row, or of (row, its index), whether it is taken; None for all.
+        shuffle: rows that are shuffled together; 0 for the order in which they come.
+        seed: of that shuffling, and of nothing else.
+        workers: processes that run the transform; 0 for this one.
+        on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
+        max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
+        limits: how far ahead of its readers it may get, and what it may delete.
+        metrics_port: TCP port on which Prometheus finds the metrics, 0 for any that is free; None for no metrics.
+        metrics_host: address on which that port is opened.
+        log_every_s: seconds between two lines of the log.
+
+    Raises:
+        SettingsInvalid: some of them cannot be, or not together; it lists every problem.
+    """
+
+    sources: tuple[SourceSettings, ...]
+    out: str
+    samples_per_chunk: int
+    rate: float | None = None
+    max_row_bytes: int = MAX_ROW_BYTES
+    transform: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    where: str | None = None
+    shuffle: int = 0
+    seed: int = 0
+    workers: int = 0
+    on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
+    max_bad_rows: int | None = None
+    limits: Limits = Limits()
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    log_every_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without looking at any file."""
+        problems = find_problems(self)
+        if problems:
+            raise SettingsInvalid.of(problems)
+
+
+def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:
+    """Returns the sources for paths that are read one after another."""
+    return tuple(SourceSettings(path=path) for path in paths)

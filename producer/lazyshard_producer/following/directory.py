@@ -1,0 +1,165 @@
+"""JSON lines in the files of a directory that other programs write into, now and later.
+
+See `names` for which files are taken, `files` for when they are complete and in which order they are
+read, `ledger` for what a restart goes on from, `lines` for what a line is.
+
+A name is taken once: what has been read of a file must stay as it is until that file was read to its end; after that it
+may be deleted, and a new file of the same name is not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.following.files import FollowedFiles
+from lazyshard_producer.following.journal import DIRECTORY, list_journals
+from lazyshard_producer.following.ledger import FollowMark, FollowRows, Ledger
+from lazyshard_producer.following.resume import resume
+from lazyshard_producer.following.state import FileState, decode_name
+from lazyshard_producer.following.watch import DirectoryWatch
+from lazyshard_producer.position import plain_name, refuse_position
+from lazyshard_producer.sources.source import Context
+
+_STEPS: Final = 64
+"""So many files are looked into for a row at a time: signals are looked at in between."""
+
+
+class FollowedDirectory:
+    """A source of rows: a directory.
+
+    Memory: some MiB, 64 bytes for each file that was read to its end, about 1 KiB for each that was not.
+
+    Args:
+        settings: its path, and how it is followed.
+        position: where to start; None for its start.
+        context: the run; journals are kept in the stream's directory.
+        clock: returns seconds of a monotonic clock.
+
+    Raises:
+        SourceRefused: the directory cannot be read, or a file that is not read to its end is not what it was.
+    """
+
+    live: Final = True
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        position: dict[str, Any] | None,
+        context: Context,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = plain_name(settings.path)
+        self.start: Final = FollowMark(0)
+        self._end_marker = settings.end_marker
+        journals = context.out / DIRECTORY
+        known = resume(position, journals, self.name)
+        stale = [path for path in list_journals(journals, self.name) if path != known.journal]
+        self._plan = deque(known.plan)
+        self._ledger = Ledger(
+            journals, self.name, known.state, known.totals, position, replaced=known.journal, stale=stale
+        )
+        self._files = FollowedFiles(settings, context.max_row_bytes, known.state, self._ledger, clock)
+        self._watch = DirectoryWatch(settings.path, clock)
+        self._asked = False
+        self._marker_seen = False
+        self._last = False
+        if not self._plan:
+            self._files.begin()
+
+    @property
+    def reached(self) -> FollowMark:
+        """Where it stands after all that was given."""
+        return self._ledger.reached
+
+    @property
+    def blank(self) -> int:
+        """Blank lines skipped so far."""
+        return self._ledger.totals.blank
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """(bytes of text read, None): nobody knows how much will come."""
+        return self._ledger.totals.size, None
+
+    def read(self) -> FollowRows | None:
+        """Returns the next rows, none where there are none now; None where the directory has ended.
+
+        Raises:
+            SourceRefused: a file is not what it was, or cannot be read.
+        """
+        for _ in range(_STEPS):
+            if self._plan:
+                found = self._replay()
+            else:
+                self._look()
+                if not self._files.has_turns:
+                    return None if self._last else FollowRows(0, None)
+                found = self._files.step()
+            if found is not None:
+                self._watch.active()
+                if found.lines:
+                    return found
+        return FollowRows(0, None)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when something has happened in the directory, when it is time to look, or after so many seconds."""
+        if not self._plan and not self._files.has_turns and not self._last:
+            self._watch.wait(seconds)
+
+    def waits_for(self) -> str:
+        """Returns in words what it waits for."""
+        return f"new lines in {self.name} ({self._files.unfinished} files unfinished), or {self._end_marker} there"
+
+    def position(self, mark: FollowMark) -> dict[str, Any]:
+        """Returns the position at a mark; all that was read so far is in the journal then.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
+        return self._ledger.position(mark)
+
+    def end(self) -> None:
+        """Asks it to finish: what is there by now is given; of files that are not complete the complete lines."""
+        self._asked = True
+
+    def close(self) -> None:
+        """Lets go of what is open. May be called twice."""
+        self._watch.close()
+        self._files.close()
+        self._ledger.close()
+
+    def _look(self) -> None:
+        """Looks at the directory if it is time, and finds out whether all is there that will come."""
+        if self._last or not (self._asked or self._marker_seen or self._watch.due()):
+            return
+        # What was there before the marker is seen by a look that begins after it.
+        last = self._asked or self._marker_seen
+        self._watch.look()
+        changed, self._marker_seen = self._files.look()
+        self._watch.looked(changed)
+        if last and (self._asked or self._marker_seen):
+            self._last = True
+            self._files.complete_all(asked=self._asked and not self._marker_seen)
+
+    def _replay(self) -> FollowRows | None:
+        """Returns what an earlier run read next."""
+        line = self._plan[0]
+        try:
+            name = decode_name(line.get("file"))
+            size, until = line.get("finished"), FileState.decode(line)
+        except ValueError as cause:
+            raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
+        rows = None
+        if size is not None:
+            self._files.finish(name, size)
+        else:
+            rows = self._files.read(name, until)
+        if rows is None:
+            self._plan.popleft()
+            if not self._plan:
+                self._files.begin()
+        return rows

@@ -1,0 +1,365 @@
+"""The files of a followed directory: which there are, which are complete, and whose turn it is.
+
+Complete files are read one after another, in the order in which they were found (those found together: by name). Files
+that grow take turns, of 1 MiB at the most, with each other and with the complete one.
+
+A file is complete, by `finished_by`: when it has its name (rename), when its marker is there (marker), or when it has
+not grown for `idle_s` seconds of this process (idle). Until then whole lines of plain files are taken; compressed files
+are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following.finished import Finished
+from lazyshard_producer.following.finished_watch import FinishedWatch
+from lazyshard_producer.following.ledger import FollowRows, Ledger
+from lazyshard_producer.following.listing import DirectoryListing, Look
+from lazyshard_producer.following.names import NameRules, is_packed
+from lazyshard_producer.following.packed import PackedFile
+from lazyshard_producer.following.piece import Piece
+from lazyshard_producer.following.plain import Completion, PlainFile, refuse_growth
+from lazyshard_producer.following.state import FileState, FollowState
+from lazyshard_producer.position import plain_name
+
+SETTLE_S: Final = 1.0
+"""A file that is complete by its name but whose last line has no newline is watched for so long: it may be one that is
+still being written, which is told as such then, and not as a row that is cut."""
+
+_LOOKS: Final = 100
+"""So many files are looked at more closely at a time: unfinished ones, whose size may be known late by a network
+filesystem, and finished ones, which must not grow."""
+
+_log = logging.getLogger("lazyshard")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A file that is not read to its end.
+
+    Attributes:
+        file: reads it; None for a compressed file that is not complete.
+        size: its size in bytes when it was looked at last.
+        still_since: seconds of a monotonic clock at which that was found first.
+        in_turn: whether it is one of those that take turns.
+    """
+
+    file: PlainFile | PackedFile | None
+    size: int
+    still_since: float
+    in_turn: bool = False
+
+
+class FollowedFiles:
+    """Knows the files and reads them.
+
+    Args:
+        settings: the directory, and what its names mean.
+        max_row_bytes: longest row, in bytes without its line end.
+        state: how far they are read.
+        ledger: is told what is read, in order.
+        clock: returns seconds of a monotonic clock.
+
+    Raises:
+        SourceRefused: an unfinished file is not what it was.
+    """
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        max_row_bytes: int,
+        state: FollowState,
+        ledger: Ledger,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._path = settings.path
+        self._max_row_bytes = max_row_bytes
+        self._ledger = ledger
+        self._clock = clock
+        self._rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
+        self._listing = DirectoryListing(settings.path, self._rules)
+        self._finished = FinishedWatch(settings.path, state.finished.copy(), self._listing)
+        self._entries: dict[str, _Entry] = {}
+        self._turns: deque[str] = deque()
+        self._backlog: deque[str] = deque()
+        self._current: str | None = None
+        self._ending: Completion | None = None
+        self._unfinished_round: Iterator[str] = iter(())
+        for name, file_state in state.files.items():
+            self._restore(name, file_state)
+
+    @property
+    def unfinished(self) -> int:
+        """Files that are there, or begun, and not read to their end."""
+        return len(self._entries) + len(self._backlog)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether there is a file that may have something to read."""
+        return bool(self._turns or self._backlog)
+
+    def step(self) -> FollowRows | None:
+        """Returns the next rows of the file whose turn it is; None if it has no lines now.
+
+        Raises:
+            SourceRefused: it is not what it was, is gone, or cannot be read.
+        """
+        if self._current is None and self._backlog:
+            name = self._current = self._backlog.popleft()
+            self._entries[name] = _Entry(self._new_file(name, FileState(), complete=True), 0, self._clock())
+            self._take_turn(name)
+        name = self._turns.popleft()
+        entry = self._entries[name]
+        entry.in_turn = False
+        file = entry.file
+        assert file is not None
+        try:
+            piece = file.read()
+        except FileNotFoundError as cause:
+            self._gone(name, file, cause)
+            return None
+        rows = self._record(name, piece)
+        if file.finished:
+            self._finish(name, file)
+        elif not file.at_end:
+            self._take_turn(name)
+        elif name == self._current:
+            self._current = None
+        if isinstance(file, PlainFile) and file.seen > entry.size:
+            entry.size, entry.still_since = file.seen, self._clock()
+        return rows
+
+    def read(self, name: str, until: FileState) -> FollowRows | None:
+        """Returns the next rows of a file on the way to where an earlier run came; None if it is there.
+
+        Raises:
+            SourceRefused: it is gone, not what it was, or cannot be read.
+        """
+        file = self._begun(name)
+        if file.state.offset >= until.offset:
+            return None
+        try:
+            return self._record(name, file.read(until)) or FollowRows(0, None)
+        except FileNotFoundError as cause:
+            expected = f"the file of which {until.offset} bytes were read, and not all is published"
+            raise self._refuse(name, expected, "none; put it back, or choose another --out") from cause
+
+    def finish(self, name: str, size: int) -> None:
+        """Takes over from an earlier run that a file was read to its end, being of this size in bytes."""
+        self._finish(name, self._begun(name), size)
+
+    def begin(self) -> None:
+        """Gives all files a turn that are begun: what an earlier run read is read again."""
+        for name in self._entries:
+            self._take_turn(name)
+
+    def look(self) -> tuple[bool, bool]:
+        """Looks at the directory; returns whether anything has changed, and whether the end marker is there.
+
+        Raises:
+            SourceRefused: it is gone or cannot be read, or a complete file has grown.
+        """
+        now = self._clock()
+        look = self._listing.look(self._entries)
+        unknown, grown = self._finished.sort_out(look.new)
+        changed = bool(unknown or grown)
+        for name in unknown:
+            self._add(name, look.new[name], look, now)
+        for name in grown:
+            self._grown(name, look.new[name])
+        for name, size in look.sizes.items():
+            entry = self._entries[name]
+            if size != entry.size:
+                changed = True
+                entry.size, entry.still_since = size, now
+                self._take_turn(name)
+        for name in [name for name, entry in self._entries.items() if entry.file is None and name not in look.sizes]:
+            if name not in look.new:
+                del self._entries[name]
+        self._complete(look, now)
+        self._look_closer()
+        return changed, look.ended
+
+    def complete_all(self, asked: bool) -> None:
+        """Takes all files for complete: because the directory has its end marker, or because the run is to end."""
+        self._ending = Completion.ASKED if asked else Completion.FINAL
+        for name, entry in list(self._entries.items()):
+            if isinstance(entry.file, PlainFile):
+                entry.file.completion = self._ending
+            if entry.file is not None or not asked:
+                self._start(name, entry)
+            else:
+                del self._entries[name]
+                _log.warning("%s is left out: it is not complete", os.path.join(self._path, name))
+
+    def close(self) -> None:
+        """Lets go of what is open. May be called twice."""
+        for entry in self._entries.values():
+            if entry.file is not None:
+                entry.file.close()
+
+    def _record(self, name: str, piece: Piece | None) -> FollowRows | None:
+        """Returns the rows of a piece, noted in the ledger, unless it holds no line."""
+        if piece is None or piece.end == piece.begin:
+            return None
+        return FollowRows(self._ledger.add_piece(name, piece), piece)
+
+    def _restore(self, name: str, state: FileState) -> None:
+        file = self._new_file(name, state)
+        self._entries[name] = _Entry(file, state.seen, self._clock())
+        if isinstance(file, PlainFile):
+            try:
+                file.check()
+            except FileNotFoundError as cause:
+                self._gone(name, file, cause)
+
+    def _add(self, name: str, size: int, look: Look, now: float) -> None:
+        """Takes up a file that is not known."""
+        entry = self._entries[name] = _Entry(None, size, now)
+        if self._settings.finished_by == "rename" or self._is_marked(name, look):
+            self._start(name, entry)
+        elif not is_packed(name):
+            entry.file = self._new_file(name, FileState())
+            self._take_turn(name)
+
+    def _complete(self, look: Look, now: float) -> None:
+        """Finds out which files are complete now."""
+        by = self._settings.finished_by
+        still_s = {"rename": SETTLE_S, "idle": self._settings.idle_s}.get(by, 0.0)
+        completion = Completion.IDLE if by == "idle" else Completion.FINAL
+        done = [
+            (name, entry)
+            for name, entry in self._entries.items()
+            if not entry.in_turn
+            and (self._is_marked(name, look) if by == "marker" else now - entry.still_since >= still_s)
+        ]
+        for name, entry in done:
+            if isinstance(entry.file, PlainFile):
+                entry.file.completion = completion
+            self._start(name, entry)
+
+    def _is_marked(self, name: str, look: Look) -> bool:
+        return self._settings.finished_by == "marker" and (name in look.marked or "" in look.marked)
+
+    def _start(self, name: str, entry: _Entry) -> None:
+        """Has a complete file read to its end: now if it is begun, else after those before it."""
+        if entry.file is not None:
+            self._take_turn(name)
+        else:
+            del self._entries[name]
+            self._listing.settle(name)
+            self._backlog.append(name)
+
+    def _look_closer(self) -> None:
+        """Has some unfinished files read without regard to their size, and looks whether finished ones have grown."""
+        for name in self._next_unfinished():
+            if name in self._entries:
+                self._take_turn(name)
+        for name, size in self._finished.look(_LOOKS):
+            if name not in self._entries:
+                self._grown(name, size)
+
+    def _next_unfinished(self) -> list[str]:
+        names = list(islice(self._unfinished_round, _LOOKS))
+        if len(names) < _LOOKS:
+            self._unfinished_round = iter(list(self._entries))
+            names += islice(self._unfinished_round, _LOOKS - len(names))
+        return names
+
+    def _grown(self, name: str, size: int) -> None:
+        """Takes up a file again that was finished and has grown since, or refuses it."""
+        if self._settings.finished_by != "idle" or is_packed(name):
+            known = self._finished.get(name)
+            raise refuse_growth(os.path.join(self._path, name), known.size if known else 0, size)
+        self._listing.unsettle(name)
+        self._begun(name)
+        self._take_turn(name)
+
+    def _gone(self, name: str, file: PlainFile | PackedFile, cause: FileNotFoundError) -> None:
+        """Deals with a file that is not there although it is not read to its end."""
+        path = os.path.join(self._path, name)
+        if file.state.offset == 0:
+            _log.warning("%s was deleted before anything of it was read", path)
+            self._forget(name)
+            return
+        all_taken = isinstance(file, PlainFile) and file.seen <= file.state.offset
+        marked = os.path.lexists(os.path.join(self._path, self._rules.marker_of(name)))
+        if not marked and not (all_taken and self._settings.finished_by != "rename"):
+            marker = self._rules.marker_of(name)
+            raise self._refuse(
+                name,
+                f"the file that was read up to byte {file.state.offset}",
+                f"none of this name: it was deleted or renamed before its end was met; put it back, or, to go on "
+                f"without the rest of it, make a file {marker}",
+            ) from cause
+        _log.warning("%s was deleted; what was there of it is taken, up to byte %d", path, file.state.offset)
+        self._finish(name, file)
+
+    def _finish(self, name: str, file: PlainFile | PackedFile, size: int | None = None) -> None:
+        """Takes notice that a file is read to its end."""
+        if isinstance(file, PlainFile) and file.seen > file.state.offset:
+            _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
+        state, size = file.state, file.size if size is None else size
+        self._forget(name)
+        self._finished.add(name, Finished(size, state.line, int(state.tail or "0", 16), state.open_end))
+        self._ledger.add_finished(name, size)
+
+    def _forget(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        self._listing.unsettle(name)
+        if entry.file is not None:
+            entry.file.close()
+        if name == self._current:
+            self._current = None
+
+    def _take_turn(self, name: str) -> None:
+        entry = self._entries[name]
+        if not entry.in_turn and entry.file is not None:
+            entry.in_turn = True
+            self._turns.append(name)
+
+    def _begun(self, name: str) -> PlainFile | PackedFile:
+        """Returns the file of this name, opened at its start if it is not begun, and at its end if it was finished."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.file is not None:
+            return entry.file
+        known = self._finished.get(name)
+        file = self._new_file(name, FileState() if known is None else _state_at_end(known))
+        self._entries[name] = _Entry(file, file.state.seen, self._clock())
+        return file
+
+    def _new_file(self, name: str, state: FileState, complete: bool = False) -> PlainFile | PackedFile:
+        path = os.path.join(self._path, name)
+        shown = plain_name(path)
+        if is_packed(name):
+            return PackedFile(path, shown, self._max_row_bytes, state)
+        file = PlainFile(path, path if shown == path else shown, self._max_row_bytes, state)
+        if self._ending is not None:
+            file.completion = self._ending
+        elif self._settings.finished_by == "rename":
+            file.completion = Completion.SETTLING
+        elif complete:
+            file.completion = Completion.FINAL
+        return file
+
+    def _refuse(self, name: str, expected: str, actual: str) -> SourceRefused:
+        path = os.path.join(self._path, name)
+        return SourceRefused(
+            f"{path}: expected {expected}, found {actual}", file=path, expected=expected, actual=actual
+        )
+
+
+def _state_at_end(known: Finished) -> FileState:
+    return FileState(
+        offset=known.size, line=known.line, open_end=known.open_end, seen=known.size, tail=f"{known.tail:016x}"
+    )

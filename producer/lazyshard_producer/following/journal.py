@@ -1,0 +1,134 @@
+"""The journal of a followed directory: in which order its files' lines were read. What a line is: see `state`.
+
+Files: `STREAM/.producer.sources/SOURCE-NUMBER.jsonl`, SOURCE being the XXH3 of the source's name. A run begins one of
+its own, with all that is known up to then in its first lines, and another one where that has become long: so a producer
+that was fenced and wakes again writes into no file that anybody reads. Those that no seal can name any more are
+deleted. Readers of the stream pass over the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import xxhash
+
+from lazyshard.storage.durable import remove, sync, sync_directory, write_all
+from lazyshard_producer.position import refuse_position
+
+DIRECTORY: Final = ".producer.sources"
+
+
+class Spot(NamedTuple):
+    """A place between two lines of a journal.
+
+    Attributes:
+        size: bytes before it.
+        digest: XXH3 (64 bits, hexadecimal) of them.
+    """
+
+    size: int
+    digest: str
+
+
+class Journal:
+    """A journal that is written. One that has failed is not written to again."""
+
+    def __init__(self, directory: Path, source: str) -> None:
+        self._make(directory)
+        self.path: Final = directory / f"{_prefix(source)}{secrets.token_hex(8)}.jsonl"
+        self.size = 0
+        self._digest = xxhash.xxh3_64()
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._failure: OSError | None = None
+
+    def append(self, lines: Iterable[dict[str, Any]]) -> list[Spot]:
+        """Adds lines durably; returns the place after each.
+
+        Raises:
+            OSError: the filesystem refused, now or before.
+        """
+        if self._failure is not None:
+            raise self._failure
+        begun, spots, encoded = self.size == 0, [], []
+        for line in lines:
+            data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+            self._digest.update(data)
+            self.size += len(data)
+            encoded.append(data)
+            spots.append(Spot(self.size, self._digest.hexdigest()))
+        try:
+            if encoded:
+                write_all(self._fd, b"".join(encoded))
+                sync(self._fd)
+            if begun:
+                sync_directory(self.path.parent)
+        except OSError as cause:
+            cause.filename = str(self.path)
+            self._failure = cause
+            raise
+        return spots
+
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _make(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        # Also where it was there: whoever made it may have been killed before this.
+        sync_directory(directory.parent)
+
+
+def list_journals(directory: Path, source: str) -> list[Path]:
+    """Returns the journals of a source that are there."""
+    try:
+        return [path for path in directory.iterdir() if path.name.startswith(_prefix(source))]
+    except FileNotFoundError:
+        return []
+
+
+def remove_journal(path: Path) -> None:
+    """Deletes a journal that no seal names, if it is there. A power cut may bring it back, which harms nobody."""
+    remove(path)
+
+
+def read_journal(path: Path, spot: Spot, source: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the lines before a place, and those after it that are whole.
+
+    Raises:
+        SourceRefused: the part before the place is missing, or not what it was.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as cause:
+        raise refuse_position(source, f"the journal {path}", (cause.strerror or str(cause)).lower()) from cause
+    before = data[: spot.size]
+    actual = xxhash.xxh3_64_hexdigest(before)
+    if (len(before), actual) != (spot.size, spot.digest):
+        expected = f"XXH3 {spot.digest} of the first {spot.size} bytes of the journal {path}"
+        raise refuse_position(source, expected, f"{actual} of {len(before)} bytes")
+    return [orjson.loads(line) for line in before.splitlines()], _whole(data[spot.size :])
+
+
+def _whole(data: bytes) -> list[dict[str, Any]]:
+    # What was written after the last seal may be torn.
+    lines = []
+    for line in data.splitlines(keepends=True):
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            break
+        if not line.endswith(b"\n") or not isinstance(value, dict):
+            break
+        lines.append(value)
+    return lines
+
+
+def _prefix(source: str) -> str:
+    return f"{xxhash.xxh3_64_hexdigest(source.encode())}-"

@@ -1,0 +1,262 @@
+"""A plain file of a followed directory, read as it grows.
+
+It is opened anew for every read: another machine's writes are seen so (network filesystems look again at an open), and
+any number of files can be unfinished at a time. Whenever it is gone on with, the 4 KiB before that place must be what
+they were.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import Final
+
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following.reading import PlainPiece, Reading
+from lazyshard_producer.following.state import FileState
+from lazyshard_producer.sources.lines import LineRows, LineSplitter, is_row
+from lazyshard_producer.sources.source_file import FINGERPRINT_BYTES, digest, refuse_os_error
+
+BLOCK_BYTES: Final = 1 << 20
+"""So much of a file is read at a time, before it is another one's turn."""
+
+
+class Completion(Enum):
+    """Why a file is taken for complete, and so what holds for its last line and for growth."""
+
+    SETTLING = "it has its name"
+    """A last line without newline is left for now. Growth is refused."""
+    FINAL = "it has its name or its marker, or the directory has its end marker"
+    """A last line without newline is taken. Growth is refused."""
+    IDLE = "it has not grown for a while"
+    """A last line without newline is taken. If it grows, it was not complete."""
+    ASKED = "the run is to end"
+    """A last line without newline is taken if it is a row. What grows is read until an end is met."""
+
+
+class PlainFile:
+    """A plain file of a followed directory. Memory: nothing of the file between two reads, unless within a line.
+
+    Args:
+        path: the file.
+        name: how to call it in places.
+        max_row_bytes: longest row, in bytes without its line end.
+        state: how far it has been read.
+
+    Attributes:
+        completion: whether it is taken for complete.
+        state, finished, at_end: see `lazyshard_producer.following.piece.FollowedFile`.
+    """
+
+    def __init__(self, path: str, name: str, max_row_bytes: int, state: FileState) -> None:
+        self.state = state
+        self.completion: Completion | None = None
+        self.finished = False
+        self.at_end = False
+        self._path = path
+        self._name = name
+        self._max_row_bytes = max_row_bytes
+        self._reading: Reading | None = None
+        self._looked = state.offset  # no newline from `state` up to here
+        self._end: int | None = None  # of the file that was taken for complete
+
+    @property
+    def size(self) -> int:
+        """Bytes that are read."""
+        return self.state.offset
+
+    @property
+    def seen(self) -> int:
+        """Bytes that are known to be there."""
+        return max(self.state.seen, self._looked)
+
+    def check(self) -> None:
+        """Checks that the part that was read is still what it was, by its first and last bytes.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            SourceRefused: it was truncated or replaced, or cannot be read.
+        """
+        with self._opened() as fd:
+            self._check_part(fd)
+
+    def read(self, until: FileState | None = None) -> PlainPiece | None:
+        """Returns the next lines; see `lazyshard_producer.following.piece.FollowedFile`."""
+        with self._opened() as fd:
+            status = os.fstat(fd)
+            identity = (status.st_dev, status.st_ino)
+            if self._reading is not None and self._reading.identity != identity:
+                self._reading = None
+            if self._reading is None:
+                if until is None and self.completion is None and not self._has_line_end(fd):
+                    return None
+                self._reading = self._begin(fd, identity)
+            return self._read_on(fd, self._reading, until)
+
+    def close(self) -> None:
+        """Forgets what is known of the line in hand."""
+        self._reading = None
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        try:
+            # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise
+        except OSError as cause:
+            raise refuse_os_error(self._path, cause) from cause
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise self._refuse("the plain file that it was", "something else")
+            yield fd
+        except OSError as cause:
+            raise refuse_os_error(self._path, cause) from cause
+        finally:
+            os.close(fd)
+
+    def _has_line_end(self, fd: int) -> bool:
+        """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
+        data = os.pread(fd, BLOCK_BYTES, self._looked)
+        if not data and os.fstat(fd).st_size < self._looked:
+            self._check_part(fd)
+            self._looked = self.state.offset  # what was cut is a line that nobody has seen
+        self.at_end = len(data) < BLOCK_BYTES
+        if b"\n" in data:
+            return True
+        self._looked += len(data)
+        return False
+
+    def _begin(self, fd: int, identity: tuple[int, int]) -> Reading:
+        """Returns a reading from `state` on."""
+        before = self._check_part(fd)
+        if self.state.open_end:
+            before = self._close_line(fd, before)
+        return Reading(LineSplitter(self._name, self._max_row_bytes, self.state.mark), before, identity)
+
+    def _read_on(self, fd: int, reading: Reading, until: FileState | None) -> PlainPiece | None:
+        wanted = BLOCK_BYTES if until is None else min(BLOCK_BYTES, until.offset - reading.fed)
+        data = os.pread(fd, wanted, reading.fed)
+        self.at_end = until is None and len(data) < wanted
+        if until is not None and len(data) < wanted:
+            raise self._truncated(until.offset, os.fstat(fd).st_size)
+        if data and self._end is not None:
+            self._grow(reading.fed + len(data))
+        rows = reading.feed(data) if data else self._last_line(reading, until)
+        text = reading.before + data
+        piece = PlainPiece(rows, self.state, reading, text)
+        reading.before = text[-FINGERPRINT_BYTES:]
+        self.state = piece.end
+        self._looked = reading.fed
+        if until is not None:
+            self._arrive(until)
+        elif self.at_end:
+            self._meet_end(reading, bool(data))
+        return piece
+
+    def _last_line(self, reading: Reading, until: FileState | None) -> LineRows:
+        """Returns the row of a last line without newline, if it is to be taken."""
+        if until.open_end if until is not None else self.completion in (Completion.FINAL, Completion.IDLE):
+            return reading.splitter.finish()
+        return reading.splitter.finish_if(is_row if self.completion is Completion.ASKED else _never)
+
+    def _meet_end(self, reading: Reading, more: bool) -> None:
+        """Takes notice that there is nothing behind what was read; `more`: the last look still found something."""
+        if self.completion is None:
+            self._reading = None
+            return
+        self._end = reading.fed
+        settling = self.completion is Completion.SETTLING
+        if not reading.splitter.pending or not (more or settling):
+            self.finished = True
+            self._reading = None
+        self.at_end = self.finished or settling
+
+    def _arrive(self, until: FileState) -> None:
+        """Checks, at the place where an earlier run was, that it was there."""
+        if self.state.offset < until.offset:
+            return
+        self._reading = None
+        if self.state.mark != until.mark or self.state.tail != until.tail:
+            raise self._changed(until, "last", until.tail, self.state.tail)
+
+    def _grow(self, size: int) -> None:
+        """Takes notice that a file that was taken for complete goes on."""
+        if self.completion in (Completion.SETTLING, Completion.FINAL):
+            raise refuse_growth(self._path, self._end or 0, size)
+        if self.completion is Completion.IDLE:
+            self.completion = None
+        self._end = None
+
+    def _check_part(self, fd: int) -> bytes:
+        """Checks the part that was read; returns its last bytes, 4 KiB at the most."""
+        state = self.state
+        count = min(state.offset, FINGERPRINT_BYTES)
+        tail = os.pread(fd, count, state.offset - count)
+        if len(tail) < count:
+            raise self._truncated(state.offset, os.fstat(fd).st_size)
+        if count:
+            head = tail if state.offset == count else os.pread(fd, count, 0)
+            if not state.head:
+                self.state = replace(state, head=digest(head))
+            elif digest(head) != state.head:
+                raise self._changed(state, "first", state.head, digest(head))
+            if digest(tail) != state.tail:
+                raise self._changed(state, "last", state.tail, digest(tail))
+        return tail
+
+    def _close_line(self, fd: int, before: bytes) -> bytes:
+        """Moves behind the newline that the last line lacked; returns what is before that then."""
+        state = self.state
+        rest = os.pread(fd, 2, state.offset)
+        newline = next((end for end in (b"\n", b"\r\n") if rest.startswith(end)), b"")
+        if rest not in (b"", b"\r") and not newline:
+            raise SourceRefused(
+                f"{self._path}:{state.line}: the row was taken as it stood when the file was complete, at byte "
+                f"{state.offset}; expected a line end there, found {rest[:1]!r}: the line was continued since",
+                file=self._path,
+                expected="a line end",
+                actual=repr(rest[:1]),
+            )
+        before = (before + newline)[-FINGERPRINT_BYTES:]
+        if newline:
+            offset = state.offset + len(newline)
+            head = digest(before) if offset <= FINGERPRINT_BYTES else state.head
+            self.state = replace(state, offset=offset, open_end=False, tail=digest(before), head=head)
+        return before
+
+    def _truncated(self, offset: int, size: int) -> SourceRefused:
+        return self._refuse(f"at least the {offset} bytes that were read", f"{size}: it was truncated or replaced")
+
+    def _changed(self, state: FileState, where: str, expected: str, actual: str) -> SourceRefused:
+        count = min(state.offset, FINGERPRINT_BYTES)
+        part = f"the {where} {count} bytes of the part read ({state.offset} bytes, {state.line} lines)"
+        return self._refuse(f"XXH3 {expected} of {part}", actual, "; put the old file back (appending is fine)")
+
+    def _refuse(self, expected: str, actual: str, hint: str = "") -> SourceRefused:
+        return SourceRefused(
+            f"{self._path}: expected {expected}, found {actual}{hint}",
+            file=self._path,
+            expected=expected,
+            actual=actual,
+        )
+
+
+def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
+    """Returns the error for a file that was complete, of `expected` bytes, and has now `actual` bytes."""
+    return SourceRefused(
+        f"{path}: taken for complete at {expected} bytes, and now it has {actual}: it was still being written. Have "
+        f"files written under another name, a hidden one for instance, and renamed when they are complete (or, with "
+        f"markers, the marker made last); to take the rest of this one, start again with --finished-by idle",
+        file=path,
+        expected=f"{expected} bytes",
+        actual=f"{actual} bytes",
+    )
+
+
+def _never(line: bytes) -> bool:
+    return False

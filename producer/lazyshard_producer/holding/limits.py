@@ -1,0 +1,195 @@
+"""What a run may publish and what it may delete: decisions over integers. No I/O, no clock.
+
+Chunks are counted, so ``published = 20`` stands for those of the half-open range [0, 20). Each consumer makes two
+claims: what it is `done` with is in its durable checkpoints; what it `needs` must be published before it can go on::
+
+    chunk   0        4           9          14            20        24
+            | deleted|     on disk: first = 4, published = 20 |
+            |        | may go    | kept     |             | may come|
+                                 ^ smallest done          ^         ^ smallest mark (14) + max_ahead (10)
+                                            ^ smallest mark
+
+Deleting follows the cursors alone, publishing the reading marks: a cursor stands still between two checkpoints, and a
+producer that counted from it could wait for a checkpoint that waits for data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from lazyshard.storage.consumers import Consumer
+from lazyshard_producer.configuration.settings import Amount, Limits
+
+SILENT_S: Final = 600.0
+"""A consumer that was not heard of for so long may be dead; by default no reader waits longer for data. Only what is
+said depends on it, no decision: the clocks of two machines differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one consumer has done and needs.
+
+    Attributes:
+        name: the consumer's name.
+        done: it will never ask for the chunks of [0, done) again; 0 where it has no cursor that counts.
+        needs: how many chunks must be published before it can go on; None where it has left no reading mark.
+        committed_at: when it wrote that cursor, in seconds since 1970 by its own clock; None without one.
+        seen_at: when it last wrote either; None without both.
+        problem: why its cursor does not count, None if it does or is not there.
+    """
+
+    name: str
+    done: int = 0
+    needs: int | None = None
+    committed_at: float | None = None
+    seen_at: float | None = None
+    problem: str | None = None
+
+    @property
+    def mark(self) -> int:
+        """Where it counts as being, in chunks: a reading mark below its own cursor is an old one."""
+        return max(self.done, self.needs or 0)
+
+    def waits(self, published: int) -> bool:
+        """Whether it needs more than is published."""
+        return self.needs is not None and self.needs > published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Why chunks that are on disk may not be deleted.
+
+    Attributes:
+        by: all: `retain` keeps all; last: it keeps the last ones, the newest at least, and no consumer needs any other;
+            nobody: there is no consumer yet; unregistered: a consumer that was named has no cursor; consumer: it is
+            done with no more.
+        names: the consumers that were meant, in order.
+    """
+
+    by: Literal["all", "last", "nobody", "unregistered", "consumer"]
+    names: tuple[str, ...] = ()
+
+
+def read_claims(consumers: Iterable[Consumer]) -> tuple[Claim, ...]:
+    """Returns the claims of consumers. One whose cursor does not count is done with nothing."""
+    return tuple(map(_claim, consumers))
+
+
+def ahead_in_chunks(amount: Amount, samples_per_chunk: int, chunk_bytes: int | None) -> int:
+    """Returns how many chunks an amount of data is, rounded down, but of samples and bytes at least one.
+
+    Args:
+        amount: what was asked for.
+        samples_per_chunk: rows in a chunk.
+        chunk_bytes: mean size of a chunk; None or 0 as long as there is none.
+
+    >>> ahead_in_chunks(Amount(number=2500, unit="samples"), 1000, None)
+    2
+    >>> ahead_in_chunks(Amount(number=100, unit="bytes"), 1000, 4096)
+    1
+    """
+    if amount.unit == "chunks":
+        return amount.number
+    size = samples_per_chunk if amount.unit == "samples" else chunk_bytes
+    return max(1, amount.number // size) if size else 1
+
+
+def publishable(claims: Sequence[Claim], ahead: int) -> int:
+    """Returns N such that the chunks of [0, N) may be published: `ahead` more than the slowest consumer's mark.
+
+    But never fewer than some consumer needs to go on. With no consumer it counts from 0.
+    """
+    mark = min((claim.mark for claim in claims), default=0)
+    return max(mark + ahead, needed(claims))
+
+
+def needed(claims: Sequence[Claim]) -> int:
+    """Returns how many chunks must be published so that every consumer can go on; 0 if none says."""
+    return max((claim.needs for claim in claims if claim.needs is not None), default=0)
+
+
+def slowest(claims: Sequence[Claim]) -> tuple[Claim, ...]:
+    """Returns the claims whose mark is the smallest, in order."""
+    smallest = min((claim.mark for claim in claims), default=0)
+    return tuple(claim for claim in claims if claim.mark == smallest)
+
+
+def may_be_dead(claim: Claim, now: float) -> bool:
+    """Whether a consumer has been silent for `SILENT_S`, or its files cannot be used."""
+    return claim.problem is not None or claim.seen_at is None or now - claim.seen_at >= SILENT_S
+
+
+def silent_for(claims: Sequence[Claim], now: float) -> float | None:
+    """Returns how many seconds ago the one that has been silent for longest was heard of; None if nobody knows.
+
+    0 where its clock is ahead of ours.
+    """
+    return _longest((claim.seen_at for claim in claims), now)
+
+
+def uncommitted_for(claims: Sequence[Claim], now: float) -> float | None:
+    """Returns the age in seconds of the oldest of their cursors; None where there is none."""
+    return _longest((claim.committed_at for claim in claims), now)
+
+
+def deletable(claims: Sequence[Claim], limits: Limits, published: int) -> int:
+    """Returns N such that the chunks of [0, N) may be deleted: never one that a consumer is not done with."""
+    kept = why_kept(claims, limits, published)
+    if kept.by == "last":
+        return max(0, published - _last(limits))
+    return min(claim.done for claim in claims) if kept.by == "consumer" else 0
+
+
+def why_kept(claims: Sequence[Claim], limits: Limits, published: int) -> Kept:
+    """Returns why no more than `deletable` may be deleted: what has to change before more may."""
+    if limits.retain == "all":
+        return Kept(by="all")
+    there = {claim.name for claim in claims if claim.committed_at is not None}
+    if missing := tuple(sorted(set(limits.consumers) - there)):
+        return Kept(by="unregistered", names=missing)
+    if not claims:
+        return Kept(by="nobody")
+    done = min(claim.done for claim in claims)
+    if published - _last(limits) <= done:
+        return Kept(by="last")
+    return Kept(by="consumer", names=tuple(claim.name for claim in claims if claim.done == done))
+
+
+def is_deadlock(claims: Sequence[Claim], kept: Kept, published: int) -> bool:
+    """Whether a consumer waits for chunks that only deleting can make room for, and nobody can bring that about.
+
+    For a producer that is at a hard limit and can delete nothing now. A consumer that waits reaches no checkpoint, so
+    if it is one of those that keep the oldest chunk, it keeps it for ever. If others do, which have all that they need,
+    they may still reach their next checkpoint: no deadlock, though they may be dead. Not seen: that a consumer which
+    waits has a checkpoint under way, for what was trained before. So a deadlock may yet turn out to be none.
+    """
+    moving = {claim.name for claim in claims if not claim.waits(published)}
+    if len(moving) == len(claims):
+        return False
+    if kept.by in ("consumer", "unregistered"):
+        return not moving.issuperset(kept.names)
+    return True
+
+
+def _longest(times: Iterable[float | None], now: float) -> float | None:
+    oldest = min((time for time in times if time is not None), default=None)
+    return None if oldest is None else max(0.0, now - oldest)
+
+
+def _last(limits: Limits) -> int:
+    """Returns how many of the last chunks stay in any case: the newest one's seal says where a restart goes on."""
+    return max(1, limits.retain) if isinstance(limits.retain, int) else 1
+
+
+def _claim(consumer: Consumer) -> Claim:
+    cursor, reading = consumer.cursor, consumer.reading
+    return Claim(
+        name=consumer.name,
+        done=consumer.chunks_before,
+        needs=None if reading is None else reading.needs_chunks,
+        committed_at=None if cursor is None else cursor.updated_at,
+        seen_at=max((file.updated_at for file in (cursor, reading) if file is not None), default=None),
+        problem=consumer.problem,
+    )

@@ -1,0 +1,181 @@
+"""Which kind of source a path is, and opening it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.following.names import NameRules
+from lazyshard_producer.sources.source import Context, Source
+from lazyshard_producer.sources.source_file import check_distinct, open_source_file, read_magic, refuse_os_error
+
+STANDARD_INPUT: Final = "-"
+PYTHON: Final = "python:"
+
+_MAGIC: Final = {
+    b"\x1f\x8b": "jsonl.gz",
+    b"\x28\xb5": "jsonl.zst",
+    b"PA": "parquet",
+    b"AR": "arrow",
+    b"\xff\xff": "arrow",
+}
+"""How files of each kind begin that have no telling name; the last one is an Arrow stream."""
+
+_COSTLY: Final = ("stdin", "follow")
+"""Kinds that are not opened for a try."""
+
+_TABLES: Final = (".parquet", ".arrow")
+
+
+def source_kind(settings: SourceSettings) -> str:
+    """Returns the kind of a source, as positions name it. Opens nothing that could block.
+
+    Raises:
+        SourceRefused: there is nothing of this name, or nothing that can be read.
+    """
+    path = settings.path
+    if path == STANDARD_INPUT:
+        return "stdin"
+    if path.startswith(PYTHON):
+        return "python"
+    try:
+        status = os.stat(path)
+    except OSError as cause:
+        if glob.has_magic(path):
+            raise _refuse(
+                path, "files that match", "none", "; put the pattern right, or follow their directory"
+            ) from cause
+        raise refuse_os_error(path, cause, "a readable directory" if settings.follow else "a readable file") from cause
+    if settings.follow:
+        if not stat.S_ISDIR(status.st_mode):
+            raise _refuse(path, "a directory", "something else", "; give a file with --source")
+        return "follow"
+    if stat.S_ISFIFO(status.st_mode):
+        return "stdin"
+    if stat.S_ISDIR(status.st_mode):
+        return _directory_kind(path)
+    if path.endswith(".parquet"):
+        return "parquet"
+    if path.endswith(".arrow"):
+        return "arrow"
+    return _MAGIC.get(read_magic(path)[:2], "jsonl")
+
+
+def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:
+    """Opens a source at a position, None for its start.
+
+    Raises:
+        SourceRefused: it cannot be read, or is not what it was.
+        ExtraMissing: a package that it needs is not installed.
+    """
+    # Each kind is imported only where it is used: some take long, some need packages of their own.
+    match source_kind(settings):
+        case "jsonl":
+            from lazyshard_producer.sources.jsonl import JsonLinesFile
+
+            return JsonLinesFile(settings, position, context)
+        case "jsonl.gz" | "jsonl.zst":
+            from lazyshard_producer.sources.compressed import CompressedJsonLines
+
+            return CompressedJsonLines(settings, position, context)
+        case "stdin":
+            from lazyshard_producer.sources.standard_input import StandardInput
+
+            return StandardInput(settings, position, context)
+        case "follow":
+            from lazyshard_producer.following.directory import FollowedDirectory
+
+            return FollowedDirectory(settings, position, context)
+        case "parquet":
+            from lazyshard_producer.sources.parquet import open_parquet
+
+            return open_parquet(settings, position, context)
+        case "arrow":
+            from lazyshard_producer.sources.arrow import open_arrow
+
+            return open_arrow(settings, position, context)
+        case "huggingface":
+            from lazyshard_producer.sources.huggingface import open_hugging_face
+
+            return open_hugging_face(settings, position, context)
+        case _:
+            from lazyshard_producer.sources.generator import GeneratorSource
+
+            return GeneratorSource(settings, position, context)
+
+
+def check_sources(settings: Settings) -> None:
+    """Checks that every source can be read as far as that can be told without making anything.
+
+    Raises:
+        SourceRefused: one cannot, is given twice, or also with its directory, or lies in the stream's own directory.
+    """
+    paths = [source.path for source in settings.sources]
+    context = Context(Path(settings.out), settings.max_row_bytes)
+    for source in settings.sources:
+        kind = source_kind(source)
+        if kind == "jsonl":
+            open_source_file(source.path).close()
+        elif kind not in _COSTLY:
+            open_source(source, None, context).close()
+    check_distinct(paths, settings.out)
+    _check_apart(settings.sources)
+
+
+def _check_apart(sources: Sequence[SourceSettings]) -> None:
+    """Checks that no file is given both by itself and with the directory that holds it."""
+    directories = [source for source in sources if os.path.isdir(source.path)]
+    if not directories:
+        return
+    files = [Path(os.path.realpath(source.path)) for source in sources]
+    for directory in directories:
+        place = Path(os.path.realpath(directory.path))
+        rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
+        for file, source in zip(files, sources, strict=True):
+            taken = rules.is_data(file.name) if directory.follow else file.suffix in _TABLES
+            if file.parent == place and taken:
+                raise SourceRefused(
+                    f"{source.path}: expected every source once, found a file of {directory.path}, which is given too",
+                    file=source.path,
+                    expected="every source once",
+                    actual=f"a file of {directory.path}",
+                )
+
+
+def source_size(settings: SourceSettings) -> int | None:
+    """Returns a source's size in bytes, for what is shown; None where nobody knows."""
+    try:
+        status = os.stat(settings.path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _directory_kind(path: str) -> str:
+    from lazyshard_producer.sources.huggingface import is_hugging_face
+
+    try:
+        names = os.listdir(path)
+    except OSError as cause:
+        raise refuse_os_error(path, cause) from cause
+    if is_hugging_face(path):
+        return "huggingface"
+    for suffix in _TABLES:
+        if any(Path(name).suffix == suffix for name in names):
+            return suffix.removeprefix(".")
+    hint = (
+        "to take the files that other programs write there, give it with --follow; to take those that are there now, "
+    )
+    raise _refuse(path, "a file", "a directory", f"; {hint}give their names")
+
+
+def _refuse(path: str, expected: str, actual: str, hint: str) -> SourceRefused:
+    return SourceRefused(
+        f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
+    )

@@ -1,0 +1,185 @@
+"""A sink for Ray Data: a data set, computed on a cluster, becomes a stream.
+
+    import ray
+    from lazyshard_producer.ray import LazyShardSink
+
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    ray.data.read_parquet("prompts/").map_batches(generate, ...).write_datasink(
+        LazyShardSink("/shared/stream", samples_per_chunk=1000)
+    )
+
+Ray's write tasks turn their blocks into rows, check and digest them, and write them to files of their own in the
+stream's directory, in parallel and on any machine that has it. The driver publishes them in the order of the tasks,
+while others still run, and ends the stream when the last one is in it. See `pieces` and `committer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lazyshard.errors import WriterFailed
+from lazyshard.format import check_samples_per_chunk
+from lazyshard.storage import ChunkWriter
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard_producer.errors import ExtraMissing
+from lazyshard_producer.ray.blocks import encode_tables
+from lazyshard_producer.ray.committer import Committer
+from lazyshard_producer.ray.pieces import PieceWriter
+
+try:
+    from ray.data import DataContext, Datasink
+    from ray.data.block import BlockAccessor
+except ImportError as cause:
+    raise ExtraMissing(
+        "lazyshard_producer.ray needs Ray Data, which cannot be imported: pip install 'lazyshard[ray]'",
+        package="ray",
+        extra="ray",
+    ) from cause
+
+FOLDER: Final = ".ray"
+"""Where pieces come to be, within the stream's directory; readers pass over it."""
+
+_log = logging.getLogger("lazyshard")
+
+
+class Written(NamedTuple):
+    """What a write task reports.
+
+    Attributes:
+        task: its number.
+        rows: rows that it has written.
+        digest: of all of them.
+    """
+
+    task: int
+    rows: int
+    digest: int
+
+
+class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
+    """Writes a data set as a stream; for `ray.data.Dataset.write_datasink`.
+
+    Every row is published exactly once, whatever tasks or workers fail and are run again. If the driver fails, write
+    the same data set to the same directory again: what is published stays, and each row of it is recognised. That
+    takes a data set that gives the same rows in the same order, so set `execution_options.preserve_order`; without it
+    the rows come once each all the same, but in an order that Ray chooses anew, and a restart is refused.
+
+    One sink is for one write. The driver holds the stream's lock until that is over; `close` lets go of it after an
+    interrupt.
+
+    Args:
+        directory: the stream's directory, on a filesystem that the driver and all workers share.
+        samples_per_chunk: rows in a chunk.
+        max_row_bytes: longest row that is accepted, in bytes.
+
+    Raises:
+        ValueError: samples_per_chunk is impossible.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        samples_per_chunk: int,
+        *,
+        max_row_bytes: int = MAX_ROW_BYTES,
+    ) -> None:
+        check_samples_per_chunk(samples_per_chunk)
+        # Workers have other current directories.
+        self._directory = Path(os.path.abspath(directory))
+        self._samples_per_chunk = samples_per_chunk
+        self._max_row_bytes = max_row_bytes
+        self._folder = self._directory / FOLDER / uuid.uuid4().hex
+        self._committer: Committer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what belongs to the driver."""
+        return vars(self) | {"_committer": None}
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """Opens the stream and begins to publish. Called by Ray, on the driver.
+
+        Raises:
+            RuntimeError: the sink was used before.
+            StreamEnded, StreamMismatch, StreamInvalid, ProducerLocked: the stream cannot take the rows.
+            OSError: the filesystem refused.
+        """
+        if self._committer is not None:
+            raise RuntimeError("a LazyShardSink is for one write: make another one")
+        if not DataContext.get_current().execution_options.preserve_order:
+            _log.warning(
+                "%s: Ray may hand out the blocks in another order each time, so this write can be completed but not "
+                "gone on with if the driver dies; set execution_options.preserve_order = True to have both",
+                self._directory,
+            )
+        writer = ChunkWriter(self._directory, self._samples_per_chunk)
+        try:
+            # With the stream's lock in hand, what is here is left over from writes that have died.
+            shutil.rmtree(self._folder.parent, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            self._committer = Committer(writer, self._folder)
+            self._committer.start()
+        except BaseException:
+            writer.close(end=False, state="failed")
+            raise
+
+    def write(self, blocks: Iterable[Any], ctx: Any) -> Written:
+        """Writes the rows of a task's blocks. Called by Ray, on a worker.
+
+        Raises:
+            RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
+            WriterFailed: the driver no longer publishes.
+            OSError: the filesystem refused.
+        """
+        try:
+            piece = PieceWriter(self._folder, ctx.task_idx)
+        except FileNotFoundError as cause:
+            raise WriterFailed(
+                f"{self._folder}: the driver no longer publishes, or this machine does not share {self._directory} "
+                f"with it; see the driver's log",
+                directory=str(self._directory),
+            ) from cause
+        try:
+            tables = (BlockAccessor.for_block(block).to_arrow() for block in blocks)
+            for lines in encode_tables(tables, f"task {ctx.task_idx}", self._max_row_bytes):
+                piece.add(lines)
+            return Written(ctx.task_idx, len(piece), piece.commit())
+        finally:
+            piece.abandon()
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Publishes what is not published yet, and ends the stream. Called by Ray, on the driver.
+
+        Raises:
+            StreamMismatch: the rows are not those that an earlier write has published.
+            LazyShardError, OSError: the rows could not be published.
+        """
+        if self._committer is None:  # not one block: Ray has not called on_write_start
+            self.on_write_start()
+        assert self._committer is not None
+        self._committer.finish(written.task for written in write_result.write_returns if written is not None)
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Stops publishing; what is published stays. Called by Ray, on the driver.
+
+        Raises:
+            LazyShardError, OSError: why the driver could not publish, where that is what has failed the tasks.
+        """
+        self.close()
+        failure = self._committer.failure if self._committer is not None else None
+        if failure is not None and failure is not error:
+            raise failure from error
+
+    def close(self) -> None:
+        """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
+        if self._committer is not None:
+            self._committer.stop()
+
+    def get_name(self) -> str:
+        """Returns what Ray calls the tasks."""
+        return "LazyShard"

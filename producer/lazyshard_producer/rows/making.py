@@ -1,0 +1,254 @@
+"""Rows made of rows: by a recipe, in this process or in workers, and shuffled in blocks if asked for.
+
+A position is the place before a unit, which is a source row or where they are shuffled a block of them, together with
+how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
+by the next run is compared with a digest of those: sources and functions may have changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Final
+
+import xxhash
+
+from lazyshard.errors import RowInvalid
+from lazyshard.plan import permutation
+from lazyshard_producer.patience import Patience
+from lazyshard_producer.position import RunPosition
+from lazyshard_producer.rows.book import Book, Spot
+from lazyshard_producer.rows.feed import Batch
+from lazyshard_producer.rows.recipe import Made, Maker
+from lazyshard_producer.rows.standing import Piece
+from lazyshard_producer.rows.unit import BegunUnit
+from lazyshard_producer.rows.workers import Work, Workers
+from lazyshard_producer.sources.source import Place
+
+READY_S: Final = 0.1
+"""How long to wait for workers at a time: signals are looked at in between."""
+
+
+class _MadeBatch:
+    """Rows made by us of a unit, the source rows between two spots. The first `skipped` are left out.
+
+    Args:
+        book: makes positions.
+        rows: the rows.
+        skipped: see above.
+        spots: the two.
+        unit: source rows between them, by number of the source.
+    """
+
+    checked = True
+
+    def __init__(
+        self,
+        book: Book,
+        rows: Sequence[tuple[bytes, Place]],
+        skipped: int,
+        spots: tuple[Spot, Spot],
+        unit: Mapping[int, int],
+    ) -> None:
+        self.lines: Sequence[bytes | RowInvalid] = [line for line, _ in rows[skipped:]]
+        self._rows = rows
+        self._book = book
+        self._skipped = skipped
+        self._before, self._after = spots
+        self._unit = unit
+        self._digest: xxhash.xxh3_64 | None = None
+        self._digested = 0
+
+    def position(self, index: int) -> RunPosition:
+        if index == len(self.lines) - 1:
+            return self._book.position(self._after)
+        skip = self._skipped + index + 1
+        if self._digest is None:
+            self._digest = xxhash.xxh3_64()
+        for line, _ in self._rows[self._digested : skip]:
+            self._digest.update(line)
+        self._digested = skip
+        unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
+        return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
+
+    def refuse(self, index: int, error: RowInvalid) -> None:
+        line = self.lines[index]
+        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+
+    def place(self, index: int) -> Place:
+        return self._rows[self._skipped + index][1]
+
+
+class RecipeFeed:
+    """Rows made of rows, in this process or in workers, and shuffled in blocks if asked for.
+
+    Args:
+        book: makes positions.
+        maker: makes rows, where there are no workers.
+        workers: make rows.
+        begun: the unit with which to begin, if a part of it is published.
+        block: source rows that are shuffled together; 0 keeps the order.
+        seed: of the shuffling.
+        warn: is told what is odd.
+        patience: is told what is asked of the maker.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        maker: Maker | None,
+        workers: Workers | None,
+        *,
+        begun: BegunUnit | None,
+        block: int,
+        seed: int,
+        warn: Callable[[str], None],
+        patience: Patience,
+    ) -> None:
+        self._book = book
+        self._maker = maker
+        self._workers = workers
+        self._unit_begun = begun
+        self._block = block
+        self._seed = seed
+        self._warn = warn
+        self._patience = patience
+        self._begun = book.rows  # rows in work, and before them
+        self._under_way: deque[tuple[Piece, int, Work]] = deque()
+        self._piece: Piece | None = None
+        self._next = 0
+        self._finished = False
+        self._made: Iterator[Batch] = iter(())
+        self._rows: list[tuple[bytes, Place]] = []
+        self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
+        self._held = 0
+        self._before = self._last = book.spot(book.mixer.standing())
+
+    def read(self) -> Batch | None:
+        """Returns what was made of the next source row, or the next block."""
+        for batch in self._made:
+            return batch
+        found = self._make_here() if self._workers is None else self._make_there(self._workers)
+        if found is not None:
+            self._made = self._batches(*found)
+            for batch in self._made:
+                return batch
+            return self._nothing()
+        return self._flush() if self._finished and not self._under_way else self._nothing()
+
+    def here(self) -> RunPosition:
+        """Returns the position after all that was given."""
+        return self._book.position(self._book.spot(self._book.mixer.standing()))
+
+    def _advance(self) -> bool:
+        """Has a piece with rows in hand, if there are any; returns False when all is read."""
+        if self._piece is None or self._next == len(self._piece.lines):
+            if self._finished:
+                return False
+            self._piece, self._next = self._book.mixer.read(), 0
+            self._finished = self._piece is None
+        return not self._finished
+
+    def _make_here(self) -> tuple[Piece, int, list[Made]] | None:
+        """Returns the next piece, the index of a row in it and what was made of it; None if there is no row now."""
+        if not self._advance():
+            return None
+        piece, index = self._piece, self._next
+        assert piece is not None
+        assert self._maker is not None
+        if index == len(piece.lines):
+            return None
+        self._patience.ask(lambda: _in_words(piece.place(index)))
+        try:
+            made = [self._maker.make(piece.lines[index], self._begun)]
+        finally:
+            self._patience.answered()
+        self._next += 1
+        self._begun += 1
+        return piece, index, made
+
+    def _make_there(self, workers: Workers) -> tuple[Piece, int, list[Made]] | None:
+        """Sends rows to the workers, and returns the same of the rows that were sent off first, if that is ready."""
+        while len(self._under_way) < workers.most and self._advance():
+            piece, first = self._piece, self._next
+            assert piece is not None
+            stop = min(len(piece.lines), first + workers.rows)
+            if first == stop:  # nothing at the moment
+                break
+            self._under_way.append((piece, first, workers.submit(piece.lines[first:stop], self._begun)))
+            self._begun += stop - first
+            self._next = stop
+        if not self._under_way:
+            return None
+        piece, first, work = self._under_way[0]
+        made = workers.result(work, READY_S)
+        if made is None:
+            return None
+        self._under_way.popleft()
+        return piece, first, made
+
+    def _batches(self, piece: Piece, first: int, made: list[Made]) -> Iterator[Batch]:
+        """Deals with source rows one by one, as the batches made of them are asked for."""
+        for index, row in enumerate(made, first):
+            place = piece.place(index)
+            if not self._held and not index:
+                # Sources may have come back since the row before.
+                self._before = Spot(piece.before, self._last.counts)
+            self._book.rows += 1
+            if row.duplicate:
+                self._book.count_duplicate(place)
+            if row.refused is not None:
+                line = piece.lines[index]
+                self._book.refusals.take(row.refused, place, line if isinstance(line, bytes) else None)
+            self._last = self._book.spot(piece.after(index))
+            self._rows += [(line, place) for line in row.lines]
+            self._held += 1
+            self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
+            if self._held >= (self._block if self._unit_begun is None else self._unit_begun.rows):
+                batch = self._batch()
+                if batch.lines:
+                    yield batch
+
+    def _flush(self) -> Batch | None:
+        return self._batch() if self._rows or self._unit_begun is not None else None
+
+    def _batch(self) -> Batch:
+        """Returns what is held, shuffled if it is to be."""
+        rows = self._rows
+        if self._block:
+            to = permutation(len(rows), self._seed, self._book.blocks).tolist()
+            # Element i of the permutation is where row i goes.
+            rows = [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
+            self._book.blocks += 1
+            self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
+        batch = _MadeBatch(self._book, rows, self._skip(rows), (self._before, self._last), self._unit)
+        self._before = self._last
+        self._rows, self._held, self._unit = [], 0, {}
+        return batch
+
+    def _skip(self, rows: Sequence[tuple[bytes, Place]]) -> int:
+        """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
+
+        Raises:
+            SourceRefused: they come out otherwise than they were published.
+        """
+        begun, self._unit_begun = self._unit_begun, None
+        if begun is None:
+            return 0
+        if begun.find(line for line, _ in rows):
+            return begun.skip
+        if not begun.new:
+            raise begun.refuse()
+        self._warn(
+            f"{', '.join(begun.names)}: goes on with new rows; what is not published of the last {begun.rows} that "
+            f"were read before is lost"
+        )
+        return 0
+
+    def _nothing(self) -> Batch:
+        return _MadeBatch(self._book, (), 0, (self._before, self._before), {})
+
+
+def _in_words(place: Place) -> str:
+    return f"the functions that make rows, at {place.file}:{place.line}"

@@ -1,0 +1,167 @@
+"""What is made of each row: columns chosen, rows filtered, rows transformed. In this order, row by row.
+
+The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
+
+    where(row) or where(row, index)                -> whether to keep the row
+    transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
+
+`index` counts the rows read from all sources, from 0, over all runs: the same row has the same index after a restart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format import check_row, encode_row, has_duplicate_keys
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard_producer.user_functions import load_function
+
+_INDEXED: Final = 2
+"""Parameters of a function that takes the index too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The settings by which rows are made of rows. Can be pickled.
+
+    Attributes:
+        columns: pairs (new name, old name): rows then hold just these.
+        where: the filter's `MODULE:FUNCTION`.
+        transform: the transform's `MODULE:FUNCTION`.
+        max_row_bytes: longest row that they may make, in bytes without its line end.
+    """
+
+    columns: tuple[tuple[str, str], ...] = ()
+    where: str | None = None
+    transform: str | None = None
+    max_row_bytes: int = MAX_ROW_BYTES
+
+    def __bool__(self) -> bool:
+        """Whether rows are not just passed on as they are."""
+        return bool(self.columns or self.where or self.transform)
+
+
+class Made(NamedTuple):
+    """What became of one row.
+
+    Attributes:
+        lines: the rows made of it, each a line of JSON with its newline.
+        refused: why it was refused; there are no lines then.
+        duplicate: whether it named a key twice.
+    """
+
+    lines: list[bytes]
+    refused: RowInvalid | None = None
+    duplicate: bool = False
+
+
+class Maker:
+    """A recipe with its functions loaded.
+
+    Raises:
+        SettingInvalid: a function cannot be had.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._columns = recipe.columns
+        self._max_row_bytes = recipe.max_row_bytes
+        self._where = _load(recipe.where, "--where") if recipe.where else None
+        self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
+
+    def make(self, line: bytes | RowInvalid, index: int) -> Made:
+        """Returns what becomes of a row; what the user's functions raise is a reason to refuse it.
+
+        Args:
+            line: the row's line, or why there is none.
+            index: its number among all rows read.
+        """
+        duplicate = False
+        try:
+            if isinstance(line, RowInvalid):
+                raise line
+            row = check_row(line)
+            duplicate = has_duplicate_keys(line, row)
+            if self._transform is None and not self._columns:
+                # As it is, to the byte.
+                kept = self._where is None or _call("--where", self._where, row, index)
+                return Made([line.rstrip(b"\r\n") + b"\n"] if kept else [], None, duplicate)
+            return Made([self._encode(made) for made in self._rows(row, index)], None, duplicate)
+        except RowInvalid as refused:
+            return Made([], refused, duplicate)
+
+    def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
+        if self._columns:
+            row = self._choose(row)
+        if self._where is not None and not _call("--where", self._where, row, index):
+            return ()
+        if self._transform is None:
+            return (row,)
+        transform = self._transform
+        made: list[Any] = _call("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
+        return made
+
+    def _encode(self, made: Any) -> bytes:
+        line = encode_row(made)
+        if len(line) - 1 > self._max_row_bytes:
+            reason = f"made a row of {len(line) - 1} bytes, longer than the {self._max_row_bytes} of --max-row-bytes"
+            raise RowInvalid(f"not a row: {reason}", reason=reason)
+        return line
+
+    def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {new: row[old] for new, old in self._columns}
+        except KeyError as missing:
+            there = ", ".join(list(row)[:8]) or "none"
+            reason = f"--columns: no {missing.args[0]!r} among its keys ({there})"
+            raise RowInvalid(f"not a row: {reason}", reason=reason) from None
+
+
+def _as_rows(made: Any) -> list[Any]:
+    if made is None:
+        return []
+    if isinstance(made, Mapping):
+        return [made if isinstance(made, dict) else dict(made)]
+    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+        raise TypeError(f"expected a row, None or rows, got {type(made).__name__}")
+    return list(made)
+
+
+def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index: int) -> Any:
+    try:
+        return function(row, index)
+    except (RowInvalid, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # SystemExit too: it would end the run as if all were done.
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
+        reason = f"{option} raised {type(error).__name__}: {error}{where}"
+        raise RowInvalid(f"not a row: {reason}", reason=reason) from error
+
+
+def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
+    """Returns the function, taking (row, index) whatever it takes itself."""
+    function = load_function(name, option)
+    if _takes_index(function):
+        return function
+    return lambda row, index: function(row)
+
+
+def _takes_index(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and (parameter.default is parameter.empty or parameter.name == "index")
+    ]
+    return len(required) >= _INDEXED

@@ -1,0 +1,237 @@
+"""Rows that are no rows: what becomes of them, and the file in which they are kept.
+
+`quarantine.jsonl` in the stream's directory: one JSON object a line, with `source`, `line` (from 1), `byte` (or null),
+`reason`, the row itself as `row` or, where it is no UTF-8, `row_base64`, and `at` (whole seconds since 1970). It is on
+the device before the seal whose position counts it, and a restart cuts off what is behind that: what was read after the
+last seal is read again. So each refused row is in it once.
+
+Each line has its place in the file, and its length follows from the input. So one who is fenced between the look at the
+owner and the write, and wakes in it, writes what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import orjson
+import pybase64
+
+from lazyshard.errors import FileRefused, LazyShardError, RowInvalid
+from lazyshard.format.names import QUARANTINE
+from lazyshard.storage.durable import sync, sync_directory, write_all
+from lazyshard_producer.sources.source import Place
+
+OnBadRow = Literal["fail", "skip", "quarantine"]
+
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class Quarantine:
+    """The file of refused rows, open for writing; made when the first row comes.
+
+    Args:
+        out: the stream's directory.
+        committed: its size as the last seal has it.
+        check_owner: is called before anything is written to it: raises `ProducerFenced` where another producer has
+            taken the stream over, and with it this file.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        committed: int,
+        *,
+        check_owner: Callable[[], object],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path: Final = out / QUARANTINE
+        self._check_owner = check_owner
+        self._clock = clock
+        self._fd: int | None = None
+        self._buffer = bytearray()
+        self._dirty = False
+        self._size = committed
+        self._cut(committed)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes with all rows so far."""
+        return self._size
+
+    def add(self, place: Place, reason: str, line: bytes | None) -> None:
+        """Adds a row, its line None where nobody has it.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            OSError: the filesystem refused.
+        """
+        entry = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
+        text = (line or b"").rstrip(b"\r\n")
+        try:
+            row = {"row": text.decode("utf-8")}
+        except UnicodeDecodeError:
+            row = {"row_base64": pybase64.b64encode(text).decode("ascii")}
+        written = orjson.dumps(entry | row | {"at": int(self._clock())}, option=orjson.OPT_APPEND_NEWLINE)
+        self._buffer += written
+        self._size += len(written)
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._flush()
+
+    def sync(self) -> None:
+        """Returns when all rows so far are on the device.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            OSError: the filesystem refused.
+        """
+        self._flush()
+        if self._dirty:
+            assert self._fd is not None
+            sync(self._fd)
+            self._dirty = False
+
+    def close(self) -> None:
+        """Closes the file, with all rows so far in it for whoever looks why the run has stopped.
+
+        Those that no seal counts are cut off by the next run, which meets them again.
+        """
+        with contextlib.suppress(OSError, LazyShardError):
+            self._flush()
+        self._buffer.clear()
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _cut(self, committed: int) -> None:
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            # Moved away by somebody who has dealt with these rows: sizes go on from there all the same.
+            self._size = 0
+            return
+        self._size = min(committed, status.st_size)
+        if status.st_size > self._size:
+            self._check_owner()
+            self._open()
+            assert self._fd is not None
+            os.ftruncate(self._fd, self._size)
+            self._dirty = True
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._check_owner()
+            # Whatever comes of it, nothing goes behind a line that is torn.
+            data, self._buffer = self._buffer, bytearray()
+            self._open()
+            assert self._fd is not None
+            self._dirty = True
+            os.lseek(self._fd, self._size - len(data), os.SEEK_SET)
+            write_all(self._fd, data)
+
+    def _open(self) -> None:
+        if self._fd is not None:
+            return
+        new = not os.path.lexists(self.path)
+        if self.path.is_symlink():
+            raise FileRefused(f"{self.path}: expected a file, found a link", file=str(self.path), kind="a link")
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        if new:
+            sync_directory(self.path.parent)
+
+
+class Refusals:
+    """Takes rows that were refused, and ends the run where they are too many.
+
+    Args:
+        policy: fail: the first one ends the run; skip: they are counted; quarantine: they are kept.
+        most: how many may be refused in the whole stream; None for any number.
+        quarantine: where they are kept, for that policy.
+        count: refused so far, by earlier runs.
+        quarantine_bytes: size of the file where rows are kept, if that is not this policy.
+        tell: is called with each that is refused and does not end the run.
+
+    Attributes:
+        count: refused rows.
+        most: see above; may be changed.
+    """
+
+    def __init__(
+        self,
+        policy: OnBadRow,
+        most: int | None,
+        quarantine: Quarantine | None,
+        count: int,
+        *,
+        quarantine_bytes: int = 0,
+        tell: Callable[[RowInvalid, Place, bytes | None], None] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._quarantine = quarantine
+        self._quarantine_bytes = quarantine_bytes
+        self._tell = tell
+        self.most = most
+        self.count = count
+
+    @property
+    def quarantine_bytes(self) -> int:
+        """Size of the file with all rows so far."""
+        # What earlier runs have kept there stays, whatever this one does.
+        return self._quarantine.size if self._quarantine is not None else self._quarantine_bytes
+
+    def take(self, error: RowInvalid, place: Place, line: bytes | None) -> None:
+        """Takes a refused row.
+
+        Raises:
+            RowInvalid: with its place; the run ends.
+            ProducerFenced: another producer has taken the stream over.
+            OSError: the filesystem refused.
+        """
+        if self._policy == "fail":
+            raise locate(error, place) from error
+        if self.most is not None and self.count >= self.most:
+            located = locate(error, place)
+            raise RowInvalid(
+                f"more than {self.most} bad rows (--max-bad-rows), the last one: {place.file}:{place.line}: "
+                f"{error.reason}. Look at what they have in common, or allow more; nothing is lost",
+                reason=error.reason,
+                file=place.file,
+                line=place.line,
+                byte=located.byte,
+            ) from error
+        self.count += 1
+        if self._quarantine is not None:
+            self._quarantine.add(place, error.reason or str(error), line)
+        if self._tell is not None:
+            self._tell(error, place, line)
+
+    def sync(self) -> None:
+        """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""
+        if self._quarantine is not None:
+            self._quarantine.sync()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._quarantine is not None:
+            self._quarantine.close()
+
+
+def locate(error: RowInvalid, place: Place) -> RowInvalid:
+    """Returns the error for a refused row with its place: file, line, and byte in the file."""
+    byte = None if place.byte is None else place.byte + (error.byte or 0)
+    # What a function or an option of the user refuses is no affair of the line's bytes.
+    made = (error.reason or "").startswith("--")
+    where = "" if byte is None or made else f" byte {byte} of the file:"
+    mend = "Mend the row, or what refuses it," if made or byte is None else "Mend that line"
+    return RowInvalid(
+        f"{place.file}:{place.line}:{where} {error.reason}. {mend} and run the same command again; nothing is lost",
+        reason=error.reason,
+        file=place.file,
+        line=place.line,
+        byte=byte,
+    )

@@ -13,22 +13,32 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `deal`: lane and position to sample number, and back.
 - `shuffle`: the permutations, defined by arithmetic so that any language can compute them again.
 - `lane`: the composition (`Plan`): epochs, windows, and when a position may be drawn from a stream that still grows.
+- `windows`: positions shuffled inside windows; `gaps`: samples that are left out.
+- `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history.
 - `layout`: data set index to lane and position, and back.
 """
 
 from __future__ import annotations
 
+from lazyshard.plan.course import Course, Part, Place
 from lazyshard.plan.deal import Deal
+from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Draw, Plan, Run
 from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
+from lazyshard.plan.segment import Rules
 from lazyshard.plan.shuffle import mix64, permutation
 
 __all__ = [
     "BlockLayout",
+    "Course",
     "Deal",
     "Draw",
+    "Gaps",
     "Layout",
+    "Part",
+    "Place",
     "Plan",
+    "Rules",
     "Run",
     "StridedLayout",
     "make_layout",

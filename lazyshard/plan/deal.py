@@ -14,7 +14,7 @@ Trainer's `IterableDatasetShard`.
 
 What fills no whole stripe once the stream has ended, the tail, is dealt row by row. So lanes differ by at most one
 sample however few chunks there are. Since the stripes before it hold as many samples in every lane, the tail's position
-q of lane l is simply the sample `start + q * dp + l`.
+q of lane l is simply the sample `start + q * dp + l` (with a `turn`, `start + q * dp + (l - turn) % dp`).
 
 As long as the end is not known (`total` None), every position is taken to lie in a whole stripe. That is the same
 sample as later, with the end known, for every position whose stripe turns out to be whole: see `Deal.needed`.
@@ -42,6 +42,8 @@ class Deal:
         dp: number of lanes, one per data-parallel rank, >= 1.
         unit: samples a lane gets in a row, >= 1.
         start: number of the first sample dealt, >= 0.
+        turn: the lane that gets the first sample of the tail, in [0, dp). Not 0 where earlier samples were dealt to the
+            lanes [0, turn) already, one more than to the others: see `lazyshard.plan.segment`.
 
     Raises:
         ValueError: a field is no `int` or outside its range.
@@ -50,12 +52,14 @@ class Deal:
     dp: int
     unit: int
     start: int = 0
+    turn: int = 0
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_field("dp", self.dp, 1)
         check_field("unit", self.unit, 1)
         check_field("start", self.start, 0)
+        check_field("turn", self.turn, 0, self.dp)
 
     @property
     def stripe_samples(self) -> int:
@@ -75,7 +79,7 @@ class Deal:
         if position < 0:
             raise outside("position", position, None)
         if total is not None and position >= self.whole_positions(total):
-            number = self.start + position * dp + lane
+            number = self.start + position * dp + (lane - self.turn) % dp
             if number >= total:
                 raise self._past_end(lane, position, total)
             return number
@@ -108,7 +112,7 @@ class Deal:
             return numbers
         in_tail = position >= self.whole_positions(total)
         if in_tail.any():
-            numbers[in_tail] = self.start + position[in_tail] * self.dp + lane[in_tail]
+            numbers[in_tail] = self.start + position[in_tail] * self.dp + (lane[in_tail] - self.turn) % self.dp
             past = numbers >= total
             if past.any():
                 raise self._past_end(int(lane[past][0]), int(position[past][0]), total)
@@ -127,7 +131,7 @@ class Deal:
         offset = sample - self.start
         if total is not None and offset >= self.whole_positions(total) * self.dp:
             position, lane = divmod(offset, self.dp)
-            return lane, position
+            return (lane + self.turn) % self.dp, position
         piece, within = divmod(offset, self.unit)
         stripe, lane = divmod(piece, self.dp)
         return lane, stripe * self.unit + within
@@ -151,7 +155,7 @@ class Deal:
         return self.dealt(total) // (self.dp * self.unit) * self.unit
 
     def lane_length(self, lane: int, total: int) -> int:
-        """Return how many samples `lane` holds; lanes differ by at most one, the first ones being the longer.
+        """Return how many samples `lane` holds; lanes differ by at most one, those from `turn` on being the longer.
 
         Raises:
             IndexError: `lane` is not in [0, dp).
@@ -160,7 +164,7 @@ class Deal:
         if not 0 <= lane < self.dp:
             raise outside("lane", lane, self.dp)
         # Whole stripes fill all lanes alike and the tail goes round, so this is round-robin's count.
-        return (self.dealt(total) + self.dp - 1 - lane) // self.dp
+        return (self.dealt(total) + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
 
     def needed(self, position: int) -> int:
         """Return how many samples must be published for the stripe of `position` to be whole, in every lane.

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from lazyshard.plan._bounds import check_field, int64_array, outside
 from lazyshard.plan.deal import Deal
-from lazyshard.plan.shuffle import permutation
+from lazyshard.plan.windows import window_sample, window_samples
 
 __all__ = ["Draw", "Plan", "Run"]
 
@@ -162,11 +162,7 @@ class Plan:
         if total is not None:
             turns, position = divmod(position, self._filled_epoch(total))
             epoch += turns
-        if self.window:
-            number, within = divmod(position, self.window)
-            order = self._window_order(epoch, lane, number, total)
-            position = number * self.window + order.item(within)
-        return Draw(epoch, deal.sample(lane, position, total))
+        return Draw(epoch, window_sample(deal, self.window, self.seed, epoch, lane, position, total))
 
     def draws(
         self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None, epoch: int = 0
@@ -193,9 +189,7 @@ class Plan:
             turns = position // length
             epochs += turns
             position = np.asarray(position - turns * length)
-        if self.window:
-            position = self._shuffled(epochs, lane, position, total)
-        return epochs, self.deal.samples(lane, position, total)
+        return epochs, window_samples(self.deal, self.window, self.seed, epochs, lane, position, total)
 
     def run(self, lane: int, position: int, total: int | None, epoch: int = 0) -> Run:
         """Return positions around `position` that are drawn as consecutive samples, in the same epoch.
@@ -230,45 +224,3 @@ class Plan:
                 f"{self.deal.dp} * {self.batch_size}"
             )
         return length
-
-    def _window_order(self, epoch: int, lane: int, number: int, total: int | None) -> npt.NDArray[np.int64]:
-        size = self.window
-        if total is not None:
-            size = min(size, self.deal.lane_length(lane, total) - number * size)
-        return permutation(size, self.seed, epoch, lane, number)
-
-    def _shuffled(
-        self,
-        epochs: npt.NDArray[np.int64],
-        lanes: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        total: int | None,
-    ) -> npt.NDArray[np.int64]:
-        """Apply to each position, already inside its epoch, the permutation of its window; all of the same shape."""
-        if not positions.size:
-            return positions
-        epoch, lane, position = epochs.ravel(), lanes.ravel(), positions.ravel()
-        number = position // self.window
-        # One number for each (epoch, lane, window), in place, as in `Deal.samples`.
-        group = epoch - epoch.min()
-        group *= self.deal.dp
-        group += lane
-        group *= int(number.max()) + 1
-        group += number
-        order = None
-        if (group[1:] < group[:-1]).any():
-            # Sorted by window, so that each permutation is made once however the positions come.
-            order = np.argsort(group, kind="stable")
-            epoch, lane, position, number, group = (x[order] for x in (epoch, lane, position, number, group))
-        drawn = np.empty_like(position)
-        ends = (np.flatnonzero(group[1:] != group[:-1]) + 1).tolist()
-        for first, stop in zip([0, *ends], [*ends, len(group)], strict=True):
-            window = int(number[first])
-            begin = window * self.window
-            moves = self._window_order(int(epoch[first]), int(lane[first]), window, total)
-            drawn[first:stop] = moves[position[first:stop] - begin] + begin
-        if order is not None:
-            back = np.empty_like(drawn)
-            back[order] = drawn
-            drawn = back
-        return drawn.reshape(positions.shape)

@@ -59,3 +59,70 @@ def epoch_of_draws(
     # A batch more may be wanting one sample in some lane only: then no lane draws it, since ranks train in lockstep.
     length = batches * batch_size
     return [shuffled(lane, window, seed, epoch, number)[:length] for number, lane in enumerate(lanes)]
+
+
+def slices(numbers: list[int], lanes: int) -> list[list[int]]:
+    """Cut a list into contiguous slices, the first ones longer by one."""
+    each, more = divmod(len(numbers), lanes)
+    cut = []
+    for lane in range(lanes):
+        size = each + (lane < more)
+        cut.append(numbers[:size])
+        numbers = numbers[size:]
+    return cut
+
+
+def left_dealt(left: list[int], dp: int, unit: int, turn: int) -> list[list[int]]:
+    """Deal a list: units while there is one for every lane, then one by one from the lane `turn` on."""
+    lanes: list[list[int]] = [[] for _ in range(dp)]
+    left = list(left)
+    while len(left) >= dp * unit:
+        for lane in lanes:
+            lane.extend(left[:unit])
+            del left[:unit]
+    for number, sample in enumerate(left):
+        lanes[(turn + number) % dp].append(sample)
+    return lanes
+
+
+def course_of_draws(
+    unit: int,
+    window: int,
+    seed: int,
+    parts: Sequence[tuple[int, int, int, Sequence[tuple[int, int]]]],
+    total: int,
+) -> list[list[list[tuple[int, int]]]]:
+    """Return what each lane of each part draws: (epoch, sample).
+
+    Args:
+        unit: samples dealt in a row.
+        window: positions shuffled together.
+        seed: of the shuffle.
+        parts: lanes, micro batch, draws, and ranges of samples left out from there on.
+        total: end of the stream.
+    """
+    span = window or unit
+    epoch, carried, left = 0, list[int](), list(range(total))
+    out: set[int] = set()
+    drawn = []
+    for dp, batch_size, draws, ranges in parts:
+        out |= {sample for start, stop in ranges for sample in range(start, stop)}
+        result: list[list[tuple[int, int]]] = [[] for _ in range(dp)]
+        while True:
+            carried = [sample for sample in carried if sample not in out]
+            left = [sample for sample in left if sample not in out]
+            own = slices(carried, dp)
+            fresh = left_dealt(left, dp, unit, len(carried) % dp)
+            lanes = [own[lane] + shuffled(fresh[lane], window, seed, epoch, lane) for lane in range(dp)]
+            length = min(map(len, lanes)) // batch_size * batch_size
+            take = min(length, draws - len(result[0]))
+            for lane in range(dp):
+                result[lane] += [(epoch, sample) for sample in lanes[lane][:take]]
+            if len(result[0]) == draws:
+                break
+            epoch, carried, left = epoch + 1, [], list(range(total))
+        opened = max(0, *(-(-(take - len(own[lane])) // span) for lane in range(dp)))
+        carried = [s for lane in range(dp) for s in lanes[lane][take : len(own[lane]) + opened * span]]
+        left = left[opened * span * dp :]
+        drawn.append(result)
+    return drawn

@@ -187,3 +187,14 @@ def test_positions_that_are_no_integers_are_refused() -> None:
         Deal(2, 3).samples(0, [0.5])
     with pytest.raises(IndexError, match="position must be >= 0, got 18446744073709551615"):
         Deal(2, 3).samples(0, np.array([2**64 - 1], dtype=np.uint64))
+
+
+def test_turn_moves_the_tail_alone() -> None:
+    deal = Deal(dp=3, unit=2, turn=2)
+    assert [[deal.sample(lane, q, 11) for q in range(deal.lane_length(lane, 11))] for lane in range(3)] == [
+        [0, 1, 7, 10],
+        [2, 3, 8],
+        [4, 5, 6, 9],
+    ]
+    assert [deal.place(sample, 11) for sample in (5, 6, 7, 10)] == [(2, 1), (2, 2), (0, 2), (0, 3)]
+    assert deal.samples([0, 1, 2], 2, 11).tolist() == [7, 8, 6]

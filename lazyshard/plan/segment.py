@@ -1,0 +1,322 @@
+"""A segment: what is left of one epoch, dealt to the lanes of one part of a run.
+
+When the number of ranks changes, all lanes have drawn as many positions, and windows are open: drawn in part. What they
+still hold is **carried** over: lane after lane, in the order in which each lane would have drawn it, it is dealt to the
+new lanes in contiguous slices, of which the first may be one longer. Behind the open windows, at a stripe boundary, a
+fresh deal with the new number of lanes begins. Here two lanes with `unit=3`, in order, become three after four draws::
+
+    before     lane 0:  0  1  2   6 |  7  8  12 ...         drawn: left of the bar
+               lane 1:  3  4  5   9 | 10 11  15 ...         carried: 7 8 10 11; fresh: from 12 on
+    after      lane 0:  7  8 | 12 13 14   21 ...
+               lane 1:  10   | 15 16 17   24 ...
+               lane 2:  11   | 18 19 20   27 ...
+
+A window counts as open in all lanes as soon as it is in one, so that the fresh deal begins at one stripe for all. The
+tail goes round from the lane behind the longer slices: so lanes differ by one sample at most, as without any change.
+
+Nothing of what is carried is stored: a place in it is a place of the segment before, by arithmetic. So a segment needs
+memory only for the permutations of the windows that it meets.
+
+The samples of `Gaps` are left out: the fresh deal numbers only those that are kept, and what is left out of the carried
+ones is looked up once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.plan._bounds import check_field, outside
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.windows import window_place, window_sample, window_samples
+
+__all__ = ["Rules", "Segment", "Slices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What never changes in a run.
+
+    Attributes:
+        unit: samples a lane gets in a row, >= 1.
+        window: positions of one lane that are shuffled together, a multiple of `unit`; 0 draws in order.
+        seed: of the shuffle, in [0, 2**63).
+
+    Raises:
+        ValueError: a field is no `int` or outside its range.
+    """
+
+    unit: int
+    window: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_field("unit", self.unit, 1)
+        check_field("window", self.window, 0)
+        check_field("seed", self.seed, 0, 2**63)
+        if self.window % self.unit:
+            raise ValueError(f"window must be a multiple of unit = {self.unit}, got {self.window}")
+
+    @property
+    def span(self) -> int:
+        """Positions of a lane that become certain together."""
+        return self.window or self.unit
+
+
+class Slices(NamedTuple):
+    """`size` numbers in `lanes` contiguous slices, the first ones longer by one."""
+
+    size: int
+    lanes: int
+
+    def length(self, number: int) -> int:
+        """Return how long a slice is."""
+        return (self.size + self.lanes - 1 - number) // self.lanes
+
+    def start(self, number: int) -> int:
+        """Return where a slice begins."""
+        each, more = divmod(self.size, self.lanes)
+        return number * each + min(number, more)
+
+    def find(self, offset: int) -> tuple[int, int]:
+        """Return the slice in which an offset lies, and where in it."""
+        each, more = divmod(self.size, self.lanes)
+        if offset < more * (each + 1):
+            return divmod(offset, each + 1)
+        number, within = divmod(offset - more * (each + 1), each)
+        return more + number, within
+
+    def find_all(self, offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return `find` for each."""
+        each, more = divmod(self.size, self.lanes)
+        number = np.where(offsets < more * (each + 1), offsets // (each + 1), (offsets - more) // max(each, 1))
+        return np.asarray(number), np.asarray(offsets - number * each - np.minimum(number, more))
+
+
+class Segment:
+    """What is left of one epoch, dealt to `dp` lanes.
+
+    Args:
+        rules: of the run.
+        dp: number of lanes.
+        epoch: the epoch.
+        total: the end of the samples once it is known, None while the stream grows.
+        gaps: samples that are left out.
+        before: the segment that ended, None for the beginning of the epoch.
+        draws: positions [0, draws) of each lane of that one were drawn.
+
+    Attributes:
+        start: the first sample of the fresh deal.
+        carried: how many samples are carried over from the segment before.
+
+    Raises:
+        ValueError: more was drawn than there is.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        dp: int,
+        epoch: int,
+        total: int | None,
+        gaps: Gaps,
+        before: Segment | None = None,
+        draws: int = 0,
+    ) -> None:
+        self.rules = rules
+        self.dp = dp
+        self.epoch = epoch
+        self.total = total
+        self.gaps = gaps
+        self.before = before
+        self.draws_before = draws
+        self.start = 0
+        self._rests = Slices(0, 1)
+        self._removed: npt.NDArray[np.int64] | None = None
+        if before is not None:
+            self._end(before, draws)
+        removed = 0 if self._removed is None else len(self._removed)
+        self.carried = self._rests.size - removed
+        if not self.carried:
+            # Nothing of the history before matters any more.
+            self.before = None
+        self._slices = Slices(self.carried, dp)
+        self._deal = Deal(dp, rules.unit, 0, self.carried % dp)
+        self._fresh = None if total is None else gaps.kept(self.start, total)
+
+    def _end(self, before: Segment, draws: int) -> None:
+        span, dp = self.rules.span, before.dp
+        # What the lane that drew the most fresh samples has opened, counts as open in all lanes.
+        most = draws - before.carried // dp
+        opened = -(-most // span) * span if most > 0 else 0
+        first, last = (before._open_length(lane, opened) - draws for lane in (0, dp - 1))
+        if last < 0:
+            raise ValueError(f"{draws} positions were drawn of each of {dp} lanes, but one ends at {draws + last}")
+        longer = bisect_left(range(dp), True, key=lambda lane: before._open_length(lane, opened) - draws == last)
+        self._rests = Slices(last * dp + (longer if first > last else 0), dp)
+        if before._fresh is not None and before.total is not None and opened * dp >= before._fresh:
+            self.start = before.total
+        else:
+            self.start = before.gaps.nth(before.start, opened * dp)
+        if self.gaps is not before.gaps:
+            out = self.gaps.contains_all(before._samples_of(self._rests, draws))
+            self._removed = np.flatnonzero(out) if out.any() else None
+
+    def _open_length(self, lane: int, opened: int) -> int:
+        """Return how many positions of a lane lie before the end of its open windows."""
+        fresh = opened if self._fresh is None else min(opened, self._deal.lane_length(lane, self._fresh))
+        return self._slices.length(lane) + fresh
+
+    def _samples_of(self, rests: Slices, draws: int) -> npt.NDArray[np.int64]:
+        lanes, within = rests.find_all(np.arange(rests.size, dtype=np.int64))
+        return self.samples(lanes, within + draws)
+
+    @property
+    def size(self) -> int | None:
+        """Samples left of the epoch, over all lanes; None as long as that is open."""
+        return None if self._fresh is None else self.carried + self._fresh
+
+    def sample(self, lane: int, position: int) -> int:
+        """Return the sample that `lane` draws at `position`.
+
+        Raises:
+            IndexError: there is no such lane or position.
+        """
+        if not 0 <= lane < self.dp:
+            raise outside("lane", lane, self.dp)
+        if position < 0:
+            raise outside("position", position, None)
+        own = self._slices.length(lane)
+        if position < own:
+            assert self.before is not None
+            offset = self._slices.start(lane) + position
+            if self._removed is not None:
+                offset += int(np.searchsorted(self._left_before, offset, side="right"))
+            number, within = self._rests.find(offset)
+            return self.before.sample(number, self.draws_before + within)
+        rules = self.rules
+        kept = window_sample(self._deal, rules.window, rules.seed, self.epoch, lane, position - own, self._fresh)
+        return self.gaps.nth(self.start, kept)
+
+    def samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return `sample` for arrays, int64 of one dimension and the same length."""
+        each, more = divmod(self.carried, self.dp)
+        own = each + (lanes < more)
+        rules, fresh = self.rules, positions >= own
+        drawn = np.empty(len(lanes), dtype=np.int64)
+        some, whose = (positions - own)[fresh], lanes[fresh]
+        epochs = np.full(len(some), self.epoch, dtype=np.int64)
+        kept = window_samples(self._deal, rules.window, rules.seed, epochs, whose, some, self._fresh)
+        drawn[fresh] = self.gaps.nth_all(self.start, kept)
+        if self.before is not None and len(some) < len(lanes):
+            offsets = (positions + lanes * each + np.minimum(lanes, more))[~fresh]
+            if self._removed is not None:
+                offsets = offsets + np.searchsorted(self._left_before, offsets, side="right")
+            numbers, within = self._rests.find_all(offsets)
+            drawn[~fresh] = self.before.samples(numbers, within + self.draws_before)
+        return drawn
+
+    def place(self, sample: int) -> tuple[int, int] | None:
+        """Return lane and position of a sample of the fresh deal; None if it is left out or past the end.
+
+        Raises:
+            IndexError: the sample lies before `start`.
+        """
+        if sample < self.start:
+            raise outside("sample", sample, None, low=self.start)
+        if sample in self.gaps or (self.total is not None and sample >= self.total):
+            return None
+        kept, rules = self.gaps.kept(self.start, sample), self.rules
+        lane, position = window_place(self._deal, rules.window, rules.seed, self.epoch, kept, self._fresh)
+        return lane, position + self._slices.length(lane)
+
+    def take_over(self, lane: int, position: int) -> tuple[int, int] | None:
+        """Return where a place of the segment before, not drawn there, is now, if it is carried; else None.
+
+        Returns:
+            Lane and position; (-1, -1) for a sample that is carried no further because it is left out from here on.
+        """
+        within = position - self.draws_before
+        if within >= self._rests.length(lane):
+            return None
+        offset = self._rests.start(lane) + within
+        if self._removed is not None:
+            at = int(np.searchsorted(self._removed, offset))
+            if at < len(self._removed) and self._removed[at] == offset:
+                return -1, -1
+            offset -= at
+        return self._slices.find(offset)
+
+    def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
+        """Return positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
+        own, unit = self._slices.length(lane), self.rules.unit
+        fresh = position - own
+        alone = position, position + 1
+        if self.rules.window or fresh < 0:
+            return alone
+        if self._fresh is not None and fresh >= self._deal.whole_positions(self._fresh):
+            return alone
+        first = fresh // unit * unit
+        stop = min(first + unit, limit - own)
+        if self.gaps and self.sample(lane, own + stop - 1) - self.sample(lane, own + first) != stop - 1 - first:
+            return alone
+        return own + first, own + stop
+
+    def needed(self, position: int, batch_size: int) -> int:
+        """Return how many samples must be published before `position` may be drawn in every lane, the end unknown."""
+        if position < 0:
+            raise outside("position", position, None)
+        span = self.rules.span
+        most = position - self.carried // self.dp
+        kept = (most // span + 1) * span * self.dp if most >= 0 else 0
+        kept = max(kept, (position // batch_size + 1) * batch_size * self.dp - self.carried)
+        return self.gaps.nth(self.start, kept - 1) + 1 if kept > 0 else self.start
+
+    def drawable(self, samples: int, batch_size: int) -> int:
+        """Return how many positions of each lane can be drawn once so many samples are published, the end unknown.
+
+        `needed` turned round: needed(p) <= samples for the positions below, and for no other.
+        """
+        if samples < self.start:
+            return 0
+        kept, span = self.gaps.kept(self.start, samples), self.rules.span
+        certain = kept // self.dp // span * span + self.carried // self.dp
+        held = (kept + self.carried) // self.dp
+        return min(certain, held - held % batch_size)
+
+    def done_before(self, position: int) -> int:
+        """Return N such that no sample below N is drawn once every lane has drawn positions [0, position).
+
+        What is open counts as needed whole, and so does everything carried as long as any of it is left.
+        """
+        longest = -(-self.carried // self.dp)
+        if self.carried and position < longest:
+            return self._lowest
+        fresh = position - longest
+        if self._fresh is not None and not self.rules.window and fresh >= self._deal.whole_positions(self._fresh):
+            kept = min(fresh * self.dp, self._fresh)
+        else:
+            kept = fresh // self.rules.span * self.rules.span * self.dp
+        if self._fresh is not None and kept >= self._fresh:
+            assert self.total is not None
+            return self.total
+        return self.gaps.nth(self.start, kept)
+
+    @cached_property
+    def _left_before(self) -> npt.NDArray[np.int64]:
+        """How many carried samples are kept before each one that is not."""
+        assert self._removed is not None
+        return self._removed - np.arange(len(self._removed), dtype=np.int64)
+
+    @cached_property
+    def _lowest(self) -> int:
+        """A number below which nothing is carried."""
+        assert self.before is not None
+        return self.before.done_before(self.draws_before)

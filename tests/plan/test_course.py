@@ -1,0 +1,292 @@
+"""The course: what every lane draws equals the oracle's lists, through any chain of changed ranks, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.plan import Course, Deal, Draw, Part, Place, Plan, Rules
+from tests.plan import oracle
+from tests.plan.cases import PROPERTY
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A course whose parts have all come to their end, and the end of its stream."""
+
+    rules: Rules
+    parts: tuple[Part, ...]
+    total: int
+
+    @property
+    def course(self) -> Course:
+        return Course(self.rules, self.parts)
+
+    def expected(self) -> list[list[list[tuple[int, int]]]]:
+        parts = [(part.dp, part.batch_size, part.draws, part.skip) for part in self.parts]
+        return oracle.course_of_draws(self.rules.unit, self.rules.window, self.rules.seed, parts, self.total)
+
+
+@st.composite
+def chains(draw: st.DrawFn, epochs: int = 3) -> Chain:
+    """Up to five parts over a stream of up to 80 samples; small numbers meet every border soonest."""
+    unit = draw(st.integers(1, 4))
+    rules = Rules(unit, unit * draw(st.integers(0, 3)), draw(st.integers(0, 2)))
+    total = draw(st.integers(30, 80))
+    parts = []
+    for _ in range(draw(st.integers(1, 5))):
+        dp, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+        ranges: tuple[tuple[int, int], ...] = ()
+        if draw(st.booleans()):
+            start = draw(st.integers(0, total - 1))
+            ranges = ((start, start + draw(st.integers(1, 4))),)
+        draws = draw(st.integers(0, epochs * total // dp // 5))
+        parts.append(Part(dp, batch_size, draws // batch_size * batch_size, skip=ranges))
+    return Chain(rules, tuple(parts), total)
+
+
+def drawn(course: Course, total: int | None) -> Sequence[Sequence[tuple[int, int]]]:
+    current = course.current
+    return [[course.draw(lane, p, total) for p in range(current.draws)] for lane in range(current.dp)]
+
+
+def test_draws_golden_of_the_documented_example() -> None:
+    course = Course(Rules(3), [Part(2, draws=4), Part(3, draws=4)])
+    assert [[sample for _, sample in lane] for lane in drawn(course.until(0), 60)] == [[0, 1, 2, 6], [3, 4, 5, 9]]
+    assert [[sample for _, sample in lane] for lane in drawn(course, 60)] == [
+        [7, 8, 12, 13],
+        [10, 15, 16, 17],
+        [11, 18, 19, 20],
+    ]
+    assert course.consumed_before == 8
+
+
+def test_draws_golden_with_windows_through_two_changes() -> None:
+    course = Course(Rules(2, window=4, seed=1), [Part(2, draws=3), Part(3, draws=5), Part(1, draws=9)])
+    assert [[s for _, s in lane] for number in range(3) for lane in drawn(course.until(number), None)] == GOLDEN
+
+
+GOLDEN = [
+    [0, 5, 1],
+    [3, 2, 7],
+    [4, 8, 15, 9, 14],
+    [6, 11, 10, 17, 16],
+    [19, 18, 13, 12, 25],
+    [27, 26, 21, 20, 28, 23, 29, 22, 30],
+]
+
+
+@PROPERTY
+@given(chains(), st.integers(0, 3))
+def test_a_single_part_draws_as_a_plan_does(chain: Chain, epoch: int) -> None:
+    rules, part = chain.rules, chain.parts[0]
+    plan = Plan(Deal(part.dp, rules.unit), part.batch_size, rules.window, rules.seed)
+    course = Course(rules, [Part(part.dp, part.batch_size, epoch=epoch)])
+    total = chain.total
+    assert course.epoch_length(total) == course.full_epoch_length(total) == plan.epoch_length(total)
+    assert course.leftover(total) == plan.leftover(total)
+    for position in range(2 * plan.epoch_length(total) + 3):
+        assert course.needed(position) == plan.needed(position)
+        assert course.done_before(position, total) == plan.done_before(position, total)
+        assert course.done_before(position, None) == plan.done_before(position, None)
+        for lane in range(part.dp):
+            assert course.draw(lane, position, total) == plan.draw(lane, position, total, epoch)
+            assert course.draw(lane, position, None) == plan.draw(lane, position, None, epoch)
+            assert course.run(lane, position, total) == plan.run(lane, position, total, epoch)
+            assert course.run(lane, position, None) == plan.run(lane, position, None, epoch)
+
+
+@PROPERTY
+@given(chains())
+def test_every_part_draws_what_the_oracle_draws(chain: Chain) -> None:
+    for number, lanes in enumerate(chain.expected()):
+        assert drawn(chain.course.until(number), chain.total) == lanes
+
+
+@PROPERTY
+@given(chains())
+def test_arrays_draw_what_single_positions_do(chain: Chain) -> None:
+    for number, lanes in enumerate(chain.expected()):
+        course = chain.course.until(number)
+        positions = np.arange(course.current.draws)
+        epochs, samples = course.draws(np.arange(course.dp)[:, None], positions, chain.total)
+        assert epochs.tolist() == [[epoch for epoch, _ in lane] for lane in lanes]
+        assert samples.tolist() == [[sample for _, sample in lane] for lane in lanes]
+
+
+@PROPERTY
+@given(chains())
+def test_no_sample_is_drawn_twice_in_an_epoch_and_what_is_not_is_left_over_or_left_out(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    last = course.current.draws + course.epoch_length(total) + course.dp
+    by_epoch: dict[int, list[int]] = {}
+    for number in range(len(chain.parts)):
+        part = course.until(number)
+        ends = part.current.draws if number < len(chain.parts) - 1 else last
+        for lane in range(part.dp):
+            for position in range(ends):
+                epoch, sample = part.draw(lane, position, total)
+                by_epoch.setdefault(epoch, []).append(sample)
+    for samples in by_epoch.values():
+        assert len(set(samples)) == len(samples)
+    out = {s for part in chain.parts for start, stop in part.skip for s in range(start, stop)}
+    whole = [epoch for epoch in by_epoch if epoch < max(by_epoch)]
+    left = [len(set(range(total)) - out - set(by_epoch[epoch])) for epoch in whole]
+    step = max(part.dp * part.batch_size for part in chain.parts)
+    assert all(count < step for count in left)
+
+
+@PROPERTY
+@given(chains())
+def test_places_lead_back_to_their_samples(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    places: dict[tuple[int, int], Place] = {}
+    for number, lanes in enumerate(chain.expected()):
+        for lane, row in enumerate(lanes):
+            for position, (epoch, sample) in enumerate(row):
+                places[epoch, sample] = Place(number, lane, position)
+    for epoch in {epoch for epoch, _ in places}:
+        for sample in range(total):
+            found = course.place(sample, total, epoch)
+            if (epoch, sample) in places:
+                assert found == places[epoch, sample]
+            elif found is not None:
+                # Still to come, in the current part.
+                assert found.part == len(chain.parts) - 1 and found.position >= course.current.draws
+                assert course.draw(found.lane, found.position, total) == Draw(epoch, sample)
+
+
+@PROPERTY
+@given(chains(epochs=1), st.integers(0, 20), st.integers(0, 30))
+def test_what_is_drawn_live_is_what_is_drawn_after_the_end(chain: Chain, position: int, more: int) -> None:
+    course = chain.course
+    total = max([course.until(n).needed(p.draws - 1) for n, p in enumerate(chain.parts) if p.draws] or [0])
+    total = max(total, course.needed(position)) + more
+    for lane in range(course.dp):
+        live = course.draw(lane, position, None)
+        assert live == course.draw(lane, position, total)
+        assert live.epoch == 0
+        assert live.sample < course.needed(position)
+
+
+@PROPERTY
+@given(chains(), st.integers(0, 40), st.integers(0, 100))
+def test_drawable_is_needed_turned_round(chain: Chain, position: int, samples: int) -> None:
+    course = chain.course
+    assert (course.needed(position) <= samples) == (position < course.drawable(samples))
+    assert course.needed(position) <= course.needed(position + 1)
+
+
+@PROPERTY
+@given(chains())
+def test_runs_are_consecutive_samples(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    for lane in range(course.dp):
+        for position in range(course.epoch_length(total) + 5):
+            run = course.run(lane, position, total)
+            assert run.first <= position < run.stop
+            got = [tuple(course.draw(lane, p, total)) for p in range(run.first, run.stop)]
+            assert got == [(run.epoch, run.sample + i) for i in range(run.stop - run.first)]
+
+
+@PROPERTY
+@given(chains(epochs=1), st.integers(0, 20))
+def test_live_runs_need_no_more_than_their_position(chain: Chain, position: int) -> None:
+    course = chain.course
+    needed = course.needed(position)
+    for lane in range(course.dp):
+        run = course.run(lane, position, None)
+        assert run.first <= position < run.stop
+        assert course.needed(run.stop - 1) <= needed
+        got = [course.draw(lane, p, None).sample for p in range(run.first, run.stop)]
+        assert got == list(range(run.sample, run.sample + run.stop - run.first))
+
+
+@PROPERTY
+@given(chains())
+def test_nothing_below_what_is_done_is_drawn_again(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    length, epoch = course.epoch_length(total), course.epoch(total)
+    for position in range(length + 1):
+        done = course.done_before(position, total)
+        later = [course.draw(lane, p, total) for lane in range(course.dp) for p in range(position, length)]
+        assert all(draw.sample >= done and draw.epoch == epoch for draw in later)
+
+
+@PROPERTY
+@given(chains(epochs=1), st.integers(1, 6), st.integers(1, 2))
+def test_nothing_below_what_is_done_is_drawn_by_any_other_number_of_ranks(chain: Chain, dp: int, batch: int) -> None:
+    course, total = chain.course, chain.total
+    draws = min(course.current.draws, course.epoch_length(total))
+    done = course.done_before(draws, None)
+    other = course.rescaled(dp, batch, draws)
+    if other.epoch(total) == course.epoch(total):
+        for lane in range(dp):
+            begun = draws if other.parts == course.rescaled(course.dp, course.batch_size, draws).parts else 0
+            for position in range(begun, other.epoch_length(total)):
+                assert other.draw(lane, position, total).sample >= done
+
+
+def test_history_that_does_not_matter_any_more_is_let_go() -> None:
+    parts = [Part(2, draws=3), Part(3, draws=8), Part(2, draws=6), Part(4)]
+    course = Course(Rules(4, window=4), parts)
+    segments = [begin.segment for begin in course._all(None)]
+    assert [segment.carried for segment in segments] == [0, 2, 2, 6]
+    assert [segment.before is None for segment in segments] == [True, False, False, False]
+    # Two windows later, at a boundary of all lanes.
+    course = Course(Rules(4, window=4), [Part(2, draws=3), Part(1, draws=6), Part(2)])
+    assert [begin.segment.before is None for begin in course._all(None)] == [True, False, True]
+
+
+def test_same_ranks_go_on_in_the_same_part() -> None:
+    course = Course(Rules(4), [Part(2, draws=3)])
+    assert course.rescaled(2, 1, 5).parts == (Part(2, draws=5),)
+    assert course.rescaled(3, 1, 5).parts == (Part(2, draws=5), Part(3))
+    assert course.rescaled(3, 1, 0).parts == (Part(3),)
+    assert course.rescaled(2, 1, 5, skip=((7, 9),)).parts == (Part(2, draws=5), Part(2, skip=((7, 9),)))
+
+
+def test_skipped_steps_are_drawn_by_nobody() -> None:
+    course = Course(Rules(3), [Part(2)]).skipped(2, 2)
+    assert course.parts == (Part(2, draws=2), Part(2, draws=2, trained=False), Part(2))
+    assert [course.draw(lane, p, None).sample for lane in range(2) for p in range(3)] == [7, 8, 12, 10, 11, 15]
+    assert course.consumed_before == 4
+    assert course.place(6, 60, 0) == Place(1, 0, 1)
+
+
+def test_a_part_that_begins_an_epoch_does_not_depend_on_those_before() -> None:
+    course = Course(Rules(3), [Part(2, draws=5), Part(3, epoch=4)])
+    alone = Course(Rules(3), [Part(3, epoch=4)])
+    for lane in range(3):
+        for position in range(9):
+            assert course.draw(lane, position, 20) == alone.draw(lane, position, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: Course(Rules(1), []), "a course has at least one part"),
+        (lambda: Part(0), "dp must be an int >= 1, got 0"),
+        (lambda: Part(1, draws=-1), "draws must be an int >= 0, got -1"),
+        (lambda: Part(1, skip=((3, 3),)), "stop of a range must be an int >= 4, got 3"),
+        (lambda: Rules(2, 3), "window must be a multiple of unit = 2, got 3"),
+        (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), "9 positions of 2 lanes were drawn, but"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: object, expected: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=expected):
+        make()
+
+
+def test_lane_and_position_outside_are_refused() -> None:
+    course: Sequence[Course] = [Course(Rules(3), [Part(2, draws=4), Part(3)])]
+    with pytest.raises(IndexError, match=r"lane must be in \[0, 3\), got 3"):
+        course[0].draw(3, 0, 40)
+    with pytest.raises(IndexError, match="position must be >= 0, got -1"):
+        course[0].draw(0, -1, 40)

@@ -131,6 +131,10 @@ class RetiredInvalid(FormatInvalid):
     """`retired.json` cannot be used."""
 
 
+class StateInvalid(FormatInvalid):
+    """The state of a run, from a checkpoint or a cursor, cannot be used: torn, incomplete, or impossible."""
+
+
 class VersionUnsupported(FormatInvalid):
     """A file of a later format than this release reads."""
 
@@ -235,6 +239,26 @@ class ProducerFenced(LazyShardError, RuntimeError):
     """Another producer has taken the stream over; this one must stop."""
 
     directory: str | None = None
+    holder: str | None = None
+
+
+class StateMismatch(LazyShardError, ValueError):
+    """The state of a run does not fit: it is of another stream or of other settings, or needs data that is gone.
+
+    `field` is the setting that differs, where it is one.
+    """
+
+    directory: str | None = None
+    field: str | None = None
+    expected: str | None = None
+    actual: str | None = None
+
+
+class CursorTaken(LazyShardError, RuntimeError):
+    """Another run of the same name writes the cursor; this one must not."""
+
+    directory: str | None = None
+    consumer: str | None = None
     holder: str | None = None
 
 

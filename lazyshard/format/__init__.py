@@ -2,6 +2,8 @@
 
 - `names`: file names; `fields`: how JSON of other people's making is read
 - `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
+- `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
+- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.
@@ -19,6 +21,7 @@ from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
 from lazyshard.format.seal import Seal
+from lazyshard.format.state import PartState, RunState
 
 __all__ = [
     "FORMAT",
@@ -29,9 +32,11 @@ __all__ = [
     "Head",
     "Manifest",
     "Owner",
+    "PartState",
     "ProducerState",
     "ReadingMark",
     "Retired",
+    "RunState",
     "Seal",
     "check_consumer",
     "check_line",

@@ -12,8 +12,10 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import CursorInvalid
+from lazyshard.errors import CursorInvalid, StateInvalid
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
+from lazyshard.format.state import RunState
+from lazyshard.format.stream_id import is_stream_id
 
 CURSORS: Final = "cursors"
 """Folder of the cursors in a stream's directory."""
@@ -25,8 +27,14 @@ _MAX_PLAN: Final = 2**63 - 1
 """The largest seed of a plan."""
 
 CURSOR_SUFFIX: Final = ".json"
+MAX_OWNER: Final = 400
+"""Characters of an owner: a token and the name of a machine."""
+
+NOT_IN_OWNERS: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""What a message must not show as it is, or JSON cannot hold."""
+
+_OWNER_EXPECTED: Final = f"text of at most {MAX_OWNER} characters without control characters and lone surrogates"
 _NOT_IN_NAMES: Final = re.compile(r"[/\x00-\x1f\x7f\ud800-\udfff]")
-_STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,13 @@ class Cursor:
         consumed: samples in durable checkpoints, over all ranks and epochs.
         chunks_before: the consumer is done with the chunks of the half-open range [0, chunks_before).
         plan: the numbers that decide which sample is drawn when, by name: dp_size, batch_size, unit, window, seed.
-        updated_at: seconds since 1970, UTC.
+        updated_at: seconds since 1970, UTC, for people: no decision depends on it.
+        state: the state of the run in the newest of these checkpoints; None where it was not told. It is of the same
+            stream, and has consumed as much.
+        owner: the run that writes the cursor, see `CursorToken`; "" where nobody owns it.
 
     Raises:
-        ValueError: a field is out of its range.
+        ValueError: a field is out of its range, or contradicts the state.
     """
 
     consumer: str
@@ -51,6 +62,8 @@ class Cursor:
     chunks_before: int
     plan: dict[str, int]
     updated_at: float
+    state: RunState | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """Checks the fields: what is written wrong here would be found by the next start of a training run."""
@@ -66,10 +79,25 @@ class Cursor:
         ):
             if not is_count(value, high):
                 raise ValueError(f"{name} is an integer from 0 to {high}, got {value!r}")
+        if not _is_owner(self.owner):
+            raise ValueError(f"owner is {_OWNER_EXPECTED}, got {reprlib.repr(self.owner)}")
+        if self.state is not None:
+            if not isinstance(self.state, RunState):
+                raise ValueError(f"state is a RunState or None, got {reprlib.repr(self.state)}")
+            for name, value in _shared(self.state).items():
+                if value != getattr(self, name):
+                    raise ValueError(f"{name} is {value!r} as in the state, got {getattr(self, name)!r}")
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        return encode({"format": FORMAT} | {name: getattr(self, name) for name in self.__slots__})
+        values = {name: getattr(self, name) for name in self.__slots__}
+        del values["state"], values["owner"]
+        # Both may be missing, as they are in the files of whoever knows neither.
+        if self.state is not None:
+            values["state"] = self.state.to_dict()
+        if self.owner:
+            values["owner"] = self.owner
+        return encode({"format": FORMAT} | values)
 
     @classmethod
     def decode(cls, data: bytes, consumer: str, file: str | None = None) -> Cursor:
@@ -81,8 +109,8 @@ class Cursor:
             file: how to call the file in messages; its name in the stream's directory by default.
 
         Raises:
-            CursorInvalid: a field is missing or wrong, or it is another consumer's cursor.
-            VersionUnsupported: a later format.
+            CursorInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor.
+            VersionUnsupported: a later format, of the file or of the state in it.
             ValueError: there can be no consumer of this name.
         """
         name = cursor_name(consumer)
@@ -92,13 +120,16 @@ class Cursor:
         stream_id = fields.values.get("stream_id")
         if stream_id is not None and not is_stream_id(stream_id):
             raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
+        consumed = fields.integer("consumed", 0, MAX_SAMPLES)
         return cls(
             consumer=consumer,
             stream_id=stream_id,
-            consumed=fields.integer("consumed", 0, MAX_SAMPLES),
+            consumed=consumed,
             chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),
             plan=_plan(fields),
             updated_at=fields.number("updated_at"),
+            state=_state(fields, {"stream_id": stream_id, "consumed": consumed}),
+            owner=_owner(fields),
         )
 
 
@@ -146,11 +177,39 @@ def _plan(fields: Fields) -> dict[str, int]:
     return plan
 
 
+def _state(fields: Fields, shared: dict[str, Any]) -> RunState | None:
+    value = fields.values.get("state")
+    if value is None:
+        return None
+    try:
+        state = RunState.from_dict(value, fields.file, within="state")
+    except StateInvalid as cause:
+        raise fields.refuse(cause.field, str(cause.expected), str(cause.actual)) from cause
+    for name, found in _shared(state).items():
+        if found != shared[name]:
+            raise fields.refuse(f"state.{name}", f"{shared[name]!r} as in the cursor", repr(found))
+    return state
+
+
+def _shared(state: RunState) -> dict[str, Any]:
+    """Returns what a cursor says as well as the state in it."""
+    return {"stream_id": state.stream_id, "consumed": state.consumed}
+
+
+def _owner(fields: Fields) -> str:
+    owner = fields.values.get("owner")
+    if owner is None:
+        return ""
+    if not _is_owner(owner):
+        raise fields.refuse("owner", _OWNER_EXPECTED, reprlib.repr(owner))
+    return str(owner)
+
+
+def _is_owner(value: Any) -> bool:
+    """Returns whether a value may be the owner of a cursor."""
+    return isinstance(value, str) and len(value) <= MAX_OWNER and NOT_IN_OWNERS.search(value) is None
+
+
 def is_count(value: Any, high: int) -> bool:
     """Returns whether a value is an integer from 0 to `high`."""
     return type(value) is int and 0 <= value <= high
-
-
-def is_stream_id(value: Any) -> bool:
-    """Returns whether a value is the identity of a stream: 32 hexadecimal digits."""
-    return isinstance(value, str) and _STREAM_ID.fullmatch(value) is not None

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lazyshard.errors import RetiredInvalid
-from lazyshard.format.cursor import is_stream_id
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, encode
 from lazyshard.format.names import RETIRED
+from lazyshard.format.stream_id import is_stream_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
 - `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
   `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
-- `cursor`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted
+- `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are
+- `retire`: what nobody needs any more is deleted
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
 - `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now
@@ -13,6 +14,7 @@
 
 from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
 from lazyshard.storage.cursor import read_cursor, write_cursor
+from lazyshard.storage.cursor_owner import CursorOwner
 from lazyshard.storage.reader import StreamReader
 from lazyshard.storage.reading import read_reading, write_reading
 from lazyshard.storage.retire import list_kept, read_retired
@@ -22,6 +24,7 @@ from lazyshard.storage.writer import ChunkWriter
 __all__ = [
     "ChunkWriter",
     "Consumer",
+    "CursorOwner",
     "Published",
     "StreamReader",
     "forget_consumer",

@@ -1,7 +1,7 @@
 """The consumers of a stream: what each has told of itself, and how one that will not come back is forgotten.
 
 Files, in `cursors/`: `NAME.json`, the cursor, and `NAME.reading.json`, the reading mark. Either may be missing, and
-any other name is passed over.
+any other name is passed over; so is the lock file `.NAME.lock`, which says nothing by being there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS, cursor_name
 from lazyshard.format.reading import READING_SUFFIX, reading_name
 from lazyshard.storage.cursor import read_cursor
+from lazyshard.storage.cursor_owner import remove_lock
 from lazyshard.storage.durable import remove, sync_directory
 from lazyshard.storage.files import unreadable
 from lazyshard.storage.manifest import read_manifest
@@ -69,7 +70,7 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
 
 
 def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
-    """Removes a consumer's cursor and reading mark; returns when that is on the device.
+    """Removes a consumer's cursor, reading mark and lock file; returns when that is on the device.
 
     From then on nothing is kept for it. One that is still alive registers again with its next checkpoint.
 
@@ -95,6 +96,7 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
     # The cursor last: as long as it is there the consumer is known, and this can be repeated.
     for entry in (*left, *own):
         remove(folder / entry)
+    remove_lock(directory, name)
     sync_directory(folder)
     return not found.isdisjoint(own)
 

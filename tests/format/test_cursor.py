@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import CursorInvalid, FormatInvalid
-from lazyshard.format import Cursor, check_consumer
+from lazyshard.errors import CursorInvalid, FormatInvalid, VersionUnsupported
+from lazyshard.format import Cursor, PartState, RunState, check_consumer
 from lazyshard.format.cursor import cursor_name
+from lazyshard.format.cursor_token import CursorToken
 from tests.format.cases import changed, check_later_format, check_refusal, not_an_integer, without
 
 STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
@@ -22,6 +24,15 @@ GOLDEN = (
     b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n'
 )
 VALUE = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
+STATE = RunState(STREAM_ID, 100, 100, 0, 0, None, (PartState(8, 4, 256),), 2048)
+STATE_GOLDEN = (
+    b'{"format":1,"stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","samples_per_chunk":100,"unit":100,"window":0,'
+    b'"seed":0,"max_total_samples":null,"parts":[{"dp":8,"batch_size":4,"draws":256,"epoch":null,"trained":true,'
+    b'"skip":[],"first_step":0,"draws_per_step":0}],"consumed":2048}'
+)
+OWNER = "3/9c41d7e2b06f83a5 process 14106 on node1"
+OWNED = replace(VALUE, state=STATE, owner=OWNER)
+OWNED_GOLDEN = GOLDEN[:-2] + b',"state":' + STATE_GOLDEN + b',"owner":"' + OWNER.encode() + b'"}\n'
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
 
 
@@ -32,6 +43,17 @@ def decode(data: bytes) -> Cursor:
 def test_cursor_bytes_are_pinned() -> None:
     assert VALUE.encode() == GOLDEN
     assert decode(GOLDEN) == VALUE
+
+
+def test_cursor_with_state_and_owner_is_pinned() -> None:
+    assert OWNED.encode() == OWNED_GOLDEN
+    assert decode(OWNED_GOLDEN) == OWNED
+
+
+@pytest.mark.parametrize("absent", [{"state": None, "owner": None}, {"state": None, "owner": ""}])
+def test_cursor_without_state_and_owner_is_read_as_those_of_earlier_releases(absent: dict[str, Any]) -> None:
+    assert (VALUE.state, VALUE.owner) == (None, "")
+    assert decode(changed(GOLDEN, **absent)) == VALUE
 
 
 def test_example_of_the_specification_is_read_and_written_the_same() -> None:
@@ -91,6 +113,50 @@ def test_long_wrong_value_of_the_plan_is_shown_in_short() -> None:
     with pytest.raises(CursorInvalid) as caught:
         decode(changed(GOLDEN, plan={"seed": "x" * 10_000}))
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "expected", "actual"),
+    [
+        (5, "state", "an object", "5"),
+        ({}, "state.format", "a value", "no such field"),
+        (STATE.to_dict() | {"window": 7}, "state.window", "a multiple of unit, 100", "7"),
+        (STATE.to_dict() | {"parts": [5]}, "state.parts[0]", "an object", "5"),
+        (STATE.to_dict() | {"stream_id": None}, "state.stream_id", f"'{STREAM_ID}' as in the cursor", "None"),
+    ],
+)
+def test_state_that_cannot_be_used_makes_the_cursor_invalid(value: Any, field: str, expected: str, actual: str) -> None:
+    check({"state": value}, field, expected, actual)
+
+
+def test_state_that_has_consumed_something_else_is_refused() -> None:
+    check({"consumed": 2047, "state": STATE.to_dict()}, "state.consumed", "2047 as in the cursor", "2048")
+
+
+def test_state_of_a_later_format_is_refused_by_the_file() -> None:
+    with pytest.raises(VersionUnsupported) as caught:
+        decode(changed(OWNED_GOLDEN, state={"format": 2}))
+    assert (caught.value.file, caught.value.field) == ("cursors/sft.json", "state.format")
+
+
+@pytest.mark.parametrize("value", [5, True, ["1/x"], "a\nb", "\x7f", "x" * 401])
+def test_owner_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(
+        CursorInvalid, match=r"field 'owner': expected text of at most 400 characters without .* found "
+    ):
+        decode(changed(OWNED_GOLDEN, owner=value))
+
+
+def test_owner_is_a_token_or_a_strangers() -> None:
+    token = CursorToken(3, "9c41d7e2b06f83a5", 14106, "node1")
+    assert (token.text, str(token)) == (OWNER, "process 14106 on node1")
+    assert CursorToken.parse(OWNER) == token
+    assert CursorToken(1, "0" * 16, 1, "a\nb\ud800").text == f"1/{'0' * 16} process 1 on a?b?"
+    longest = CursorToken(2**62, "0" * 16, 2**31, "h" * 300)
+    assert CursorToken.parse(longest.text) == replace(longest, host="h" * 200)
+    assert replace(VALUE, owner=longest.text).owner == longest.text
+    for stranger in ("", "me", "0" + OWNER, OWNER[1:], "0" + OWNER[1:], OWNER.upper(), f"{2**62 + 1}{OWNER[1:]}"):
+        assert CursorToken.parse(stranger) is None
 
 
 @pytest.mark.parametrize("value", ["", "5f", STREAM_ID.upper(), STREAM_ID + "\n", 5, [STREAM_ID]])
@@ -156,6 +222,12 @@ def test_any_other_name_is_a_file_name(name: str, tmp_path: Path) -> None:
         ({"plan": {"seed": -1}}, r"plan\['seed'\] is an integer from 0 to 9223372036854775807, got -1"),
         ({"stream_id": "x"}, "stream_id is 32 hexadecimal digits or None, got 'x'"),
         ({"updated_at": math.nan}, "updated_at is a finite number of seconds, got nan"),
+        ({"owner": "a\nb"}, r"owner is text of at most 400 characters without .*, got 'a\\nb'"),
+        ({"owner": "\ud800"}, r"owner is text of at most 400 characters without .*, got '\\ud800'"),
+        ({"owner": None}, "owner is text of at most 400 characters without .*, got None"),
+        ({"state": {}}, r"state is a RunState or None, got {}"),
+        ({"state": STATE, "consumed": 5}, "consumed is 2048 as in the state, got 5"),
+        ({"state": STATE, "stream_id": None}, f"stream_id is '{STREAM_ID}' as in the state, got None"),
     ],
 )
 def test_value_that_could_not_be_read_again_is_refused(wrong: dict[str, Any], said: str) -> None:
@@ -177,9 +249,10 @@ def test_cursor_round_trips(name: str, consumed: int, chunks: int, plan: dict[st
 
 
 def test_cursor_cut_anywhere_is_refused() -> None:
-    for size in range(len(GOLDEN) - 1):  # the last byte is the newline, which carries nothing
-        with pytest.raises(CursorInvalid):
-            decode(GOLDEN[:size])
+    for whole in (GOLDEN, OWNED_GOLDEN):
+        for size in range(len(whole) - 1):  # the last byte is the newline, which carries nothing
+            with pytest.raises(CursorInvalid):
+                decode(whole[:size])
 
 
 anything = st.recursive(
@@ -191,7 +264,7 @@ anything = st.recursive(
 
 @given(st.data())
 def test_mutated_cursor_is_read_or_refused(data: st.DataObject) -> None:
-    values = orjson.loads(GOLDEN)
+    values = orjson.loads(OWNED_GOLDEN)
     for field in data.draw(st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=2)):
         values[field] = data.draw(anything)
     with suppress(FormatInvalid):

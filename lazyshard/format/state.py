@@ -1,0 +1,217 @@
+"""The state of a run: the few integers that a checkpoint must keep so that its resume trains every sample once.
+
+A JSON object with a format number of its own, since it lives outside of streams too: among a trainer's checkpoints, as
+plain values in a `torch.save`, and in cursors. It says what the trainer has consumed, never what was read ahead.
+
+The course of a run is a row of parts, each under one number of ranks and one micro batch; the last one is current. Here
+a run of 4 ranks was resumed with 2 after 100 samples a rank, and has trained 30 a rank since::
+
+    part  dp  draws  consumed
+    0      4    100       400
+    1      2     30       460   so far
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import orjson
+
+from lazyshard.errors import StateInvalid, VersionUnsupported
+from lazyshard.format.fields import MAX_SAMPLES, encode
+from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.state_fields import check_integer, check_ranges, inside, members, refused, tuples
+from lazyshard.format.stream_id import is_stream_id
+
+STATE_FORMAT: Final = 1
+"""The only format of a run's state that there is. It counts apart from that of streams."""
+
+_MAX_RANKS: Final = 2**31
+"""No job has as many."""
+
+_MAX_SEED: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """A stretch of a run under one number of ranks and one micro batch.
+
+    Attributes:
+        dp: its data-parallel ranks.
+        batch_size: samples of a rank in a micro batch.
+        draws: the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so
+            far, as the trainer counts.
+        epoch: the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0).
+        trained: whether its draws were trained; False where they were skipped.
+        skip: half-open ranges of sample numbers that are not drawn from here on, sorted and disjoint.
+        first_step: steps that were trained before it.
+        draws_per_step: positions of a lane in a step; 0 where it is not known.
+
+    Raises:
+        StateInvalid: a field is out of its range.
+    """
+
+    dp: int
+    batch_size: int = 1
+    draws: int = 0
+    epoch: int | None = None
+    trained: bool = True
+    skip: tuple[tuple[int, int], ...] = ()
+    first_step: int = 0
+    draws_per_step: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_integer("dp", self.dp, 1, _MAX_RANKS)
+        check_integer("batch_size", self.batch_size, 1, MAX_SAMPLES)
+        check_integer("draws", self.draws, 0, MAX_SAMPLES)
+        if self.epoch is not None:
+            check_integer("epoch", self.epoch, 0, MAX_SAMPLES, " or null")
+        if type(self.trained) is not bool:
+            raise refused("trained", "true or false", self.trained)
+        check_ranges("skip", self.skip)
+        check_integer("first_step", self.first_step, 0, MAX_SAMPLES)
+        check_integer("draws_per_step", self.draws_per_step, 0, MAX_SAMPLES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the part as plain JSON values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"skip": [list(one) for one in self.skip]}
+
+    @classmethod
+    def _read(cls, value: Any) -> PartState:
+        found = members(value, cls.__slots__)
+        return cls(**(found | {"skip": tuples(found["skip"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What must be known of a run to go on with it, or to tell later what it trained when.
+
+    Attributes:
+        stream_id: the stream's identity, None for a foreign directory.
+        samples_per_chunk: of the stream.
+        unit: samples that are dealt to a rank in turn.
+        window: positions of a rank that are shuffled together, a multiple of `unit`; 0 draws in order.
+        seed: of the shuffle.
+        max_total_samples: the stream was taken to end there at the latest; None for no bound.
+        parts: the course of the run so far, at least one part; the last one is current.
+        consumed: samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws` of the
+            parts that were trained.
+
+    Raises:
+        StateInvalid: a field is out of its range, or contradicts another one.
+    """
+
+    stream_id: str | None
+    samples_per_chunk: int
+    unit: int
+    window: int
+    seed: int
+    max_total_samples: int | None
+    parts: tuple[PartState, ...]
+    consumed: int
+
+    def __post_init__(self) -> None:
+        """Checks the fields: what is written wrong here would be found by a resume, when the run is gone."""
+        if self.stream_id is not None and not is_stream_id(self.stream_id):
+            raise refused("stream_id", "32 hexadecimal digits or null", self.stream_id)
+        check_integer("samples_per_chunk", self.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK)
+        check_integer("unit", self.unit, 1, MAX_SAMPLES)
+        check_integer("window", self.window, 0, MAX_SAMPLES)
+        if self.window % self.unit:
+            raise refused("window", f"a multiple of unit, {self.unit}", self.window)
+        check_integer("seed", self.seed, 0, _MAX_SEED)
+        if self.max_total_samples is not None:
+            check_integer("max_total_samples", self.max_total_samples, 1, MAX_SAMPLES, " or null")
+        self._check_parts()
+        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
+        trained = sum(part.dp * part.draws for part in self.parts if part.trained)
+        if self.consumed != trained:
+            raise refused("consumed", f"{trained}, the sum of dp * draws of the trained parts", self.consumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {"format": STATE_FORMAT} | values | {"parts": [part.to_dict() for part in self.parts]}
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
+        """Reads what `to_dict` returned; fields that are not known are ignored, since a later release may add some.
+
+        Args:
+            value: the values, as JSON or pickle gave them back.
+            where: how to call the file, or whatever they are from, in messages.
+            within: the name of the field that held them there; "" where they are all that there is.
+
+        Raises:
+            StateInvalid: a field is missing, out of its range, or contradicts another one.
+            VersionUnsupported: a later format.
+        """
+        try:
+            with inside(within):
+                return cls._read(value)
+        except (StateInvalid, VersionUnsupported) as error:
+            error.file = where
+            error.args = (f"{where}: {error}",)
+            raise
+
+    def encode(self) -> bytes:
+        """Returns the state as JSON, one line."""
+        return encode(self.to_dict())
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> RunState:
+        """Reads what `encode` returned.
+
+        Args:
+            data: the bytes.
+            file: how to call the file in messages.
+
+        Raises:
+            StateInvalid: the bytes are torn; else as `from_dict`.
+            VersionUnsupported: a later format.
+        """
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError as cause:
+            actual = f"{len(data)} bytes that are torn or no JSON ({cause})"
+            raise StateInvalid(
+                f"{file}: expected a JSON object, found {actual}; go on from an older checkpoint",
+                file=file,
+                expected="a JSON object",
+                actual=actual,
+            ) from cause
+        return cls.from_dict(value, file)
+
+    @classmethod
+    def _read(cls, value: Any) -> RunState:
+        # First: of a later format nothing else may be as it is known here.
+        version = members(value, ("format",))["format"]
+        check_integer("format", version, 1, 2**31)
+        if version > STATE_FORMAT:
+            raise VersionUnsupported(
+                f"the state of a run in format {version}, this release of lazyshard reads format {STATE_FORMAT}; "
+                f"install a newer lazyshard",
+                field="format",
+                expected=str(STATE_FORMAT),
+                actual=str(version),
+            )
+        found = members(value, cls.__slots__)
+        if not isinstance(found["parts"], (list, tuple)):
+            raise refused("parts", "a list", found["parts"])
+        parts = []
+        for number, part in enumerate(found["parts"]):
+            with inside(f"parts[{number}]"):
+                parts.append(PartState._read(part))
+        return cls(**(found | {"parts": tuple(parts)}))
+
+    def _check_parts(self) -> None:
+        parts = cast("Any", self.parts)  # what the caller has really given
+        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, PartState) for part in parts):
+            raise refused("parts", "at least one part", parts)
+        for number in range(1, len(parts)):
+            least, steps = parts[number - 1].first_step, parts[number].first_step
+            if steps < least:
+                raise refused(f"parts[{number}].first_step", f"at least {least}, that of the part before", steps)

@@ -1,0 +1,271 @@
+"""One run writes the cursor of a consumer: a lock against a second one on the same machine, a token against any other.
+
+Files, in the stream's directory: `cursors/.NAME.lock`, held while a run owns the cursor; it stays until the consumer is
+forgotten, with the token of the run that had it last, and means nothing by being there. The token that counts is in the
+cursor, see `lazyshard.format.cursor_token`. Nothing here depends on a clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import filelock
+
+from lazyshard.errors import CursorInvalid, CursorTaken, VersionUnsupported
+from lazyshard.format.cursor import CURSORS, Cursor, check_consumer
+from lazyshard.format.cursor_token import CursorToken
+from lazyshard.storage.cursor import make_folder, read_cursor, write_cursor
+from lazyshard.storage.durable import remove, write_all
+from lazyshard.storage.files import read_file
+
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+"""What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there."""
+
+_log = logging.getLogger("lazyshard")
+
+
+class CursorOwner:
+    """The right of one run to write the cursor of a consumer.
+
+    A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
+    they are on machines whose locks do not meet or one was told to take over, the one that began later goes on, and the
+    other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
+    rename that follows; then the later one finds what it has just written, and writes over it.
+
+    One owner is for one thread, and for the process that made it.
+
+    Args:
+        directory: the stream's directory.
+        consumer: the consumer's name.
+        take_over: go on although another run on this machine has the cursor; that one is refused from `begin` on.
+
+    Raises:
+        CursorTaken: another run on this machine has the cursor.
+        StreamMissing: there is no such directory.
+        VersionUnsupported: the cursor is of a later format.
+        FileRefused, FileUnreadable, OSError: the filesystem refused.
+        ValueError: there can be no consumer of this name.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], consumer: str, *, take_over: bool = False) -> None:
+        self.directory = Path(directory)
+        self.consumer = check_consumer(consumer)
+        self._pid = os.getpid()
+        self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
+        self._path = make_folder(directory) / lock_name(consumer)
+        self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._begun = False
+        self._holder: str | None = None
+        self._told = False
+        self._closed = False
+        if not self._try_lock() and not take_over:
+            raise self._refused()
+        try:
+            self._take_turn()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def begin(self, cursor: Cursor) -> None:
+        """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
+
+        Args:
+            cursor: where the run goes on, which may be before the cursor that is there; its `owner` is filled in.
+
+        Raises:
+            VersionUnsupported: the cursor that is there is of a later format.
+            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            ValueError: it is another consumer's cursor.
+            RuntimeError: it has begun already, was closed, or this is a fork of the process that owns the cursor.
+        """
+        self._check_use(cursor)
+        if self._begun:
+            raise RuntimeError(f"{self._path}: this run has begun already; write the cursor with `write`")
+        self._take_turn()
+        write_cursor(self.directory, replace(cursor, owner=self._token.text))
+        self._begun = True
+
+    def write(self, cursor: Cursor) -> None:
+        """Replaces the cursor durably, if no other run has taken it over.
+
+        A cursor that is not there any more or is torn is written anew.
+
+        Args:
+            cursor: the new cursor; its `owner` is filled in.
+
+        Raises:
+            CursorTaken: another run has taken the cursor over. Nothing was written, and never will be.
+            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            ValueError: it is another consumer's cursor.
+            RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
+        """
+        self._check_use(cursor)
+        if not self._begun:
+            raise RuntimeError(f"{self._path}: this run has not begun; write its first cursor with `begin`")
+        if self._holder is not None:
+            raise self._fenced(self._holder)
+        # Who has taken over gets the lock once the other one has let go of it.
+        self._try_lock()
+        write_cursor(self.directory, replace(cursor, owner=self._token.text), check=self._check)
+
+    def close(self) -> None:
+        """Lets the next run in. The cursor stays as it is. Does nothing in a fork, and when called again."""
+        if os.getpid() == self._pid:
+            self._closed = True
+            self._lock.release()
+
+    def __enter__(self) -> CursorOwner:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def _check(self) -> None:
+        """Looks whether the cursor is still ours.
+
+        Raises:
+            CursorTaken: it is not.
+        """
+        try:
+            found = self._read()
+        except VersionUnsupported as cause:
+            raise self._fenced("a run with a later release of lazyshard") from cause
+        if found is None or found.owner == self._token.text:
+            return
+        other = CursorToken.parse(found.owner)
+        # A lower turn is that of a run which looked before we began and wrote after: it is refused at its next look.
+        if other is None or other.turn >= self._token.turn:
+            raise self._fenced(_called(other))
+
+    def _read(self) -> Cursor | None:
+        """Returns the cursor that is there, None where there is none that can be read."""
+        try:
+            return read_cursor(self.directory, self.consumer)
+        except CursorInvalid as error:
+            if not self._told:
+                self._told = True
+                _log.warning("%s; this run writes it anew", error)
+            return None
+
+    def _take_turn(self) -> None:
+        """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
+        cursor = self._read()
+        # That beside the lock outlives a cursor which was torn or removed.
+        known = (_signed(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
+        last = max((other.turn for other in known if other is not None), default=0)
+        self._token = replace(self._token, turn=last + 1)
+        # Without it others have no name to tell, and no more.
+        with contextlib.suppress(OSError):
+            _sign(self._path, self._token)
+
+    def _try_lock(self) -> bool:
+        """Returns whether no other run has the lock, as far as this machine can tell."""
+        if self._lock.is_locked:
+            return True
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        return True
+
+    def _check_use(self, cursor: Cursor) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork; only that one "
+                f"writes it"
+            )
+        if self._closed:
+            raise RuntimeError(f"{self._path}: the owner of this cursor was closed")
+        if cursor.consumer != self.consumer:
+            raise ValueError(f"a cursor of {self.consumer!r} is written here, got one of {cursor.consumer!r}")
+
+    def _refused(self) -> CursorTaken:
+        holder = _called(_signed(self._path), "a process that has not written its name yet")
+        return CursorTaken(
+            f"{self.directory}: {holder} is running as {self.consumer!r} and writes that cursor; stop it first, give "
+            f"this run another name, or let it take the cursor over",
+            directory=str(self.directory),
+            consumer=self.consumer,
+            holder=holder,
+        )
+
+    def _fenced(self, holder: str) -> CursorTaken:
+        self._holder = holder
+        # Whoever has taken over may have it now.
+        self._lock.release()
+        return CursorTaken(
+            f"{self.directory}: {holder} has taken over the cursor of {self.consumer!r}; this run does not write it "
+            f"any more, so the producer may delete what only this run still needs. Stop one of the two, or give it "
+            f"another name",
+            directory=str(self.directory),
+            consumer=self.consumer,
+            holder=holder,
+        )
+
+
+def lock_name(consumer: str) -> str:
+    """Returns the name of the file, in the folder of cursors, that is locked while a run owns a consumer's cursor.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+    """
+    return f".{check_consumer(consumer)}.lock"
+
+
+def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
+    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+        OSError: the filesystem refused.
+    """
+    path = Path(directory) / CURSORS / lock_name(consumer)
+    if not os.path.lexists(path):
+        return
+    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except (filelock.Timeout, OSError):
+        return
+    try:
+        remove(path)
+    finally:
+        lock.release()
+
+
+def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:
+    return unknown if token is None else str(token)
+
+
+def _signed(path: Path) -> CursorToken | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return CursorToken.parse(read_file(path).decode().partition("\n")[0])
+    return None
+
+
+def _sign(path: Path, token: CursorToken) -> None:
+    """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
+        line = f"{token.text}\n".encode()
+        write_all(fd, line)
+        # Afterwards, so that no moment shows nothing; what is behind the line is not read.
+        os.ftruncate(fd, len(line))
+    finally:
+        os.close(fd)

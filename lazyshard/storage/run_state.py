@@ -1,0 +1,183 @@
+"""From the state of a run to its course and on: the same history as kept values (`format`) and as arithmetic (`plan`).
+
+No I/O; it is here because neither of the two may import the other. States are values: each function returns a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from lazyshard.errors import StateMismatch
+from lazyshard.format.state import PartState, RunState
+from lazyshard.plan import Course, Gaps, Part, Rules
+
+__all__ = [
+    "check_fits",
+    "course_of",
+    "draws_of",
+    "resumed",
+    "steps_of",
+    "with_consumed",
+    "without_samples",
+    "without_steps",
+]
+
+_MAX_SAMPLES_OF_STEPS: Final = 20_000_000
+"""Samples that may be left out because of the steps that would train them: each is looked up, at 16 bytes."""
+
+
+def course_of(state: RunState) -> Course:
+    """Returns the course that a state tells."""
+    parts = [Part(part.dp, part.batch_size, part.draws, part.epoch, part.trained, part.skip) for part in state.parts]
+    return Course(Rules(state.unit, state.window, state.seed), parts)
+
+
+def draws_of(state: RunState, consumed: int) -> int:
+    """Returns how many positions each lane of the current part has drawn once `consumed` samples are trained.
+
+    Raises:
+        ValueError: there is no such moment: it lies before the current part, or lanes would differ.
+    """
+    part = state.parts[-1]
+    before = state.consumed - part.dp * part.draws
+    draws, more = divmod(consumed - before, part.dp)
+    if draws < 0:
+        raise ValueError(f"consumed is at least {before}, what was trained when the run went on last, got {consumed}")
+    if more:
+        raise ValueError(
+            f"consumed counts whole steps of all {part.dp} ranks: {before} and a multiple of {part.dp}, got {consumed}"
+        )
+    return draws
+
+
+def with_consumed(state: RunState, consumed: int) -> RunState:
+    """Returns the state after so many samples since the run began, over all ranks.
+
+    Raises:
+        ValueError: as `draws_of`.
+    """
+    current = replace(state.parts[-1], draws=draws_of(state, consumed))
+    return replace(state, parts=(*state.parts[:-1], current), consumed=consumed)
+
+
+def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 0, step: int | None = None) -> RunState:
+    """Returns the state of a run that goes on with these ranks: in the same part if nothing changes, else in a new one.
+
+    Args:
+        state: where the run stands.
+        dp: data-parallel ranks from here on.
+        batch_size: samples of a rank in a micro batch.
+        draws_per_step: positions of a lane in a step; 0 where it is not known.
+        step: steps trained so far; None to count them by the part that ends, where it knows.
+    """
+    part = state.parts[-1]
+    if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
+        return state
+    first = steps_of(part) if step is None else step
+    return _behind(state, PartState(dp, batch_size, first_step=first, draws_per_step=draws_per_step))
+
+
+def steps_of(part: PartState) -> int:
+    """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
+    if not part.trained or not part.draws_per_step:
+        return part.first_step
+    return part.first_step + part.draws // part.draws_per_step
+
+
+def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunState:
+    """Returns the state of a run that leaves these half-open ranges of sample numbers out from here on, in all epochs.
+
+    Raises:
+        ValueError: a range is empty or negative.
+    """
+    skip = Gaps(ranges).ranges
+    if not skip:
+        return state
+    part = state.parts[-1]
+    first = steps_of(part)
+    return _behind(state, replace(part, draws=0, epoch=None, skip=skip, first_step=first))
+
+
+def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
+    """Returns the state of a run that leaves out what the steps [start, stop) would train, counted as the run goes now.
+
+    Steps that would come next are passed over as a part that is not trained. Of later ones the samples are left out, so
+    the steps of these numbers then train what would have followed.
+
+    Args:
+        state: where the run stands.
+        start: the first of these steps, by number; the first step of a run has number 0.
+        stop: the one behind the last.
+        total: the end of the stream, None while it is not known.
+
+    Raises:
+        ValueError: the state does not know its steps, the range is empty or lies before what is trained already, or it
+            is too long.
+    """
+    part = state.parts[-1]
+    if not part.draws_per_step:
+        raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
+    now = steps_of(part)
+    if not now <= start < stop:
+        raise ValueError(f"steps [{start}, {stop}): expected now = {now} <= start < stop, since {now} are trained")
+    first, last = ((step - now) * part.draws_per_step + part.draws for step in (start, stop))
+    if start == now:
+        out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now)
+        after = replace(part, draws=0, epoch=None, skip=(), first_step=now)
+        return _behind(_behind(state, out), after)
+    if (last - first) * part.dp > _MAX_SAMPLES_OF_STEPS:
+        raise ValueError(
+            f"steps [{start}, {stop}) train {(last - first) * part.dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
+            f"go on from a checkpoint right before them"
+        )
+    _, samples = course_of(state).draws(np.arange(part.dp)[:, None], np.arange(first, last), total)
+    numbers = np.unique(samples)
+    ends = np.flatnonzero(np.diff(numbers) != 1)
+    starts = numbers[np.r_[0, ends + 1]].tolist()
+    stops = (numbers[np.r_[ends, len(numbers) - 1]] + 1).tolist()
+    return without_samples(state, zip(starts, stops, strict=True))
+
+
+def check_fits(state: RunState, now: RunState, where: str) -> None:
+    """Refuses a state that does not belong to the stream and the settings at hand; ranks and micro batches may differ.
+
+    Args:
+        state: from a checkpoint.
+        now: that of a run which would begin anew with this stream and these settings.
+        where: the stream's directory, for messages.
+
+    Raises:
+        StateMismatch: naming what differs, and the way out.
+    """
+    ways = {
+        "stream_id": "it belongs to another stream: give the directory of that one, or start anew without the state",
+        "samples_per_chunk": "the same sample would be in another chunk: give samples_per_chunk as it was",
+        "unit": "the deal would be another: give unit as it was",
+        "window": "the order would be another: give shuffle_window as it was",
+        "seed": "the order would be another: give seed as it was",
+        "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",
+    }
+    for field, way_out in ways.items():
+        expected, actual = getattr(state, field), getattr(now, field)
+        if expected != actual:
+            raise StateMismatch(
+                f"{where}: the state was saved with {field} {expected}, here it is {actual}: {way_out}",
+                directory=where,
+                field=field,
+                expected=str(expected),
+                actual=str(actual),
+            )
+
+
+def _behind(state: RunState, part: PartState) -> RunState:
+    """Returns the state with another current part; one that has drawn nothing is not kept, only what it leaves out."""
+    ended = state.parts[-1]
+    if ended.draws:
+        return replace(state, parts=(*state.parts, part))
+    joined = Gaps((*ended.skip, *part.skip)).ranges
+    epoch = ended.epoch if part.epoch is None else part.epoch
+    return replace(state, parts=(*state.parts[:-1], replace(part, skip=joined, epoch=epoch)))

@@ -54,10 +54,16 @@ def execute(arguments: Sequence[str]) -> int:
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
-            complain(f"{error.format_message()} (see `{NAME} --help`)")
+            complain(f"{error.format_message()} (see `{_called(arguments)} --help`)")
             return exits.USAGE
         return _report(error)
     return code if isinstance(code, int) else exits.DONE
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """Returns the command with its subcommand, if there is one of that name."""
+    known = {command.name for command in app.registered_commands}
+    return f"{NAME} {arguments[0]}" if arguments and arguments[0] in known else NAME
 
 
 def _report(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ EPILOG: Final = """[bold]Examples[/bold]
 lazyshard rechunk /shared/stream /shared/larger --samples-per-chunk 10000
 
 lazyshard rechunk /shared/live /shared/copy --samples-per-chunk 100 --follow
+
+lazyshard rechunk /shared/damaged /shared/rest --samples-per-chunk 1000 --end-at-damage
 
 [bold]Exit codes[/bold]
 
@@ -89,6 +92,13 @@ def command(
             help=f"With --follow, how long to wait at the most for the next chunk. Default: {MAX_WAIT_S:g}.",
         ),
     ] = None,
+    end_at_damage: Annotated[
+        bool,
+        typer.Option(
+            "--end-at-damage",
+            help="End OUT before the first row of STREAM that is damaged or lost, instead of leaving it open there.",
+        ),
+    ] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
@@ -103,36 +113,37 @@ def command(
         check_directories(source, target)
     except ValueError as cause:
         raise typer.BadParameter(str(cause), param_hint="OUT") from cause
-    wait = MAX_WAIT_S if max_wait is None else max_wait
-    return lambda: _run(source, target, samples_per_chunk, source_samples_per_chunk, follow, wait)
+    job = functools.partial(
+        rechunk,
+        source,
+        target,
+        samples_per_chunk,
+        source_samples_per_chunk=source_samples_per_chunk,
+        follow=follow,
+        max_wait=MAX_WAIT_S if max_wait is None else max_wait,
+        end_at_damage=end_at_damage,
+    )
+    return lambda: _run(job, target, samples_per_chunk)
 
 
-def _run(
-    source: Path, target: Path, samples_per_chunk: int, source_samples_per_chunk: int | None, follow: bool, wait: float
-) -> int:
+def _run(job: Callable[..., Rechunked], target: Path, samples_per_chunk: int) -> int:
     started = time.monotonic()
     try:
         with chunk_bar() as show:
-            made = rechunk(
-                source,
-                target,
-                samples_per_chunk,
-                source_samples_per_chunk=source_samples_per_chunk,
-                follow=follow,
-                max_wait=wait,
-                report=show,
-            )
+            made = job(report=show)
     except WaitTimeout as error:
-        complain(str(error))
+        # The reader names the argument that its callers in Python have.
+        complain(str(error).replace("with max_wait", "with --max-wait"))
         return exits.TIMED_OUT
     say(_summary(target, made, samples_per_chunk, time.monotonic() - started))
     return exits.DONE
 
 
 def _summary(target: Path, made: Rechunked, samples_per_chunk: int, seconds: float) -> str:
+    where = "" if made.damage is None else f" before what is damaged ({made.damage})"
     holds = (
         f"{target} holds {count(made.chunks, 'chunk')}, {count(made.samples, 'sample')}, "
-        f"{samples_per_chunk:,} a chunk; ended"
+        f"{samples_per_chunk:,} a chunk; ended{where}"
     )
     if not made.new:
         return f"already made: {holds}, nothing to do"

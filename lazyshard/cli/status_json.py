@@ -63,7 +63,8 @@ def _producer(outlook: Outlook) -> dict[str, Any] | None:
         "pid": head.pid,
         "process_is_gone": outlook.survey.gone,
         "heartbeat_age_s": outlook.heartbeat_age_s,
-        "waits_for": head.note or None,
+        "waits_for": (head.note or None) if head.state != "failed" else None,
+        "failure": (head.note or None) if head.state == "failed" else None,
     }
 
 

@@ -76,7 +76,8 @@ def _stream(page: _Page, outlook: Outlook) -> None:
     kind = "" if census.native else "; made by a foreign producer"
     page.add("published", f"{published}; {'ended' if census.ended else 'live'}{kind}")
     if census.retired:
-        page.add("deleted", f"{count(census.retired, 'chunk')}; {census.chunks - census.retired:,} are there")
+        left = census.chunks - census.retired
+        page.add("deleted", f"{count(census.retired, 'chunk')}; {left:,} {'is' if left == 1 else 'are'} there")
     disk = f"{'' if survey.disk.exact else 'about '}{size(survey.disk.size)} used"
     if survey.free is not None:
         disk += f", {size(survey.free)} free"
@@ -85,7 +86,8 @@ def _stream(page: _Page, outlook: Outlook) -> None:
     page.add("disk", disk)
     if survey.quarantine is not None:
         about = "" if survey.quarantine.exact else "about "
-        page.add("quarantine", f"{about}{count(survey.quarantine.lines, 'row')}, {size(survey.quarantine.size)}")
+        rows = f"{about}{count(survey.quarantine.lines, 'row')} refused so far"
+        page.add("quarantine", f"{rows}, {size(survey.quarantine.size)}")
 
 
 def _producer(page: _Page, outlook: Outlook) -> None:

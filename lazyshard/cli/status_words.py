@@ -33,7 +33,7 @@ def problems(outlook: Outlook) -> list[str]:
         elif one.cursor is not None and one.chunks_before < survey.census.retired:
             found.append(
                 f"consumer {one.name}: is done with {count(one.chunks_before, 'chunk')} only, but "
-                f"{survey.census.retired:,} are deleted, so it cannot go on"
+                f"{survey.census.retired:,} {'is' if survey.census.retired == 1 else 'are'} deleted, so it cannot go on"
             )
     if outlook.clock_ahead_s > _CLOCK_AHEAD_S:
         found.append(
@@ -53,7 +53,8 @@ def _of_producer(outlook: Outlook) -> str:
         gone = " and its process is gone" if outlook.survey.gone else ""
         return f"the producer is dead, no sign of it for {age}{gone}: start it again, it goes on where it was"
     if outlook.state == "failed":
-        return f"the producer has failed {age} ago: look at its log, start it again"
+        what = f"{head.note}; start it again when that is mended" if head.note else "look at its log, start it again"
+        return f"the producer has failed {age} ago: {what}"
     if outlook.state == "idle":
         return f"the producer was stopped {age} ago: start it again to go on"
     if outlook.state == "waiting":

@@ -33,7 +33,7 @@ class Head:
         host: the producer's machine.
         pid: the producer's process there.
         updated_at: seconds since 1970, UTC, by the producer's clock.
-        note: what it waits for, in words; empty where it does not say.
+        note: what it waits for, or why it has failed, in words; empty where it does not say.
     """
 
     chunks: int

@@ -93,14 +93,14 @@ class ChunkSequence:
         publish_end(self._directory, self.published_chunks, self.published_samples, temporary=self._workplace.path(END))
         self.tell("finished")
 
-    def leave(self, state: ProducerState) -> bool:
-        """Tells the readers, if it can, that this producer stops; returns whether the stream is still ours."""
+    def leave(self, state: ProducerState, note: str = "") -> bool:
+        """Tells the readers, if it can, that this producer stops, and why; returns whether the stream is still ours."""
         ours = False
         if self._steps.stop():
             with contextlib.suppress(OSError, LazyShardError):
                 self._lock.check()
                 ours = True
-                self.tell(state)
+                self.tell(state, note)
         return ours
 
     def tell_alive(self, note: str) -> None:

@@ -83,6 +83,8 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
         doing = f"is {head.state} at {head.rate:,.1f} samples/s, {when}"
     elif head.state == "failed":
         doing = "has failed; look at its log and start it again"
+        if head.note:
+            doing = f"has failed: {head.note}; start it again when that is mended"
     elif head.state == "idle":
         doing = "was stopped; start it again"
     else:

@@ -24,7 +24,7 @@ from typing import Final
 from lazyshard.errors import StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.storage.opening import open_now, rows_of_first_chunk
 from lazyshard.storage.reader import StreamReader
-from lazyshard.storage.rechunking_rows import SourceRows
+from lazyshard.storage.rechunking_rows import DAMAGE, SourceRows
 from lazyshard.storage.rechunking_target import check_directories, check_position, look_at_target, position
 from lazyshard.storage.stream import Published
 from lazyshard.storage.writer import HEARTBEAT_S, ChunkWriter
@@ -45,6 +45,7 @@ class Rechunked:
         copied: rows copied by this call.
         size: bytes of these.
         new: False if it had been made before, so that nothing was to do.
+        damage: what of the old stream could not be read, so that the new one ends there; None where it has all.
     """
 
     chunks: int
@@ -52,6 +53,7 @@ class Rechunked:
     copied: int
     size: int
     new: bool
+    damage: str | None = None
 
 
 def rechunk(
@@ -62,6 +64,7 @@ def rechunk(
     source_samples_per_chunk: int | None = None,
     follow: bool = False,
     max_wait: float = MAX_WAIT_S,
+    end_at_damage: bool = False,
     report: Report = lambda phase, done, total: None,
 ) -> Rechunked:
     """Copies a stream, or goes on where an earlier call was stopped, and ends the copy where the stream has ended.
@@ -73,6 +76,7 @@ def rechunk(
         source_samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first.
         follow: whether to wait for what a stream that has not ended will publish; otherwise it is refused.
         max_wait: how many seconds to wait at the most for each thing that a producer has still to publish.
+        end_at_damage: whether to end the copy before the first row that is damaged, if there is a row before it.
         report: is told how far it is.
 
     Raises:
@@ -80,8 +84,9 @@ def rechunk(
         StreamMissing: there is no old stream.
         StreamMismatch: the new directory holds something else than a copy of this stream, or one with another
             samples_per_chunk.
-        ChunkCorrupt, RowInvalid: a row of the old stream is damaged; those of the chunks before it are copied.
-        ChunkRetired, ChunkMissing: a chunk of the old stream has gone meanwhile.
+        LazyShardError: a row of the old stream is damaged or lost (see `DAMAGE`); those of the new chunks before it are
+            copied. With `end_at_damage` only where that is the first row of all.
+        ChunkRetired: a chunk of the old stream was deleted meanwhile.
         WaitTimeout: nothing was published within `max_wait`.
         ProducerLocked, ProducerFenced: another process is writing to the new directory.
         WriterFailed, OSError: the filesystem refused.
@@ -96,38 +101,43 @@ def rechunk(
     rows = SourceRows(reader)
     there = look_at_target(target, samples_per_chunk, rows)
     if there.ended:
-        return _already(target, there.chunks, there.samples, reader)
-    _check_source(reader, follow)
+        return _already(target, there.chunks, there.samples, rows, end_at_damage)
+    # In this order: no waiting brings back what is deleted.
     if rows.is_deleted(there.samples):
         raise _deleted(rows, there.samples)
+    _check_source(reader, follow)
     try:
         # In a thread, it writes one chunk while the next is read.
         writer = ChunkWriter(target, samples_per_chunk, overlap=True)
     except StreamEnded as ended:
         # All was there but the end, which opening it has written.
         samples = ended.samples or 0
-        return _already(target, -(-samples // samples_per_chunk), samples, reader)
+        return _already(target, -(-samples // samples_per_chunk), samples, rows, end_at_damage)
     with writer:
         first = writer.published_samples
         if first:
             check_position(target, writer.source, first, rows)
-        size = _copy(rows, writer, report)
-    return Rechunked(
-        writer.published_chunks, writer.published_samples, writer.published_samples - first, size, new=True
-    )
+        size, damage = _copy(rows, writer, report, end_at_damage)
+    copied = writer.published_samples - first
+    return Rechunked(writer.published_chunks, writer.published_samples, copied, size, new=True, damage=damage)
 
 
-def _copy(rows: SourceRows, writer: ChunkWriter, report: Report) -> int:
-    """Copies all rows that are not there yet, and returns their bytes."""
+def _copy(rows: SourceRows, writer: ChunkWriter, report: Report, end_at_damage: bool) -> tuple[int, str | None]:
+    """Copies all rows that are not there yet; returns their bytes, and at which damage it has ended."""
     reader = rows.reader
     sample, size = writer.samples, 0
     while True:
         published = _wait(reader, writer, sample + 1)
         report("copying", -(-sample // reader.samples_per_chunk), published.chunks)
         if published.samples <= sample:
-            return size
+            return size, None
         while sample < published.samples:
-            taken = rows.take(sample, min(published.samples, sample + writer.room))
+            try:
+                taken = rows.take(sample, min(published.samples, sample + writer.room))
+            except DAMAGE as cause:
+                if end_at_damage and sample:
+                    return size, str(cause)
+                raise
             sample += len(taken)
             size += len(taken.data)
             writer.write_lines(taken, source=position(reader.stream_id, sample))
@@ -169,17 +179,25 @@ def _check_source(reader: StreamReader, follow: bool) -> None:
 def _deleted(rows: SourceRows, sample: int) -> StreamInvalid:
     retired = rows.retired()
     directory = rows.reader.directory
+    last = retired * rows.reader.samples_per_chunk - 1
+    which = f"row {sample} is" if sample == last else f"the rows from {sample} to {last} are"
+    chunks = "chunk 0 is" if retired == 1 else f"chunks below {retired} are"
     return StreamInvalid(
-        f"{directory}: its chunks below {retired} are deleted, so the rows from {sample} to "
-        f"{retired * rows.reader.samples_per_chunk - 1} are not there any more, and a copy would lack them; take a "
-        f"stream that was produced with --retain all",
+        f"{directory}: its {chunks} deleted, so {which} not there any more, and a copy would lack "
+        f"{'it' if sample == last else 'them'}; take a stream that was produced with --retain all",
         directory=str(directory),
         chunk=sample // rows.reader.samples_per_chunk,
     )
 
 
-def _already(target: Path, chunks: int, samples: int, reader: StreamReader) -> Rechunked:
+def _already(target: Path, chunks: int, samples: int, rows: SourceRows, end_at_damage: bool) -> Rechunked:
+    reader = rows.reader
     seen = reader.seen
+    if end_at_damage and samples < seen.samples:
+        try:
+            rows.take(samples, samples + 1)
+        except DAMAGE as cause:
+            return Rechunked(chunks, samples, 0, 0, new=False, damage=str(cause))
     if not seen.ended or samples != seen.samples:
         expected = f"{seen.samples} rows, as {reader.directory} holds{'' if seen.ended else ' so far'}"
         raise StreamMismatch(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import xxhash
 
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, FileRefused, RowInvalid, SealInvalid, StreamInvalid
 from lazyshard.format import CheckedLines, Seal
 from lazyshard.format.names import seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.reader import StreamReader
 from lazyshard.storage.retire import read_retired
 
-_BLANKS = b" \t\r"
+DAMAGE: Final = (ChunkCorrupt, RowInvalid, SealInvalid, StreamInvalid, ChunkMissing, FileRefused)
+"""What `SourceRows.take` raises of rows that nobody will ever read there, unless somebody mends the files."""
+
+_BLANKS: Final = b" \t\r"
 
 
 class SourceRows:
@@ -25,8 +31,8 @@ class SourceRows:
         """Returns rows of the half-open range [first, stop) from the first on: at least one, of one chunk.
 
         Raises:
-            ChunkCorrupt, RowInvalid: row `first` is bad.
-            ChunkRetired, ChunkMissing, OSError: its chunk cannot be read.
+            LazyShardError: row `first` is bad or lost; see `DAMAGE`.
+            ChunkRetired, OSError: its chunk was deleted, or cannot be read now.
         """
         lines = self.reader.lines_published(first, stop)
         number, row = divmod(first, self.reader.samples_per_chunk)

@@ -111,7 +111,9 @@ def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[st
             newest -= 1
     if not missing:
         return []
-    others = f", nor are those of {len(missing) - 1} others" if len(missing) > 1 else ""
+    others = (
+        f", nor are those of {len(missing) - 1} {'other' if len(missing) == 2 else 'others'}" if missing[1:] else ""
+    )
     command = f"lazyshard verify {shlex.quote(str(directory))}"
     return [f"chunk {missing[0]} is published, but its files are not all there{others}: run `{command}`"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from lazyshard.errors import LazyShardError
 from lazyshard.format import CheckedLines, ProducerState, check_line, check_lines, encode_row
 from lazyshard.storage.announcer import check_state
 from lazyshard.storage.chunk_sequence import ChunkSequence
@@ -23,6 +24,9 @@ from lazyshard.storage.writer_opening import check_still_ours, open_for_writing
 
 HEARTBEAT_S: Final = 5.0
 """How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
+
+_MAX_NOTE: Final = 1000
+"""Characters of the reason for stopping: all of what our errors say, and no megabyte of what others may."""
 
 _MAX_TOKENS: Final = 2**32 - 1
 
@@ -248,7 +252,7 @@ class ChunkWriter:
         """
         self._lock.check()
 
-    def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None) -> None:
+    def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None, note: str = "") -> None:
         """Closes the writer. Closing a closed one does nothing.
 
         Args:
@@ -256,6 +260,7 @@ class ChunkWriter:
                 leaves the stream to be resumed.
             state: what `head.json` says from now on, if the stream does not end.
             source: as in `write`, for the last chunk if it is a shorter one: position where all the sources end.
+            note: why it stops, in words, if the stream does not end.
 
         Raises:
             ProducerFenced: another producer has taken the stream over.
@@ -287,9 +292,9 @@ class ChunkWriter:
                 ours = True
             else:
                 self._finish_steps()
-                ours = self._chunks.leave(state)
-        except BaseException:
-            ours = self._chunks.leave("failed")
+                ours = self._chunks.leave(state, _plain(note))
+        except BaseException as cause:
+            ours = self._chunks.leave("failed", _why(cause))
             raise
         finally:
             self._closed = True
@@ -309,7 +314,8 @@ class ChunkWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Ends the stream, or after an exception leaves it resumable."""
-        self.close(end=kind is None, state="failed" if kind is not None and issubclass(kind, Exception) else "idle")
+        failed = isinstance(error, Exception)
+        self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
 
     def _finish_steps(self) -> None:
         """Waits for what is on its way, unless it is known not to arrive."""
@@ -335,3 +341,13 @@ class ChunkWriter:
             f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
             f"can write and end the stream"
         )
+
+
+def _why(error: BaseException | None) -> str:
+    """Returns why a writer stops, for the note of its head."""
+    return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
+
+
+def _plain(text: str) -> str:
+    """Returns a text on one line, short enough, and as bytes of UTF-8 can hold it: a file's name need not."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:_MAX_NOTE]

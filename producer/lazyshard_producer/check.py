@@ -152,10 +152,13 @@ def _limits(settings: Settings) -> str:
     if limits.min_free_disk is not None:
         parts.append(f"{show_bytes(limits.min_free_disk)} stay free")
     retained = {"all": "every chunk stays", "consumed": "chunks that no consumer needs are deleted"}
-    last = f"chunks that no consumer needs are deleted, but for the last {limits.retain}"
+    last = (
+        f"chunks that no consumer needs are deleted, but for the last {'one' if limits.retain == 1 else limits.retain}"
+    )
     parts.append(retained.get(str(limits.retain), last))
     if limits.consumers and limits.retain != "all":
-        parts.append(f"none before {', '.join(limits.consumers)} have registered")
+        have = "has" if len(limits.consumers) == 1 else "have"
+        parts.append(f"none before {', '.join(limits.consumers)} {have} registered")
     return "; ".join(parts)
 
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from lazyshard import __version__
-from lazyshard.errors import LazyShardError
 from lazyshard_producer import exits, help_texts, tasks
 from lazyshard_producer.configuration.arguments import Sorted, sort_arguments
 from lazyshard_producer.configuration.flags import flags_given, with_options
@@ -23,7 +22,7 @@ from lazyshard_producer.configuration.init import DEFAULT_FILE
 from lazyshard_producer.display.progress import say
 from lazyshard_producer.errors import SettingsInvalid
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, error_line
+from lazyshard_producer.wording import NAME, error_line, explain
 
 app = typer.Typer(
     name=NAME,
@@ -69,8 +68,9 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
     except Exception as error:
         # The root of typer's own usage errors is click's, which recent releases carry inside; both have this method.
         if hasattr(error, "format_message"):
-            command = f"{found.rest[0]} " if found.rest[:1] and not found.rest[0].startswith("-") else ""
-            say(error_line(f"{error.format_message()} (see `{NAME} {command}--help`)"))
+            known = {command.name for command in app.registered_commands}
+            command = f"{NAME} {found.rest[0]}" if found.rest and found.rest[0] in known else NAME
+            say(error_line(f"{error.format_message()} (see `{command} --help`)"))
             return exits.USAGE
         return report(error, debug="--debug" in arguments)
     return code if isinstance(code, int) else exits.FINISHED
@@ -92,17 +92,6 @@ def report(error: Exception, debug: bool) -> int:
     else:
         say(error_line(explain(error)))
     return code
-
-
-def explain(error: Exception) -> str:
-    """Returns what to say of an error."""
-    if isinstance(error, LazyShardError):
-        return str(error)
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror or error}; nothing half published is left, run the same command again to go on"
-    hint = "this should not happen; run the same command again with --debug for the traceback, and report it"
-    return f"unexpected {type(error).__name__}: {error}; {hint}"
 
 
 @app.callback(invoke_without_command=True)

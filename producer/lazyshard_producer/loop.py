@@ -149,7 +149,9 @@ class RowLoop:
                 return self._stop.requested is None
             if not len(batch.lines):
                 self._idle()
-            elif not self._write(batch):
+                continue
+            self._over()
+            if not self._write(batch):
                 return False
         return False
 

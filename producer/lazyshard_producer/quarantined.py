@@ -126,9 +126,10 @@ def summarize(stream: str) -> Summary:
 def summary_lines(stream: str, summary: Summary) -> Iterator[str]:
     """Yields a summary for people."""
     if not summary.rows and not summary.unreadable:
-        yield one_line(f"{stream}: no row is in quarantine")
+        yield one_line(f"{stream}: no row was refused into quarantine")
         return
-    yield one_line(f"{stream}: {count(summary.rows, 'row')} in quarantine")
+    # Nothing tells which of them were mended and given again as another source.
+    yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, those mended since included")
     for group in summary.groups[:MAX_SHOWN]:
         if group.source == _OTHER:
             where = "several sources"
@@ -140,7 +141,8 @@ def summary_lines(stream: str, summary: Summary) -> Iterator[str]:
     more = len(summary.groups) - MAX_SHOWN
     if more > 0:
         rest = sum(group.rows for group in summary.groups[MAX_SHOWN:])
-        yield f"  {rest:>9,}  for {more:,} other pairs of source and reason; --json lists them"
+        others = "another pair" if more == 1 else f"{more:,} other pairs"
+        yield f"  {rest:>9,}  for {others} of source and reason; --json lists {'it' if more == 1 else 'them'}"
     if summary.unreadable:
         yield f"  {count(summary.unreadable, 'line')} of {QUARANTINE} could not be read"
 

@@ -31,7 +31,7 @@ from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.sources.allocator import keep_freed_memory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.watching import RunWatch
-from lazyshard_producer.wording import Outcome
+from lazyshard_producer.wording import Outcome, explain
 
 Reload = Callable[[Settings], Settings]
 """Returns the settings as they are to be from now on; says what it has to say by itself."""
@@ -97,6 +97,9 @@ def run(
             going = _Run(settings, display, stop, writer, metrics or NoMetrics(), reload, clock, sleep)
             with contextlib.closing(going):
                 return going.outcome()
+        except Exception as error:
+            writer.close(end=False, state="failed", note=explain(error))
+            raise
         finally:
             # Does nothing if the run has closed it.
             writer.close(end=False, state="failed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from lazyshard.errors import LazyShardError
+
 NAME: Final = "lazyshard-producer"
 
 
@@ -69,6 +71,17 @@ def error_line(text: str) -> str:
     return one_line(f"{NAME}: error: {text}")
 
 
+def explain(error: Exception) -> str:
+    """Returns what to say of an error."""
+    if isinstance(error, LazyShardError):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}; nothing half published is left, run the same command again to go on"
+    hint = "this should not happen; run the same command again with --debug for the traceback, and report it"
+    return f"unexpected {type(error).__name__}: {error}; {hint}"
+
+
 def warning_line(text: str) -> str:
     """Returns the line for a warning."""
     return one_line(f"{NAME}: warning: {text}")
@@ -116,7 +129,7 @@ def tally_values(tally: Tally, rate: float | None = None) -> dict[str, str | int
 def figures(tally: Tally, rate: float) -> str:
     """Returns what is written beside a bar."""
     refused = f"  {tally.refused:,} refused" if tally.refused else ""
-    return f"{tally.samples:,} samples  {rate:,.0f}/s  {tally.chunks:,} chunks{refused}"
+    return f"{count(tally.samples, 'sample')}  {rate:,.0f}/s  {count(tally.chunks, 'chunk')}{refused}"
 
 
 def summary(outcome: Outcome) -> str:

@@ -77,7 +77,10 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mend"], "No such command 'mend'"),
+        (["mend"], "No such command 'mend'. (see `lazyshard --help`)"),
+        (["--mend", "adopt"], "(see `lazyshard --help`)"),
+        (["adopt"], "(see `lazyshard adopt --help`)"),
+        (["status", "/no/such/place"], "(see `lazyshard status --help`)"),
         (["adopt"], "Missing argument"),
         (["adopt", ""], "'' is not a directory"),
         (["adopt", "/no/such/place"], "'/no/such/place' is not a directory"),

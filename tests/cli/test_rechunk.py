@@ -153,7 +153,26 @@ def test_follow_gives_up_in_time(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (75, "")
     assert done.stderr.startswith(f"lazyshard: error: waiting for chunk 2 of {tmp_path}/old (0 s of at most 0 s): ")
+    assert done.stderr.endswith(", or wait longer with --max-wait\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_end_at_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = stream(tmp_path / "old", 7), tmp_path / "new"
+    flip("chunk_00002.jsonl", 3)(old)
+    arguments = ["rechunk", str(old), str(new), "--samples-per-chunk", "3"]
+    assert main(arguments) == 5
+    assert "chunk_00002.jsonl: row 0 (byte 0): expected XXH3 " in capsys.readouterr().err
+    assert main([*arguments, "--end-at-damage"]) == 0
+    where = f"ended before what is damaged ({old}/chunk_00002.jsonl: row 0 (byte 0): "
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"made: {new} holds 2 chunks, 4 samples, 3 a chunk; {where}")
+    assert "; went on after 3 samples; copied 9 bytes (" in shown.out
+    assert main([*arguments, "--end-at-damage"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"already made: {new} holds 2 chunks, 4 samples, 3 a chunk; {where}")
+    assert list(StreamReader(new)) == rows(0, 4)
+    assert not found(new)
 
 
 @pytest.mark.parametrize(

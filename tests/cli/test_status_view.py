@@ -39,7 +39,7 @@ def test_page_of_one_look() -> None:
         "published     1,234 chunks, 12,340 samples (10 a chunk); live\n"
         "deleted       200 chunks; 1,034 are there\n"
         "disk          about 10.3 GB used, 2.0 GB free\n"
-        "quarantine    12 rows, 3.5 kB\n"
+        "quarantine    12 rows refused so far, 3.5 kB\n"
         "\n"
         "producer      running\n"
         "  process     12345 on node7, heartbeat 2 s old\n"
@@ -180,6 +180,12 @@ def test_pages_hold_no_control_characters() -> None:
             "the producer has failed 2 s ago: look at its log, start it again; no consumer has registered",
         ),
         (
+            state("failed", "a.jsonl:7: no object"),
+            (),
+            "the producer has failed 2 s ago: a.jsonl:7: no object; start it again when that is mended; no consumer has "
+            "registered",
+        ),
+        (
             state("running", age=125),
             (consumer(needs=1230),),
             "the producer is dead, no sign of it for 2 min 5 s: start it again, it goes on where it was; the producer "
@@ -222,6 +228,10 @@ def test_producer_of_which_no_process_is_left() -> None:
         (
             {"consumers": (consumer(consumed=10, done=1), consumer("b", needs=1)), "census": {"retired": 2}},
             ["consumer sft: is done with 1 chunk only, but 2 are deleted, so it cannot go on"],
+        ),
+        (
+            {"consumers": (consumer(consumed=1, done=0), consumer("b", needs=1)), "census": {"retired": 1}},
+            ["consumer sft: is done with 0 chunks only, but 1 is deleted, so it cannot go on"],
         ),
         (
             {"head": state("running", age=-90)},
@@ -278,6 +288,7 @@ def test_json_of_one_look() -> None:
             "process_is_gone": None,
             "heartbeat_age_s": 2.0,
             "waits_for": "for rows",
+            "failure": None,
         },
         "consumers": [
             {
@@ -301,6 +312,12 @@ def test_json_of_one_look() -> None:
         ],
         "problems": ["something"],
     }
+
+
+def test_json_of_a_producer_that_has_failed() -> None:
+    for note, failure in (("no object", "no object"), ("", None)):
+        producer = status_values(outlook(survey(head=state("failed", note))))["producer"]
+        assert (producer["waits_for"], producer["failure"]) == (None, failure)
 
 
 def test_json_has_the_same_fields_whatever_is_known() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,14 @@ def test_all_settings_are_told() -> None:
         "that no consumer needs are deleted, but for the last 100; none before train, eval have registered",
         "metrics   http://127.0.0.1:9464/metrics",
     ]
+
+
+def test_one_consumer_has_to_register() -> None:
+    os.mkdir("in")
+    settings = replace(FULL, limits=Limits(retain=1, consumers=("train",)))
+    assert list(describe_run(settings, 0, none))[-2] == (
+        "limits    chunks that no consumer needs are deleted, but for the last one; none before train has registered"
+    )
 
 
 def test_of_many_sources_the_first_are_told() -> None:

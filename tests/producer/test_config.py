@@ -147,6 +147,21 @@ def test_flags_come_before_the_file() -> None:
     assert [source.pattern for source in settings.sources] == ["*.jsonl", "*.jsonl", "q*", "*.jsonl"]
 
 
+def test_none_takes_away_what_the_file_sets() -> None:
+    none = "--rate none --metrics-port none --max-bad-rows none --max-ahead none --max-disk none --min-free-disk none"
+    settings = assemble(flags(none), config(FULL))
+    assert (settings.rate, settings.metrics_port, settings.max_bad_rows) == (None, None, None)
+    assert settings.limits == Limits(retain=100, consumers=("train", "eval"))
+
+
+def test_a_file_can_say_none_too() -> None:
+    names = ("max_ahead", "max_disk", "min_free_disk")
+    limits = "".join(f'{name} = "none"\n' for name in names)
+    text = f'out = "o"\nsamples_per_chunk = 3\nrate = "none"\n[[source]]\npath = "a"\n[limits]\n{limits}'
+    expected = Settings(sources=plain_sources(["a"]), out="o", samples_per_chunk=3)
+    assert assemble(Flags(), config(text)) == expected
+
+
 def test_sources_given_as_flags_take_the_place_of_those_of_the_file() -> None:
     settings = assemble(flags("--source z"), config(FULL))
     assert settings.sources == (SourceSettings(path="z"),)
@@ -209,7 +224,7 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
         "run.toml: [[source]] 3: either path or follow is needed, got path and follow",
         "run.toml: [[source]] 4: finished_by: one of rename, marker, idle is needed, got 'luck'",
         "run.toml: samples_per_chunk: a whole number is needed, got 'many'",
-        "--rate: a number is needed, got 'fast'",
+        "--rate: a number or \"none\" is needed, got 'fast'",
         "run.toml: rows.seed: a whole number is needed, got 1.5",
         "run.toml: rows.on_bad_row: one of fail, skip, quarantine is needed, got 'explode'",
         "--out: needed, found none; give --out STREAM, or out in run.toml",

@@ -158,7 +158,7 @@ def test_growing_files_take_turns_line_by_line(follow: Callable[..., Follower], 
     assert sorted(map(repr, follower.take())) == [repr(b"333\n"), repr(b"y\n")]
     (tmp_path / "in" / "a.jsonl.done").touch()
     assert follower.take() == [b"4"]
-    assert follower.source.waits_for() == f"new lines in {tmp_path}/in (1 files unfinished), or _END there"
+    assert follower.source.waits_for() == f"new lines in {tmp_path}/in (1 file unfinished), or _END there"
 
 
 def test_turns_are_of_a_megabyte(follow: Callable[..., Follower], tmp_path: Path) -> None:

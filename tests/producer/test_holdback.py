@@ -123,6 +123,18 @@ def test_max_disk_that_nobody_can_make_room_for(bench: Bench) -> None:
     )
 
 
+def test_one_of_a_thing_is_spoken_of_as_one(bench: Bench) -> None:
+    bench.publish()
+    one = bench.size()
+    bench.limited(retain="all", max_disk=one)
+    bench.need("a", 2)
+    bench.need("b", 3)
+    assert bench.ask().reason.startswith(
+        f"deadlock: --max-disk {one} bytes: 1 chunk on disk takes {one} bytes, the next chunk may take {one} bytes; "
+        f"consumers 'a', 'b' wait for 3 chunks, 1 is published; "
+    )
+
+
 def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -> None:
     bench.publish()
     one = bench.size()
@@ -189,7 +201,7 @@ def test_a_consumer_named_that_has_not_come(bench: Bench) -> None:
     bench.limited(retain="consumed", consumers=("a", "b"), max_disk=2 * bench.size())
     bench.publish_while_allowed()
     assert bench.ask().reason.endswith(
-        "; nothing is deleted before consumer 'a', 'b' of --consumers has written a cursor"
+        "; nothing is deleted before consumers 'a', 'b' of --consumers have written a cursor"
     )
     bench.commit("a", 1)
     bench.need("a", 3)
@@ -204,7 +216,7 @@ def test_many_consumers_are_counted(bench: Bench) -> None:
         bench.need(name, 0)
     hold = bench.ask()
     assert hold.waits_for == ("a", "b", "c", "d", "e")
-    assert "; consumer 'a', 'b', 'c' and 2 more is at chunk 0" in hold.reason
+    assert "; consumers 'a', 'b', 'c' and 2 more are at chunk 0" in hold.reason
     # Of those that may be dead, the one that was silent for longest is the first to forget.
     bench.need("b", 0, at=-1.0)
     bench.now = 2 * SILENT_S

@@ -116,10 +116,12 @@ def test_waits_are_counted_by_their_reason(metrics: PrometheusMetrics, clock: Cl
     metrics.waits("limit")
     clock.now += 3
     metrics.waits("deadlock")
+    clock.now += 1
     found = scrape(metrics)
     assert found['wait_seconds_total{reason="limit"}'] == 5
+    assert found['wait_seconds_total{reason="deadlock"}'] == 1
     assert (found['waiting{reason="limit"}'], found['waiting{reason="deadlock"}']) == (0, 1)
-    clock.now += 4
+    clock.now += 3
     metrics.waits(None)
     clock.now += 100
     metrics.waits(None)

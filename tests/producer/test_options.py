@@ -93,11 +93,11 @@ def test_without_typer_the_extra_is_named(module: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--rate", "0"], "--rate: a number of samples a second above 0 is needed, got 0; leave it out for no limit"),
+        (["--rate", "0"], "--rate: a number of samples a second above 0 is needed, got 0; none means no limit"),
         (["--rate", "-1"], "above 0 is needed, got -1"),
         (["--rate", "nan"], "above 0 is needed, got nan"),
         (["--rate", "inf"], "above 0 is needed, got inf"),
-        (["--rate", "fast"], "--rate: a number is needed, got 'fast'"),
+        (["--rate", "fast"], "--rate: a number or \"none\" is needed, got 'fast'"),
         (["--samples-per-chunk", "0"], "--samples-per-chunk: a number from 1 to 100000000 is needed, got 0"),
         (["--samples-per-chunk", "-3"], "is needed, got -3"),
         (["--max-row-bytes", "0"], "--max-row-bytes: a number from 1 to"),
@@ -107,6 +107,7 @@ def test_without_typer_the_extra_is_named(module: str) -> None:
         (["--source", ""], "--source: a path is needed"),
         (["--source", "a\0b"], "NUL"),
         (["--nonsense"], "--nonsense"),
+        (["stray"], "(see `lazyshard-producer run --help`)"),
         (["stray"], "stray"),
         (["--weight"], "--weight: a number is needed behind it"),
         (["--config", "nowhere.toml"], "nowhere.toml: cannot be read as a configuration file"),
@@ -135,7 +136,7 @@ def test_all_that_is_missing_is_said_a_line_each(capsys: pytest.CaptureFixture[s
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["walk"]) == 2
-    assert_one_line(capsys.readouterr().err, "No such command 'walk'", "--help")
+    assert_one_line(capsys.readouterr().err, "No such command 'walk'", "(see `lazyshard-producer --help`)")
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "link to nothing", "loop"])

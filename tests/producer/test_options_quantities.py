@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.option_kinds import (
-    AMOUNT,
+    AMOUNT_OR_NONE,
     BYTES,
+    BYTES_OR_NONE,
     COLUMNS,
     NAMES,
     NUMBER,
+    NUMBER_OR_NONE,
     RETAIN,
     TEXT,
     WHOLE,
@@ -140,7 +142,12 @@ CHOICE = choice("fail", "skip")
         (CHOICE, ["skip"], "skip", "skip"),
         (BYTES, ["2kB"], "2kB", 2000),
         (BYTES, ["7"], 7, 7),
-        (AMOUNT, ["7"], 7, Amount(number=7, unit="chunks")),
+        (BYTES_OR_NONE, ["7"], 7, 7),
+        (BYTES_OR_NONE, ["none"], "none", None),
+        (NUMBER_OR_NONE, ["none"], "none", None),
+        (NUMBER_OR_NONE, ["0.5"], 0.5, 0.5),
+        (AMOUNT_OR_NONE, ["7"], 7, Amount(number=7, unit="chunks")),
+        (AMOUNT_OR_NONE, ["none"], "none", None),
         (RETAIN, ["7"], 7, 7),
         (RETAIN, ["all"], "all", "all"),
         (NAMES, ["a, b", "c"], ["a", "b", "c"], ("a", "b", "c")),
@@ -163,7 +170,15 @@ def test_a_name_with_a_comma_can_be_given_in_a_list_only() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(WHOLE, "1.5"), (WHOLE, "ten"), (NUMBER, "fast"), (WHOLE_OR_NONE, "None"), (CHOICE, "Fail"), (BYTES, "-1")],
+    [
+        (WHOLE, "1.5"),
+        (WHOLE, "ten"),
+        (NUMBER, "fast"),
+        (WHOLE_OR_NONE, "None"),
+        (CHOICE, "Fail"),
+        (BYTES, "-1"),
+        (BYTES, "none"),
+    ],
 )
 def test_texts_of_another_kind(kind: Kind, text: str) -> None:
     with pytest.raises(ValueError):
@@ -186,7 +201,8 @@ def test_texts_of_another_kind(kind: Kind, text: str) -> None:
         (BYTES, 1.5),
         (BYTES, -1),
         (BYTES, True),
-        (AMOUNT, [1]),
+        (BYTES, "none"),
+        (AMOUNT_OR_NONE, [1]),
         (RETAIN, {}),
         (NAMES, 1),
         (NAMES, ["a", 1]),

@@ -59,6 +59,7 @@ def test_what_nobody_can_know_is_left_out_of_a_line() -> None:
 
 def test_figures_beside_a_bar() -> None:
     assert figures(TALLY, 99.6) == "1,234 samples  100/s  12 chunks"
+    assert figures(replace(TALLY, samples=1, chunks=1), 0.0) == "1 sample  0/s  1 chunk"
     assert figures(replace(TALLY, refused=1), 0.0) == "1,234 samples  0/s  12 chunks  1 refused"
 
 

@@ -72,7 +72,7 @@ def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 def test_a_summary_for_people(tmp_path: Path) -> None:
     stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), b"x\n")
     assert list(summary_lines("out", summarize(stream))) == [
-        "out: 4 rows in quarantine",
+        "out: 4 rows refused so far, those mended since included",
         "          3  a.jsonl, lines 1 to 9: no object",
         "          1  b\\n.jsonl:7: too long",
         "  1 line of quarantine.jsonl could not be read",
@@ -84,6 +84,9 @@ def test_many_reasons_are_not_all_shown(tmp_path: Path) -> None:
     shown = list(summary_lines("out", summarize(stream)))
     assert len(shown) == MAX_SHOWN + 2
     assert shown[-1] == "          5  for 5 other pairs of source and reason; --json lists them"
+    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_SHOWN + 1)))
+    shown = list(summary_lines("out", summarize(stream)))
+    assert shown[-1] == "          1  for another pair of source and reason; --json lists it"
 
 
 def test_memory_does_not_grow_with_the_reasons(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quarantine", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: no row is in quarantine\n"
+    assert capsys.readouterr().out == f"{tmp_path}: no row was refused into quarantine\n"
     assert main(["quarantine", str(tmp_path), "--rows"]) == 0
     assert capsys.readouterr().out == ""
 

@@ -157,7 +157,10 @@ def test_a_driver_that_was_killed_is_gone_on_with(tmp_path: Path, temporary: str
         wait_until(lambda: published(out) >= 4, process)
         process.kill()
     before = chunk_files(out)
-    assert ids(out) == list(range(5 * published(out)))
+    found = ids(out)
+    # The kill may have come between a seal and the head that tells of it.
+    assert len(found) - 5 * published(out) in (0, 5)
+    assert found == list(range(len(found)))
     assert not (out / "stream.end").exists()
     out.with_suffix(".go").touch()
     with start(tmp_path, temporary, ["killed_driver"]) as process:

@@ -32,7 +32,7 @@ def test_every_problem_is_found_at_once() -> None:
     assert found == [
         "--out: a path is needed, got an empty one",
         "--samples-per-chunk: a number from 1 to 100000000 is needed, got 0",
-        "--rate: a number of samples a second above 0 is needed, got 0; leave it out for no limit",
+        "--rate: a number of samples a second above 0 is needed, got 0; none means no limit",
         "--max-disk: a number of bytes from 1 to 9223372036854775807 is needed, got 0",
     ]
 

@@ -169,3 +169,13 @@ def test_what_a_waiting_producer_waits_for_is_told() -> None:
     assert describe_producer(noted, 14, 101.0) == (
         "10 samples are published, the producer (pid 42 on node7) is waiting (--max-ahead 5 chunks)"
     )
+
+
+def test_why_a_producer_has_failed_is_told() -> None:
+    failed = published("failed")
+    assert failed.head is not None
+    noted = replace(failed, head=replace(failed.head, note="a.jsonl:6: no object"))
+    assert describe_producer(noted, 14, 101.0) == (
+        "10 samples are published, the producer (pid 42 on node7) has failed: a.jsonl:6: no object; start it again "
+        "when that is mended"
+    )

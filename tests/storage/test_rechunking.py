@@ -1,6 +1,7 @@
 """What rechunking makes of a stream, what it refuses, and how it goes on; killed processes: tests/cli/test_rechunk."""
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -259,6 +260,65 @@ def test_damaged_row_stops_it_and_the_rows_before_stay(tmp_path: Path) -> None:
     assert chunks(tmp_path / "new") == lines([0, 1, 2], [3, 4, 5], [6])
 
 
+@pytest.mark.parametrize(
+    ("damage", "found_there", "copied"),
+    [
+        (flip("chunk_00002.jsonl", 3), r"chunk_00002.jsonl: row 0 \(byte 0\): expected XXH3", [[0, 1, 2], [3]]),
+        (flip("chunk_00002.jsonl", 12), r"chunk_00002.jsonl: row 1 \(byte 9\)", [[0, 1, 2], [3, 4]]),
+        (cut("chunk_00001.jsonl", 3), "chunk_00001.jsonl: expected 18 bytes as sealed, found 3", [[0, 1]]),
+        (delete("chunk_00001.jsonl"), "chunk 1 is published, but this file of it has not appeared", [[0, 1]]),
+        (put("chunk_00003.jsonl.completed", b"{}"), "chunk_00003.jsonl.completed: ", [[0, 1, 2], [3, 4, 5]]),
+    ],
+)
+def test_copy_can_end_at_the_damage(
+    damage: Damage, found_there: str, copied: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(stream(tmp_path / "old", 8))
+    made = rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+    rows_there = sum(map(len, copied))
+    assert made.damage is not None and re.search(found_there, made.damage)
+    assert (made.chunks, made.samples, made.copied, made.new) == (len(copied), rows_there, rows_there, True)
+    assert chunks(tmp_path / "new") == lines(*copied)
+    assert head(tmp_path / "new").state == "finished"
+    before = contents(tmp_path / "new")
+    again = rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+    assert again == Rechunked(len(copied), rows_there, 0, 0, new=False, damage=made.damage)
+    with pytest.raises(StreamMismatch, match=f"expected 8 rows, as .*old holds, but it has ended with {rows_there};"):
+        rechunk(tmp_path / "old", tmp_path / "new", 3)
+    assert contents(tmp_path / "new") == before
+
+
+def test_copy_that_was_stopped_by_damage_can_be_ended(tmp_path: Path) -> None:
+    flip("chunk_00002.jsonl", 3)(stream(tmp_path / "old", 7))
+    with pytest.raises(ChunkCorrupt):
+        rechunk(tmp_path / "old", tmp_path / "new", 3)
+    made = rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+    assert (made.chunks, made.samples, made.copied) == (2, 4, 1)
+    assert chunks(tmp_path / "new") == lines([0, 1, 2], [3])
+
+
+def test_copy_that_has_ended_at_damage_which_is_mended_by_now(tmp_path: Path) -> None:
+    flip("chunk_00002.jsonl", 3)(stream(tmp_path / "old", 7))
+    rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+    flip("chunk_00002.jsonl", 3)(tmp_path / "old")
+    with pytest.raises(
+        StreamMismatch, match=r"expected 7 rows, as .*old holds, but it has ended with 4; choose another"
+    ):
+        rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+
+
+def test_nothing_is_ended_where_the_first_row_is_damaged(tmp_path: Path) -> None:
+    flip("chunk_00000.jsonl", 3)(stream(tmp_path / "old", 7))
+    with pytest.raises(ChunkCorrupt, match=r"chunk_00000\.jsonl: row 0"):
+        rechunk(tmp_path / "old", tmp_path / "new", 3, end_at_damage=True)
+    assert not (tmp_path / "new" / "stream.end").exists()
+
+
+def test_without_damage_it_ends_as_the_old_one(tmp_path: Path) -> None:
+    made = rechunk(stream(tmp_path / "old"), tmp_path / "new", 3, end_at_damage=True)
+    assert made == Rechunked(chunks=2, samples=5, copied=5, size=45, new=True)
+
+
 def test_cut_chunk(tmp_path: Path) -> None:
     cut("chunk_00000.jsonl", 3)(stream(tmp_path / "old"))
     with pytest.raises(ChunkCorrupt, match="expected 18 bytes as sealed, found 3 bytes"):
@@ -269,6 +329,15 @@ def test_deleted_chunks_are_refused(tmp_path: Path) -> None:
     stream(tmp_path / "old", 6, end=False)
     retire(tmp_path / "old", 2, 3)
     produce(tmp_path / "old", 7)
+    with pytest.raises(StreamInvalid, match="its chunks below 2 are deleted, so the rows from 0 to 3 are not there"):
+        rechunk(tmp_path / "old", tmp_path / "new", 3)
+    assert not (tmp_path / "new").exists()
+
+
+def test_deleted_chunks_are_told_first_of_a_stream_that_has_not_ended(tmp_path: Path) -> None:
+    """Waiting for the end, as the other refusal says, would not bring them back."""
+    stream(tmp_path / "old", 6, end=False)
+    retire(tmp_path / "old", 2, 3)
     with pytest.raises(StreamInvalid, match="its chunks below 2 are deleted, so the rows from 0 to 3 are not there"):
         rechunk(tmp_path / "old", tmp_path / "new", 3)
     assert not (tmp_path / "new").exists()

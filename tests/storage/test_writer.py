@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from lazyshard.errors import (
     StreamMismatch,
     WriterFailed,
 )
+from lazyshard.storage import chunk_sequence
 from tests.storage.streams import foreign, head, names, produce, rows, seal
 
 PUBLISHED = [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
@@ -175,6 +177,33 @@ def test_context_manager_leaves_the_stream_resumable_on_an_exception(
     assert names(tmp_path) == sorted({*PUBLISHED, *chunk_files(0)} - {"stream.end"})
     produce(tmp_path, 3)
     assert list(StreamReader(tmp_path)) == rows(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (StreamEnded("over\n there"), "over there"),
+        (RuntimeError("no \udcff"), "RuntimeError: no \\udcff"),
+        (ValueError("x" * 2000), f"ValueError: {'x' * 988}"),
+        (KeyboardInterrupt("now"), ""),
+    ],
+)
+def test_readers_are_told_by_what_error_a_producer_has_failed(error: BaseException, note: str, tmp_path: Path) -> None:
+    with pytest.raises(type(error)), ChunkWriter(tmp_path, 2):
+        raise error
+    assert head(tmp_path).note == note
+
+
+def test_readers_are_told_why_the_end_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = ChunkWriter(tmp_path, 2)
+    monkeypatch.setattr(chunk_sequence, "publish_end", refuse)
+    with pytest.raises(WriterFailed):
+        writer.close()
+    assert head(tmp_path).state == "failed"
+    assert head(tmp_path).note.startswith(f"{tmp_path}: No space left on device. 0 samples are published")
 
 
 def test_ended_stream_takes_nothing_more_and_says_how_much_it_holds(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from lazyshard_producer.configuration.quantities import parse_amount, parse_bytes, parse_retain
 
+_NONE: Final = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -65,8 +67,13 @@ def _number(value: Any) -> float:
         raise ValueError(value) from None
 
 
-def _whole_or_none(text: str) -> int | None:
-    return None if text == "none" else int(text)
+def _or_none(kind: Kind) -> Kind:
+    """Returns the kind of these values, and of "none": no limit, also where a configuration file sets one."""
+    return Kind(
+        f'{kind.expects} or "none"',
+        lambda texts: None if texts[-1] == _NONE else kind.from_flags(texts),
+        lambda value: None if value == _NONE else kind.from_toml(value),
+    )
 
 
 def _quantity(expects: str, parse: Callable[[str], Any]) -> Kind:
@@ -96,12 +103,12 @@ def _columns_of_table(value: Any) -> tuple[tuple[str, str], ...]:
 
 TEXT: Final = _single("text", str, _text)
 WHOLE: Final = _single("a whole number", int, _whole)
-WHOLE_OR_NONE: Final = _single(
-    'a whole number or "none"', _whole_or_none, lambda value: None if value == "none" else _whole(value)
-)
+WHOLE_OR_NONE: Final = _or_none(WHOLE)
 NUMBER: Final = _single("a number", float, _number)
+NUMBER_OR_NONE: Final = _or_none(NUMBER)
 BYTES: Final = _quantity("a size such as 20GB or 512MiB, or a number of bytes", parse_bytes)
-AMOUNT: Final = _quantity("an amount such as 64chunks, 1000000samples or 20GB", parse_amount)
+BYTES_OR_NONE: Final = _or_none(BYTES)
+AMOUNT_OR_NONE: Final = _or_none(_quantity("an amount such as 64chunks, 1000000samples or 20GB", parse_amount))
 RETAIN: Final = _quantity('"all", "consumed" or a number of chunks', parse_retain)
 NAMES: Final = Kind("a list of names", _names, _names_of_list)
 COLUMNS: Final = Kind("names of columns as NEW=OLD", _columns, _columns_of_table)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from lazyshard_producer.configuration.option_kinds import (
-    AMOUNT,
+    AMOUNT_OR_NONE,
     BYTES,
+    BYTES_OR_NONE,
     COLUMNS,
     NAMES,
     NUMBER,
+    NUMBER_OR_NONE,
     RETAIN,
     TEXT,
     WHOLE,
@@ -146,16 +148,16 @@ OPTIONS: Final = (
     Option(
         "rate",
         "",
-        NUMBER,
-        "SAMPLES_PER_SECOND",
-        "Publish no faster than this. Default: no limit.",
+        NUMBER_OR_NONE,
+        "SAMPLES_PER_SECOND|none",
+        "Publish no faster than this. Default: none, no limit.",
         "500",
     ),
     Option(
         "metrics_port",
         "",
-        WHOLE,
-        "PORT",
+        WHOLE_OR_NONE,
+        "PORT|none",
         "Serve metrics for Prometheus on this TCP port; 0 takes a free one and says which. Default: none are served.",
         "9464",
     ),
@@ -231,7 +233,8 @@ OPTIONS: Final = (
         "rows",
         WHOLE_OR_NONE,
         "N|none",
-        f"So many rows may be left out or quarantined; one more ends the run. Default: {DEFAULT_MAX_BAD_ROWS}.",
+        f"So many rows may be left out or quarantined; one more ends the run. Default: {DEFAULT_MAX_BAD_ROWS}; none "
+        "means no limit.",
         "1000",
     ),
     Option(
@@ -245,25 +248,26 @@ OPTIONS: Final = (
     Option(
         "max_ahead",
         "limits",
-        AMOUNT,
-        "AMOUNT",
-        "Wait where so much is published beyond the slowest reader: 64chunks, 1000000samples, 20GB. Default: no limit.",
+        AMOUNT_OR_NONE,
+        "AMOUNT|none",
+        "Wait where so much is published beyond the slowest reader: 64chunks, 1000000samples, 20GB. Default: none, no "
+        "limit.",
         '"64chunks"',
     ),
     Option(
         "max_disk",
         "limits",
-        BYTES,
-        "SIZE",
-        "Wait where the stream takes so much: 500GB, 2TiB. Default: no limit.",
+        BYTES_OR_NONE,
+        "SIZE|none",
+        "Wait where the stream takes so much: 500GB, 2TiB. Default: none, no limit.",
         '"500GB"',
     ),
     Option(
         "min_free_disk",
         "limits",
-        BYTES,
-        "SIZE",
-        "Wait where less than this is free on the stream's filesystem. Default: no limit.",
+        BYTES_OR_NONE,
+        "SIZE|none",
+        "Wait where less than this is free on the stream's filesystem. Default: none, no limit.",
         '"50GB"',
     ),
     Option(

@@ -153,7 +153,7 @@ def _of_numbers(settings: Settings) -> Iterator[Problem]:
         if value is not None and not low <= value <= high:
             yield Problem(option, f"a number from {low} to {high} is needed, got {value}")
     if settings.rate is not None and not (math.isfinite(settings.rate) and settings.rate > 0):
-        text = f"a number of samples a second above 0 is needed, got {settings.rate:g}; leave it out for no limit"
+        text = f"a number of samples a second above 0 is needed, got {settings.rate:g}; none means no limit"
         yield Problem("--rate", text)
     if not (math.isfinite(settings.log_every_s) and settings.log_every_s > 0):
         yield Problem("--log-every-seconds", f"a number of seconds above 0 is needed, got {settings.log_every_s:g}")

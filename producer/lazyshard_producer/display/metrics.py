@@ -12,7 +12,7 @@
     lazyshard_producer_consumer_lag_chunks     chunks published beyond what it has in durable checkpoints, by consumer
     lazyshard_producer_disk_bytes              bytes that the stream takes
     lazyshard_producer_waiting                 1 while it waits, by reason (source, rate, limit, deadlock), else 0
-    lazyshard_producer_wait_seconds_total      how long it has waited, by reason
+    lazyshard_producer_wait_seconds_total      how long it has waited, by reason, the wait that goes on included
     lazyshard_producer_state                   1 for the state of head.json (running, waiting, ...), 0 for the others
 
 There is no label whose values grow with the data: of sources and consumers the first `MAX_LABELS` have their own, the
@@ -25,25 +25,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import Final, Literal, Protocol, get_args
 
+from lazyshard_producer.display.figures import STATES, Figures, Reason
+from lazyshard_producer.display.wait_clock import WaitClock
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-Reason = Literal["source", "rate", "limit", "deadlock"]
-"""What a run can wait for: rows, the time of --rate, room below a limit, and room that will never come."""
 
 MAX_LABELS: Final = 100
 """Values of a label: as many as people look at, and far below what burdens a server."""
 
 OTHERS: Final = "(others)"
-
-_STATES: Final = ("running", "waiting", "idle", "finished", "failed")
-
-_SEAL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds in seconds: from a chunk of a few rows on a fast disk to a large one on a slow share."""
 
 
 class Metrics(Protocol):
@@ -154,11 +145,10 @@ class PrometheusMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         # A registry of its own: what others in this process register does not belong here.
         registry = CollectorRegistry()
-        self._figures = _Figures(registry)
-        self._clock = clock
+        self._waits = WaitClock(get_args(Reason), clock)
+        self._figures = Figures(registry, self._waits)
         self._now = now
         self._reason: Reason | None = None
-        self._since = 0.0
         self._sources: set[str] = set()
         self._consumers: set[str] = set()
         try:
@@ -191,13 +181,11 @@ class PrometheusMetrics:
 
     def waits(self, reason: Reason | None) -> None:
         """See `Metrics`."""
-        now = self._clock()
-        if self._reason is not None:
-            self._figures.waited.labels(self._reason).inc(max(0.0, now - self._since))
         if reason != self._reason:
+            self._reason = reason
+            self._waits.wait(reason)
             for other in get_args(Reason):
                 self._figures.waiting.labels(other).set(other == reason)
-        self._reason, self._since = reason, now
 
     def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
         """See `Metrics`."""
@@ -218,7 +206,7 @@ class PrometheusMetrics:
 
     def state(self, state: str) -> None:
         """See `Metrics`."""
-        for other in _STATES:
+        for other in STATES:
             self._figures.state.labels(other).set(other == state)
 
     def close(self) -> None:
@@ -228,46 +216,6 @@ class PrometheusMetrics:
             self._server.shutdown()
             thread.join()
         self._server.server_close()
-
-
-class _Figures:
-    """What is registered."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
-
-        def named(kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
-            return kind(f"lazyshard_producer_{name}", text, labels, registry=registry, **more)
-
-        self.samples = named(Counter, "samples", "Rows published by this process")
-        self.bytes = named(Counter, "bytes", "Bytes of the chunks published by this process")
-        self.chunks = named(Counter, "chunks", "Chunks published by this process")
-        self.stream_chunks = named(Gauge, "stream_chunks", "Chunks of the stream")
-        self.seal = named(
-            Histogram,
-            "seal_seconds",
-            "From a chunk's last row to its seal being durable",
-            buckets=_SEAL_BUCKETS,
-        )
-        self.last_publish = named(Gauge, "last_publish_seconds", "Time of the last publish, since 1970")
-        self.source_rows = named(Counter, "source_rows", "Rows taken", ("source",))
-        self.refused = named(Counter, "refused_rows", "Rows refused", ("kind",))
-        self.ahead = named(Gauge, "ahead_chunks", "Chunks published beyond the slowest reader's mark")
-        self.lag = named(Gauge, "consumer_lag_chunks", "Chunks published beyond durable checkpoints", ("consumer",))
-        self.disk = named(Gauge, "disk_bytes", "Bytes that the stream takes")
-        self.waiting = named(Gauge, "waiting", "Whether it waits for this", ("reason",))
-        self.waited = named(Counter, "wait_seconds", "How long it has waited for this", ("reason",))
-        self.state = named(Gauge, "state", "State of the producer", ("state",))
-        for reason in get_args(Reason):
-            self.waiting.labels(reason)
-            self.waited.labels(reason)
-        for kind in ("skipped", "quarantined"):
-            self.refused.labels(kind)
-        for state in _STATES:
-            self.state.labels(state)
-        # Nobody knows yet; 0 would be a claim.
-        self.ahead.set(math.nan)
-        self.disk.set(math.nan)
 
 
 def open_metrics(host: str, port: int | None) -> Metrics:

@@ -23,6 +23,7 @@ from lazyshard_producer.following.state import FileState, decode_name
 from lazyshard_producer.following.watch import DirectoryWatch
 from lazyshard_producer.position import plain_name, refuse_position
 from lazyshard_producer.sources.source import Context
+from lazyshard_producer.wording import count
 
 _STEPS: Final = 64
 """So many files are looked into for a row at a time: signals are looked at in between."""
@@ -112,7 +113,8 @@ class FollowedDirectory:
 
     def waits_for(self) -> str:
         """Returns in words what it waits for."""
-        return f"new lines in {self.name} ({self._files.unfinished} files unfinished), or {self._end_marker} there"
+        unfinished = count(self._files.unfinished, "file")
+        return f"new lines in {self.name} ({unfinished} unfinished), or {self._end_marker} there"
 
     def position(self, mark: FollowMark) -> dict[str, Any]:
         """Returns the position at a mark; all that was read so far is in the journal then.

@@ -69,7 +69,7 @@ def ahead_reason(situation: Situation) -> str:
     behind = slowest(situation.claims)
     if not behind:
         return f"{text}no consumer has registered yet"
-    text += f"consumer {_named(behind)} is at chunk {behind[0].mark}"
+    text += f"{_named(behind)} {_are(len(behind))} at chunk {behind[0].mark}"
     ago = silent_for(behind, situation.now)
     if ago is not None:
         text += f", heard of {_age(ago)} ago"
@@ -83,13 +83,18 @@ def room_reason(
     keepers = tuple(claim for claim in situation.claims if kept.by == "consumer" and claim.name in kept.names)
     waiting = tuple(claim for claim in situation.claims if claim.waits(situation.published))
     option = "--max-disk" if room.free is None else "--min-free-disk"
-    there = f"{count(stock.chunks, 'chunk')} on disk take {show_bytes(stock.size)}"
+    there = (
+        f"{count(stock.chunks, 'chunk')} on disk {'takes' if stock.chunks == 1 else 'take'} {show_bytes(stock.size)}"
+    )
     if room.free is not None:
-        there = f"{show_bytes(room.free)} are free"
+        there = f"{show_bytes(room.free)} {_are(room.free)} free"
     parts = [f"{option} {show_bytes(room.limit)}: {there}, the next chunk may take {show_bytes(room.chunk)}"]
     if waiting:
         wanted = count(needed(waiting), "chunk")
-        parts.append(f"consumer {_named(waiting)} waits for {wanted}, {situation.published:,} are published")
+        wait = "waits" if len(waiting) == 1 else "wait"
+        parts.append(
+            f"{_named(waiting)} {wait} for {wanted}, {situation.published:,} {_are(situation.published)} published"
+        )
     if trouble is None:
         parts.append(_why(situation, kept, keepers))
     else:
@@ -107,14 +112,15 @@ def _why(situation: Situation, kept: Kept, keepers: Sequence[Claim]) -> str:
     if kept.by == "nobody":
         return "nothing is deleted, as no consumer has registered yet"
     if kept.by == "unregistered":
-        return f"nothing is deleted before consumer {_quoted(kept.names)} of --consumers has written a cursor"
+        return f"nothing is deleted before {_quoted(kept.names)} of --consumers {_have(kept.names)} written a cursor"
     if kept.by == "last":
         last = situation.limits.retain
         stay = f"--retain keeps the last {last}" if isinstance(last, int) and last > 1 else "the newest always stays"
-        return f"no consumer needs the chunks on disk any more, but {stay}"
+        return f"no consumer needs what is on disk any more, but {stay}"
     ago = uncommitted_for(keepers, situation.now)
-    when = "which has written no cursor" if ago is None else f"whose cursor is {_age(ago)} old"
-    return f"chunk {keepers[0].done} and those after it are kept for consumer {_named(keepers)}, {when}"
+    whose = "whose cursor" if len(keepers) == 1 else "whose oldest cursor"
+    when = f"which {_have(keepers)} written no cursor" if ago is None else f"{whose} is {_age(ago)} old"
+    return f"chunk {keepers[0].done} and those after it are kept for {_named(keepers)}, {when}"
 
 
 def _advice(situation: Situation, kept: Kept, stock: Stock, room: Room, wanted: int) -> str:
@@ -126,13 +132,13 @@ def _advice(situation: Situation, kept: Kept, stock: Stock, room: Room, wanted: 
         size = (wanted - situation.published) * room.chunk + room.limit - room.free
         ways = [f"make {size} bytes ({show_bytes(size)}) of room or more"]
     if kept.by == "consumer":
-        ways.append("let that consumer save checkpoints more often")
+        ways.append(f"let {'that consumer' if len(kept.names) == 1 else 'those consumers'} save checkpoints more often")
     elif kept.by == "all":
         ways.append("choose --retain consumed")
     elif kept.by == "last" and situation.limits.retain != "consumed":
         ways.append("retain fewer chunks")
     elif kept.by == "unregistered":
-        ways.append("take it out of --consumers")
+        ways.append(f"take {'it' if len(kept.names) == 1 else 'them'} out of --consumers")
     return " or ".join(ways)
 
 
@@ -147,12 +153,20 @@ def _dead(situation: Situation, claims: Sequence[Claim]) -> str:
     return f"{problem}; if {first.name!r} will not come back, run `{command}`"
 
 
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _have(those: Sequence[object]) -> str:
+    return "has" if len(those) == 1 else "have"
+
+
 def _named(claims: Sequence[Claim]) -> str:
     return _quoted([claim.name for claim in claims])
 
 
 def _quoted(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:_NAMED]))
+    shown = f"consumer{'' if len(names) == 1 else 's'} {', '.join(map(repr, names[:_NAMED]))}"
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 

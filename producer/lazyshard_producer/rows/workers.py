@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from typing import Final, TypeAlias
 
 from lazyshard.errors import RowInvalid
@@ -48,6 +50,7 @@ class Workers:
     """
 
     def __init__(self, recipe: Recipe, count: int) -> None:
+        _start_tracker()
         self._pool = ProcessPoolExecutor(
             count,
             # Not fork: this process may have threads.
@@ -89,6 +92,22 @@ class Workers:
             with contextlib.suppress(OSError, ValueError):
                 process.kill()
         self._pool.shutdown(wait=True)
+
+
+def _start_tracker() -> None:
+    """Starts the process that removes the pool's semaphores where this one is killed, and has it do so silently.
+
+    It would warn of each, in the middle of what the next run has to say. What it prints follows its environment.
+    """
+    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
+    os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _begin(recipe: Recipe) -> None:

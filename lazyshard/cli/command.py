@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard import __version__
-from lazyshard.cli import adopt, doctor, exits, forget, inspect, rechunk, status, verify
+from lazyshard.cli import adopt, audit, doctor, exits, forget, inspect, rechunk, status, trace, verify
 from lazyshard.cli.wording import NAME, complain
 from lazyshard.errors import LazyShardError
 
@@ -30,11 +30,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
+app.command("audit", help=audit.HELP, epilog=audit.EPILOG)(audit.command)
 app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
 app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
+app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
 
 

@@ -8,6 +8,8 @@
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
        3  `forget`: no consumer of this name                            choose one that the message lists
        3  `rechunk`: the stream has not ended, or its start is deleted  see --follow, or take another one
+       3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
+       5  `audit`: something is not in order                            see what the lines name
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names

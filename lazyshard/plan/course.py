@@ -213,8 +213,8 @@ class Course:
     def done_before(self, position: int, total: int | None) -> int:
         """Return N such that no sample below N is drawn in the same epoch once every lane has drawn [0, position).
 
-        What is open counts as needed whole. Past the end of the epoch in which the part begins N is `total`: the same
-        number of ranks does not draw what is left over.
+        What is open counts as needed whole. So is, at the end of the epoch in which the part begins, what is left over:
+        other ranks would draw it. With the first position of the next epoch that is given up, and N is `total`.
 
         Raises:
             IndexError: `position` is negative.
@@ -222,7 +222,7 @@ class Course:
         if position < 0:
             raise outside("position", position, None)
         begin = self._begin(total)
-        if total is not None and position >= begin.length:
+        if total is not None and position >= begin.length and (position > begin.length or not self.leftover(total)):
             return total
         return begin.segment.done_before(position)
 

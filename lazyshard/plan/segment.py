@@ -165,7 +165,9 @@ class Segment:
             self.start = before.total
         else:
             self.start = before.gaps.nth(before.start, opened * dp)
-        if self.gaps is not before.gaps:
+        lowest = before.done_before(draws)
+        # Of the region from which samples are carried, is more left out than before?
+        if self.gaps.kept(lowest, self.start) != before.gaps.kept(lowest, self.start):
             out = self.gaps.contains_all(before._samples_of(self._rests, draws))
             self._removed = np.flatnonzero(out) if out.any() else None
 

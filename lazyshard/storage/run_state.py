@@ -19,6 +19,7 @@ __all__ = [
     "check_fits",
     "course_of",
     "draws_of",
+    "ranges_of_steps",
     "resumed",
     "steps_of",
     "with_consumed",
@@ -118,28 +119,40 @@ def without_steps(state: RunState, start: int, stop: int, total: int | None) -> 
         ValueError: the state does not know its steps, the range is empty or lies before what is trained already, or it
             is too long.
     """
+    now, first, last = _draws_of_steps(state, start, stop)
+    if start != now:
+        return without_samples(state, ranges_of_steps(state, start, stop, total))
     part = state.parts[-1]
-    if not part.draws_per_step:
-        raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
-    now = steps_of(part)
-    if not now <= start < stop:
-        raise ValueError(f"steps [{start}, {stop}): expected now = {now} <= start < stop, since {now} are trained")
-    first, last = ((step - now) * part.draws_per_step + part.draws for step in (start, stop))
-    if start == now:
-        out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now)
-        after = replace(part, draws=0, epoch=None, skip=(), first_step=now)
-        return _behind(_behind(state, out), after)
-    if (last - first) * part.dp > _MAX_SAMPLES_OF_STEPS:
+    out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now)
+    after = replace(part, draws=0, epoch=None, skip=(), first_step=now)
+    return _behind(_behind(state, out), after)
+
+
+def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -> list[tuple[int, int]]:
+    """Returns what the steps [start, stop) will train as the run goes now: half-open ranges of sample numbers.
+
+    Args:
+        state: where the run stands.
+        start: the first of these steps, by number.
+        stop: the one behind the last.
+        total: the end of the stream, None while it is not known.
+
+    Raises:
+        ValueError: as `without_steps`.
+    """
+    _, first, last = _draws_of_steps(state, start, stop)
+    dp = state.parts[-1].dp
+    if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
         raise ValueError(
-            f"steps [{start}, {stop}) train {(last - first) * part.dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
+            f"steps [{start}, {stop}) train {(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
             f"go on from a checkpoint right before them"
         )
-    _, samples = course_of(state).draws(np.arange(part.dp)[:, None], np.arange(first, last), total)
+    _, samples = course_of(state).draws(np.arange(dp)[:, None], np.arange(first, last), total)
     numbers = np.unique(samples)
     ends = np.flatnonzero(np.diff(numbers) != 1)
     starts = numbers[np.r_[0, ends + 1]].tolist()
     stops = (numbers[np.r_[ends, len(numbers) - 1]] + 1).tolist()
-    return without_samples(state, zip(starts, stops, strict=True))
+    return list(zip(starts, stops, strict=True))
 
 
 def check_fits(state: RunState, now: RunState, where: str) -> None:
@@ -171,6 +184,21 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
                 expected=str(expected),
                 actual=str(actual),
             )
+
+
+def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, int]:
+    """Returns the number of the next step, and where the draws of a range of steps begin and end in the current part.
+
+    Raises:
+        ValueError: as `without_steps`.
+    """
+    part = state.parts[-1]
+    if not part.draws_per_step:
+        raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
+    now = steps_of(part)
+    if not now <= start < stop:
+        raise ValueError(f"steps [{start}, {stop}): expected now = {now} <= start < stop, since {now} are trained")
+    return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 
 def _behind(state: RunState, part: PartState) -> RunState:

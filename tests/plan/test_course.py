@@ -92,7 +92,8 @@ def test_a_single_part_draws_as_a_plan_does(chain: Chain, epoch: int) -> None:
     assert course.leftover(total) == plan.leftover(total)
     for position in range(2 * plan.epoch_length(total) + 3):
         assert course.needed(position) == plan.needed(position)
-        assert course.done_before(position, total) == plan.done_before(position, total)
+        if position != plan.epoch_length(total) or not plan.leftover(total):
+            assert course.done_before(position, total) == plan.done_before(position, total)
         assert course.done_before(position, None) == plan.done_before(position, None)
         for lane in range(part.dp):
             assert course.draw(lane, position, total) == plan.draw(lane, position, total, epoch)
@@ -230,6 +231,22 @@ def test_nothing_below_what_is_done_is_drawn_by_any_other_number_of_ranks(chain:
             begun = draws if other.parts == course.rescaled(course.dp, course.batch_size, draws).parts else 0
             for position in range(begun, other.epoch_length(total)):
                 assert other.draw(lane, position, total).sample >= done
+
+
+@PROPERTY
+@given(chains(epochs=1), st.integers(1, 6), st.integers(1, 2))
+def test_what_is_left_over_is_not_done_with_as_other_ranks_may_draw_it(chain: Chain, dp: int, batch: int) -> None:
+    course, total = chain.course, chain.total
+    if course.epoch(total):
+        return
+    length = course.epoch_length(total)
+    done = course.done_before(length, total)
+    assert done <= total and (done == total or course.leftover(total))
+    other = course.rescaled(dp, batch, length)
+    if other.parts[-1].draws == 0:
+        drawn = [other.draw(lane, p, total) for lane in range(dp) for p in range(other.epoch_length(total))]
+        assert all(draw.sample >= done and draw.epoch == 0 for draw in drawn)
+    assert course.done_before(length + 1, total) == total
 
 
 def test_history_that_does_not_matter_any_more_is_let_go() -> None:

@@ -1,0 +1,163 @@
+"""`lazyshard audit`: proves that a run trained no sample twice and passed none over, or names those."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.audit_view import audit_lines, audit_values
+from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.wording import complain, say
+from lazyshard.errors import FormatInvalid, LazyShardError
+from lazyshard.storage.auditing_report import audit, newest
+from lazyshard.storage.consumers import Consumer, list_consumers
+from lazyshard.storage.opening import open_now
+from lazyshard.storage.tracing_facts import facts_of
+from lazyshard.storage.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
+
+HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
+
+It reads the states in the checkpoints of the folders given (checkpoint-N/lazyshard.json, also one folder deeper, where
+ms-swift puts those of each start), and the run's cursor in the stream. From the one that was saved last it computes
+every draw of the run and counts them, sample by sample: each must be trained once an epoch, or be still to come, left
+over at an epoch's end, or skipped on purpose. Checkpoints from which the run has turned back are told apart, with what
+they trained that is not in the model.
+
+It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and holds
+what they tell, and whether any chunk is deleted, or given free, that a checkpoint still needs. Rows are not read:
+`lazyshard verify` does that."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard audit /shared/stream out
+
+lazyshard audit /shared/stream out --state out/v1-20251121-101500/checkpoint-1200
+
+lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'
+
+[bold]Exit codes[/bold]
+
+  0  proven, and all is in order
+
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+
+  2  usage; there is no such directory; or it is not clear whose cursor is meant
+
+  3  there is no state to audit
+
+  5  something is not in order: each is told in a line; the audited state does not fit the stream; or there is none
+
+  7  the filesystem failed: no permission, no answer
+
+ 70  unexpected error
+
+130  Ctrl-C"""
+
+
+def command(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHECKPOINTS]...", help="Folders with checkpoints of the run. Default: its cursor."),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="FILE", help="Audit this state instead of the one that was saved last."),
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer",
+            metavar="NAME",
+            help="The run's name among the cursors. Default: as the checkpoints say, or the only one.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    # An empty path, of a variable that was not set for instance, must not mean the current directory.
+    if not os.path.isdir(stream):
+        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    for folder in checkpoints or ():
+        if not os.path.exists(folder):
+            raise typer.BadParameter(f"{folder!r}: no such folder", param_hint="CHECKPOINTS")
+    if state is not None and not os.path.exists(state):
+        raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
+    folders = [Path(folder) for folder in checkpoints or ()]
+    return lambda: _run(Path(stream), folders, None if state is None else Path(state), consumer, as_json)
+
+
+def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer: str | None, as_json: bool) -> int:
+    states, unusable = _states(folders)
+    head = None if state is None else read_state(state)
+    if head is not None:
+        states = [saved for saved in states if not _same(saved, head)] + [head]
+    consumers = _consumers(directory, states, consumer)
+    cursors = [one.cursor for one in consumers if one.cursor is not None]
+    unusable += [(one.name, one.problem) for one in consumers if one.problem is not None]
+    states += [saved for cursor in cursors if (saved := state_of_cursor(directory, cursor)) is not None]
+    if not states:
+        for file, why in unusable:
+            complain(why if why.startswith(file) else f"{file}: {why}")
+        complain(
+            f"{directory}: there is no state to audit: neither in a checkpoint in the folders given, nor in a cursor; "
+            f"give the folder in which the checkpoints lie"
+        )
+        return exits.STREAM_DAMAGED if unusable else exits.REFUSED
+    head = newest(states) if head is None else head
+    stream = open_now(directory, head.state.samples_per_chunk if head.state.stream_id is None else None)
+    with chunk_bar() as show:
+        found = audit(stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, report=show)
+    if as_json:
+        say(json.dumps(audit_values(found, str(directory))))
+    else:
+        for line in audit_lines(found, str(directory)):
+            say(line)
+    return exits.DONE if found.ok else exits.STREAM_DAMAGED
+
+
+def _states(folders: Sequence[Path]) -> tuple[list[SavedState], list[tuple[str, str]]]:
+    """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason."""
+    states, unusable = [], []
+    for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
+        try:
+            states.append(read_state(file))
+        except FormatInvalid as error:
+            unusable.append((str(file), _without(str(error), str(file))))
+        except LazyShardError as error:
+            unusable.append((str(file), str(error)))
+    return states, unusable
+
+
+def _consumers(directory: Path, states: Sequence[SavedState], consumer: str | None) -> list[Consumer]:
+    """Returns the run's cursors: those that were asked for, or that its checkpoints name, or the only one."""
+    known = list_consumers(directory)
+    if consumer is not None:
+        found = [one for one in known if one.name == consumer]
+        if not found:
+            there = f"there are: {', '.join(one.name for one in known)}" if known else "there is none"
+            raise typer.BadParameter(f"no consumer {consumer!r}; {there}", param_hint="--consumer")
+        return found
+    named = {saved.consumer for saved in states if saved.consumer is not None}
+    if named:
+        return [one for one in known if one.name in named]
+    if len(known) > 1 and not states:
+        raise typer.BadParameter(
+            f"{directory} has the cursors of {', '.join(one.name for one in known)}: choose one",
+            param_hint="--consumer",
+        )
+    return list(known) if len(known) == 1 else []
+
+
+def _same(one: SavedState, other: SavedState) -> bool:
+    return os.path.realpath(one.file) == os.path.realpath(other.file)
+
+
+def _without(text: str, file: str) -> str:
+    return text.removeprefix(f"{file}: ")

@@ -1,0 +1,143 @@
+"""What an audit finds that is not in order, besides samples trained twice or passed over: steps, chunks, cursors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lazyshard.errors import LazyShardError
+from lazyshard.format import Cursor
+from lazyshard.format.cursor import CURSORS, cursor_name
+from lazyshard.storage.auditing import EpochAudit
+from lazyshard.storage.stream import Stream
+from lazyshard.storage.tracing import Tracing
+from lazyshard.storage.tracing_facts import Facts
+from lazyshard.storage.tracing_states import SavedState
+
+Kind = Literal[
+    "twice", "missing", "count", "steps", "ahead", "other-settings", "other-stream", "unusable", "cursor", "deleted",
+    "stream",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """Something that is not in order.
+
+    Attributes:
+        kind: what it is.
+        where: the file, or the stream's directory.
+        what: in words.
+    """
+
+    kind: Kind
+    where: str
+    what: str
+
+
+def needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
+    """Returns the first chunk that a run may need that goes on from a state: those below it are done with.
+
+    Args:
+        tracing: the run as the state tells it.
+        newest_epoch: the epoch in which the newest state stands; a state of an earlier one needs all of that.
+    """
+    total, course = tracing.total, tracing.course
+    draws, epoch = course.current.draws, tracing.stretches[-1].last_epoch
+    if epoch < newest_epoch:
+        return 0
+    if total is not None and draws > (length := course.epoch_length(total)):
+        full = course.full_epoch_length(total)
+        draws, course = (draws - length - 1) % full + 1, course.in_epoch(epoch)
+    done = course.done_before(draws, total)
+    if total is not None and done >= total:
+        return tracing.facts.chunks
+    return done // tracing.facts.samples_per_chunk
+
+
+def of_stream(stream: Stream, facts: Facts) -> Iterator[Finding]:
+    """Yields what the stream tells of itself and its last chunk does not bear out."""
+    where, each = str(stream.directory), facts.samples_per_chunk
+    if not facts.chunks or facts.chunks <= facts.retired:
+        return
+    last = facts.chunks - 1
+    try:
+        rows = len(stream.open_chunk(last))
+    except (LazyShardError, OSError) as error:
+        yield Finding("stream", where, f"how many samples it has cannot be checked: its last chunk, {last}: {error}")
+        return
+    if facts.samples != last * each + rows:
+        yield Finding("stream", where, f"{facts.samples} samples are told, but its chunks hold {last * each + rows}")
+
+
+def of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[Finding]:
+    """Yields what was counted and must not be."""
+    file = str(head.file)
+    for one in epochs:
+        if one.twice.samples:
+            yield Finding("twice", file, f"epoch {one.epoch}: {one.twice.samples} samples were trained more than once")
+        if one.again.samples:
+            yield Finding("twice", file, f"epoch {one.epoch}: {one.again.samples} samples were trained and come again")
+        if one.missing.samples:
+            yield Finding("missing", file, f"epoch {one.epoch}: {one.missing.samples} samples were passed over")
+        if not one.whole:
+            yield Finding("count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside")
+
+
+def of_steps(saved: SavedState, tracing: Tracing) -> Iterator[Finding]:
+    """Yields where the steps of a checkpoint do not agree with each other."""
+    file, steps = str(saved.file), tracing.steps
+    for part, ended, begins in steps.breaks():
+        yield Finding("steps", file, f"part {part} begins after {begins} steps, the parts before it have {ended}")
+    for part in steps.ragged():
+        yield Finding("steps", file, f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank")
+    told = saved.step if saved.step is not None else saved.folder_step
+    if saved.step is None and saved.state.parts[0].epoch:
+        # One that tells of its own epoch alone counts the steps of that, its folder those of the run.
+        told = None
+    if told is not None and steps.unknown is None and steps.trained != told:
+        yield Finding("steps", file, f"it is of step {told}, but the state has trained {steps.trained} steps")
+    elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
+        yield Finding("steps", file, f"it is of step {saved.step}, but its folder is called {saved.file.parent.name}")
+
+
+def of_chunks(
+    states: Sequence[tuple[SavedState, Tracing]], facts: Facts, cursors: Sequence[Cursor], where: str
+) -> Iterator[Finding]:
+    """Yields what is deleted, or may be, although a checkpoint that is there still needs it."""
+    epoch = max((tracing.epochs[-1] for _, tracing in states), default=0)
+    needs = [(needed_chunk(tracing, epoch), saved) for saved, tracing in states if saved.cursor is None]
+    for need, saved in needs:
+        if need < facts.retired:
+            yield Finding(
+                "deleted",
+                str(saved.file),
+                f"it cannot be gone on from: that needs chunk {need}, and those below {facts.retired} are deleted",
+            )
+    for cursor in cursors:
+        name = str(Path(where) / CURSORS / cursor_name(cursor.consumer))
+        if needs:
+            need, oldest = min(needs, key=lambda pair: pair[0])
+            if cursor.chunks_before > need:
+                yield Finding(
+                    "cursor",
+                    name,
+                    f"it lets the chunks below {cursor.chunks_before} be deleted, but {oldest.file} needs chunk {need}",
+                )
+        yield from _of_cursor(cursor, [saved for _, saved in needs], name)
+
+
+def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterator[Finding]:
+    if not files:
+        return
+    state = files[-1].state
+    if cursor.stream_id != state.stream_id:
+        yield Finding("cursor", name, f"of stream {cursor.stream_id}, not of {state.stream_id}")
+    for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
+        if (found := cursor.plan.get(field, value)) != value:
+            yield Finding("cursor", name, f"its plan has {field} {found}, the checkpoints have {value}")
+    most = max(saved.state.consumed for saved in files)
+    if cursor.state is None and cursor.consumed > most:
+        yield Finding(
+            "cursor", name, f"it has consumed {cursor.consumed} samples, the checkpoints at most {most}; are all given?"
+        )

@@ -1,0 +1,337 @@
+"""`lazyshard audit`: histories that are in order are proven, and each mutation of a state is found or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.cli.main import main
+from lazyshard.format.state import PartState, RunState
+from lazyshard.storage.retire import retire
+from tests.cli.commands import lazyshard
+from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
+
+THREE = PartState(3, 1, 2, first_step=2, draws_per_step=1)
+"""Two steps of three ranks, after two steps of two."""
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str], str]:
+    code = main(["audit", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> tuple[Path, RunState]:
+    """A run of two starts: checkpoints 1 and 2 of two ranks, 4 of three. Returns the stream and the newest state."""
+    stream_id = make_stream(tmp_path / "stream")
+    state = run_of(stream_id, two_ranks(2), THREE)
+    for steps in (1, 2):
+        save(tmp_path / "out" / "v0-20251121-101500", steps, run_of(stream_id, two_ranks(steps)))
+    save(tmp_path / "out" / "v1-20251121-111500", 4, state)
+    commit(tmp_path / "stream", state)
+    return tmp_path / "stream", state
+
+
+def test_a_history_that_is_in_order_is_proven(history: tuple[Path, RunState]) -> None:
+    stream, _ = history
+    out = stream.parent / "out"
+    done = lazyshard("audit", stream, out)
+    assert (done.returncode, done.stderr) == (0, "")
+    width = len(f"{out}/v0-20251121-101500/checkpoint-1")
+    assert done.stdout.splitlines() == [
+        f"{stream}: 8 chunks, 24 samples, ended",
+        f"  {out}/v0-20251121-101500/checkpoint-1  on the course  4 samples in 1 step",
+        f"  {out}/v0-20251121-101500/checkpoint-2  on the course  8 samples in 2 steps",
+        f"  {f'{stream}/cursors/sft.json':{width}}  on the course  14 samples in 4 steps",
+        f"  {out}/v1-20251121-111500/checkpoint-4  audited        14 samples in 4 steps",
+        "epoch 0: 24 samples: 14 trained, 9 to come, 1 left over (23)",
+        "proven: no sample was trained twice, and none was passed over",
+    ]
+
+
+def test_a_branch_that_was_given_up_is_told_apart(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lanes 0 1 2 6 | 7 8 and 3 4 5 9 | 10 11, of which the three ranks trained 7 8, 10 and 11 again."""
+    stream, state = history
+    out = stream.parent / "out"
+    save(out / "v0-20251121-101500", 3, run_of(state.stream_id, two_ranks(3)))
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 0
+    assert f"  {out}/v0-20251121-101500/checkpoint-3  abandoned      12 samples in 3 steps" in lines
+    assert lines[-4:] == [
+        f"{out}/v0-20251121-101500/checkpoint-3 left the course after 8 samples: it trained 4 more, which are not in "
+        f"the audited model",
+        "  4 of them were trained again on the course in epoch 0: 7 to 8, 10 to 11",
+        "epoch 0: 24 samples: 14 trained, 9 to come, 1 left over (23)",
+        "proven: no sample was trained twice, and none was passed over",
+    ]
+
+
+def test_another_state_is_audited_on_request(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, _ = history
+    out = stream.parent / "out"
+    code, lines, _ = report(capsys, stream, out, "--state", out / "v0-20251121-101500/checkpoint-1")
+    assert code == 0
+    assert [line.split()[1] for line in lines[1:5]] == ["audited", "beyond", "beyond", "beyond"]
+    assert lines[5] == "epoch 0: 24 samples: 4 trained, 20 to come"
+
+
+def test_what_was_skipped_and_left_over_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream_id = make_stream(tmp_path / "stream")
+    parts = [
+        PartState(2, 2, 2, draws_per_step=2),
+        PartState(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
+        PartState(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
+    ]
+    save(tmp_path / "out", 4, run_of(stream_id, *parts))
+    assert report(capsys, tmp_path / "stream", tmp_path / "out")[1][-2] == (
+        "epoch 0: 24 samples: 16 trained, 3 left over (19 to 20, 23), 5 skipped on purpose (2, 5 to 6, 8 to 9)"
+    )
+
+
+def test_json(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]) -> None:
+    stream, state = history
+    out = stream.parent / "out"
+    save(out, 3, run_of(state.stream_id, two_ranks(3)))
+    code, lines, _ = report(capsys, stream, out, "--json")
+    assert (code, len(lines)) == (0, 1)
+    values = json.loads(lines[0])
+    assert [one["relation"] for one in values.pop("states")] == [
+        "on the course",
+        "on the course",
+        "abandoned",
+        "on the course",
+        "audited",
+    ]
+    [epoch] = values.pop("epochs")
+    assert epoch == {
+        "epoch": 0,
+        "proven": True,
+        "samples": 24,
+        "trained": 14,
+        "to_come": {"samples": 9, "ranges": [[12, 15], [16, 18], [19, 23]]},
+        "left_over": {"samples": 1, "ranges": [[23, 24]]},
+        "skipped": {"samples": 0, "ranges": []},
+        "twice": {"samples": 0, "ranges": []},
+        "again": {"samples": 0, "ranges": []},
+        "missing": {"samples": 0, "ranges": []},
+    }
+    assert values == {
+        "stream": str(stream),
+        "ok": True,
+        "proven": True,
+        "stream_id": state.stream_id,
+        "samples_per_chunk": 3,
+        "chunks": 8,
+        "samples": 24,
+        "ended": True,
+        "retired": 0,
+        "audited": f"{out}/v1-20251121-111500/checkpoint-4/lazyshard.json",
+        "consumed": 14,
+        "steps": 4,
+        "findings": [],
+    }
+
+
+def without_first_part(state: RunState) -> RunState:
+    return with_parts(state, state.parts[1:])
+
+
+def begun_again(state: RunState) -> RunState:
+    return with_parts(state, [*state.parts, PartState(2, 1, 2, 0, first_step=4, draws_per_step=2)])
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expected"),
+    [
+        # Ahead and behind: by a step, by a micro batch.
+        (lambda state: changed(state, 1, draws=3), "it is of step 4, but the state has trained 5 steps"),
+        (lambda state: changed(state, 1, draws=1), "it is of step 4, but the state has trained 3 steps"),
+        (lambda state: changed(state, 0, draws=5), "part 0 ends within a step: 5 draws a rank"),
+        # Draws of an earlier part.
+        (lambda state: changed(state, 0, draws=6), "part 1 begins after 2 steps, the parts before it have 3"),
+        (without_first_part, "part 0 begins after 2 steps, the parts before it have 0"),
+        (lambda state: replace(state, seed=1), "seed 0, not 1: it drew in another order, so it is of another run"),
+        (lambda state: replace(state, unit=1), "unit 3, not 1: it drew in another order"),
+        (begun_again, "epoch 0: 4 samples were trained more than once"),
+    ],
+)
+def test_mutations_of_the_newest_state_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mutate: Callable[[RunState], RunState], expected: str
+) -> None:
+    stream_id = make_stream(tmp_path / "stream")
+    save(tmp_path / "out", 1, run_of(stream_id, two_ranks(1)))
+    save(tmp_path / "out", 4, mutate(run_of(stream_id, two_ranks(2), THREE)))
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert code == 5
+    assert any(expected in line for line in lines if line.startswith("not in order: ")), lines
+
+
+def test_samples_that_were_trained_twice_or_passed_over_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_id = make_stream(tmp_path / "stream")
+    state = run_of(stream_id, two_ranks(2), PartState(2, 1, 2, 0, first_step=2, draws_per_step=2))
+    save(tmp_path / "out", 3, state)
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert code == 5
+    file = f"{tmp_path}/out/checkpoint-3/lazyshard.json"
+    assert lines[-4:] == [
+        "epoch 0: 24 samples: 8 trained, 16 to come, 4 TRAINED TWICE (0 to 1, 3 to 4), 4 TRAINED AND COMING AGAIN "
+        "(2, 5 to 6, 9)",
+        f"not in order: {file}: epoch 0: 4 samples were trained more than once",
+        f"not in order: {file}: epoch 0: 4 samples were trained and come again",
+        "NOT proven: see what is trained twice or passed over",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"state": {"parts": []}}, "field 'state.parts': expected at least one part"),
+        ({"state": {"consumed": 13}}, "field 'state.consumed': expected 14, the sum of dp * draws"),
+        ({"consumed": 13}, "expected consumed = 14 as in the state, found 13"),
+        ({"step": 5}, "it is of step 5, but the state has trained 4 steps"),
+        ({"state": {"stream_id": "f" * 32}}, "of stream ffffffffffffffffffffffffffffffff, not of"),
+    ],
+)
+def test_damaged_checkpoints_are_found(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
+) -> None:
+    stream, state = history
+    out = stream.parent / "out"
+    file = save(out, 4, state, saved_at=50.0) / "lazyshard.json"
+    values = json.loads(file.read_text())
+    state_values = values["state"] | change.get("state", {})
+    file.write_text(json.dumps(values | change | {"state": state_values}))
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 5
+    assert any(expected in line for line in lines), lines
+    assert "proven: " in lines[-1]
+
+
+def test_a_checkpoint_ahead_of_a_live_stream_is_found_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_id = make_stream(tmp_path / "stream", 12, end=False)
+    save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
+    save(tmp_path / "out", 5, run_of(stream_id, two_ranks(5)), saved_at=1.0)
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert code == 5
+    assert any("has drawn what needs 24 samples, but 12 are published" in line for line in lines)
+    code, lines, err = report(capsys, tmp_path / "stream", "--state", tmp_path / "out" / "checkpoint-5")
+    assert (code, lines) == (5, [])
+    assert "it is ahead of the stream, which may be an older copy" in err
+
+
+def test_a_live_stream_is_counted_as_far_as_it_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream_id = make_stream(tmp_path / "stream", 15, end=False)
+    save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, lines[-2]) == (0, "epoch 0: 15 samples published so far: 8 trained, 7 to come")
+
+
+def test_chunks_that_a_checkpoint_needs_must_be_kept(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoint 1 stands in the first stripe, whose chunks are 0 and 1; checkpoint 4 needs chunk 4."""
+    stream, state = history
+    out = stream.parent / "out"
+    commit(stream, state, chunks_before=2)
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 5
+    assert lines[-2:] == [
+        f"not in order: {stream}/cursors/sft.json: it lets the chunks below 2 be deleted, but "
+        f"{out}/v0-20251121-101500/checkpoint-1/lazyshard.json needs chunk 0",
+        "proven: no sample was trained twice, and none was passed over; but 1 thing not in order, see above",
+    ]
+    retire(stream, 2, 8)
+    lines = report(capsys, stream, out)[1]
+    assert lines[0] == f"{stream}: 8 chunks, those below 2 deleted, 24 samples, ended"
+    assert any("checkpoint-1/lazyshard.json: it cannot be gone on from: that needs chunk 0" in line for line in lines)
+    assert not any("checkpoint-4/lazyshard.json: it cannot" in line for line in lines)
+
+
+def test_a_cursor_without_a_state_is_compared(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, _ = history
+    commit(stream, None, consumed=20)
+    code, lines, _ = report(capsys, stream, stream.parent / "out")
+    assert code == 5
+    assert any("it has consumed 20 samples, the checkpoints at most 14; are all given?" in line for line in lines)
+
+
+def test_how_many_samples_there_are_is_looked_up(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, _ = history
+    for name in ("head.json", "stream.end"):
+        values = json.loads((stream / name).read_bytes())
+        (stream / name).write_text(json.dumps(values | {"samples": 23}))
+    code, lines, _ = report(capsys, stream, stream.parent / "out")
+    assert code == 5
+    assert f"not in order: {stream}: 23 samples are told, but its chunks hold 24" in lines
+
+
+def test_the_cursor_alone(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]) -> None:
+    stream, state = history
+    code, lines, _ = report(capsys, stream)
+    assert (code, lines[1]) == (0, f"  {stream}/cursors/sft.json  audited        14 samples in 4 steps")
+    commit(stream, state, consumer="other")
+    assert report(capsys, stream)[0] == 2
+    assert report(capsys, stream, "--consumer", "other")[0] == 0
+    assert report(capsys, stream, "--consumer", "third")[0] == 2
+
+
+def test_nothing_to_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_stream(tmp_path / "stream")
+    (tmp_path / "out").mkdir()
+    code, lines, err = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, lines) == (3, [])
+    assert err.startswith(f"lazyshard: error: {tmp_path}/stream: there is no state to audit: neither in a checkpoint")
+    (tmp_path / "out" / "lazyshard.json").write_text("{")
+    code, _, err = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert code == 5
+    assert "found 1 bytes that are torn or no JSON" in err
+    assert report(capsys, tmp_path / "stream", tmp_path / "nowhere")[0] == 2
+    assert report(capsys, tmp_path / "nowhere")[0] == 2
+
+
+def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_id = make_stream(tmp_path / "stream")
+    for step, epoch in ((6, None), (8, 1)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        state = run_of(stream_id, replace(two_ranks(step if epoch is None else step - 6), epoch=epoch))
+        (folder / "lazyshard.json").write_bytes(state.encode())
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path, "--state", tmp_path / "checkpoint-8")
+    assert code == 0
+    assert [line.split()[1:3] for line in lines[1:3]] == [["audited", "8"], ["another", "epoch"]]
+    assert lines[3] == "epoch 1: 24 samples: 8 trained, 16 to come"
+
+
+def test_a_branch_that_is_ahead_of_the_stream_is_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_id = make_stream(tmp_path / "stream", 15, end=False)
+    head = run_of(stream_id, two_ranks(1), replace(THREE, draws=1, first_step=1))
+    save(tmp_path / "out" / "v1", 2, head, saved_at=9e9)
+    save(tmp_path / "out", 5, run_of(stream_id, two_ranks(5)))
+    save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert code == 5
+    assert [line.split()[1] for line in lines[1:4]] == ["audited", "abandoned", "abandoned"]
+    assert lines[4].startswith(f"{tmp_path}/out/checkpoint-2 left the course after 4 samples: it trained 4 more")
+    assert sum("checkpoint-5" in line and "ahead of the stream" in line for line in lines) == 1

@@ -182,8 +182,8 @@ def test_pages_hold_no_control_characters() -> None:
         (
             state("failed", "a.jsonl:7: no object"),
             (),
-            "the producer has failed 2 s ago: a.jsonl:7: no object; start it again when that is mended; no consumer has "
-            "registered",
+            "the producer has failed 2 s ago: a.jsonl:7: no object; start it again when that is mended; no consumer "
+            "has registered",
         ),
         (
             state("running", age=125),

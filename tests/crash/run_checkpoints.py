@@ -1,0 +1,63 @@
+"""Checkpoints as a trainer writes them: whole or not at all, the newest few kept.
+
+A folder of files `N.json`, N being the samples consumed; a kill may leave `N.json.part` behind. A file names the life
+that wrote it and how many steps that one had trained, so that it can be told later what of each life survived.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is in a file.
+
+    Attributes:
+        consumed: samples trained since the run began.
+        life: number of the life that wrote it.
+        steps: steps which that life had trained.
+        states: the state of the run, of each rank if each one has its own, else one.
+    """
+
+    consumed: int
+    life: int
+    steps: int
+    states: list[dict[str, Any]]
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint durably."""
+    target = folder / f"{checkpoint.consumed}.json"
+    part = folder / f"{checkpoint.consumed}.json.part"
+    names = Checkpoint.__slots__
+    data = json.dumps({name: getattr(checkpoint, name) for name in names}).encode()
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.write(fd, data)
+    os.fsync(fd)
+    os.close(fd)
+    os.replace(part, target)
+    _sync(folder)
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """Returns the checkpoints that are there, the newest first."""
+    every = [Checkpoint(**json.loads(path.read_bytes())) for path in folder.glob("*.json")]
+    return sorted(every, key=lambda checkpoint: -checkpoint.consumed)
+
+
+def remove(folder: Path, which: list[Checkpoint]) -> None:
+    """Removes checkpoints."""
+    for checkpoint in which:
+        os.unlink(folder / f"{checkpoint.consumed}.json")
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(fd)
+    os.close(fd)

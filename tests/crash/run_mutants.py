@@ -1,0 +1,143 @@
+"""Mistakes of which the harness must find each: installed in the process that plays a run, before all else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
+
+from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.plan.segment import Segment
+from tests.crash import run_rank
+from tests.crash.run_plan import RunPlan, make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A mistake.
+
+    Attributes:
+        install: makes it.
+        kind: what the harness must find, see `Violation`.
+        besides: what it may find as well, or first.
+        deletes: whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
+    """
+
+    install: Callable[[], None]
+    kind: str
+    besides: frozenset[str] = frozenset()
+    deletes: bool = False
+
+    def plan(self, seed: int) -> RunPlan:
+        """Returns the run of a seed in which it is to be found."""
+        run = make_plan(seed)
+        return run if self.deletes else replace(run, retain="all", pace=("--rate", "1000"))
+
+
+def _shifted(steps: int) -> None:
+    """The state says that so many micro batches of every rank more were trained than were."""
+    original = LazyShardedDataset.state_dict
+
+    def state_dict(self: LazyShardedDataset, consumed: int | None = None) -> dict[str, Any]:
+        first = self.consumed
+        assert consumed is not None
+        return original(self, max(first, consumed + steps * self.rank.dp_size * self._order.batch_size))
+
+    LazyShardedDataset.state_dict = state_dict  # type: ignore[method-assign]
+
+
+def _own_count() -> None:
+    """Each rank counts what it has trained itself, as if there were no others."""
+    original = LazyShardedDataset.state_dict
+
+    def state_dict(self: LazyShardedDataset, consumed: int | None = None) -> dict[str, Any]:
+        assert consumed is not None
+        step = self.rank.dp_size * self._order.batch_size
+        own = (consumed - self.consumed) // self.rank.dp_size
+        return original(self, self.consumed + own // step * step)
+
+    LazyShardedDataset.state_dict = state_dict  # type: ignore[method-assign]
+
+
+def _own_state() -> None:
+    """Each rank goes on from a state of its own; the odd ones have saved theirs one micro batch later."""
+    original = run_rank.state_of
+
+    def state_of(checkpoint: run_rank.Checkpoint, rank: int) -> dict[str, Any]:
+        state = original(checkpoint, rank)
+        part = state["parts"][-1]
+        if not rank % 2:
+            return state
+        later = part | {"draws": part["draws"] + part["batch_size"]}
+        consumed = state["consumed"] + part["dp"] * part["batch_size"]
+        return state | {"parts": [*state["parts"][:-1], later], "consumed": consumed}
+
+    run_rank.state_of = state_of
+
+
+def _acknowledge_on_read() -> None:
+    """What was read is committed at once, whatever checkpoints there are."""
+    original = LazyShardedDataset.__getitems__
+
+    def getitems(self: LazyShardedDataset, indices: Any) -> list[Any]:
+        rows = original(self, indices)
+        if not self.rank.dp_rank and get_worker_info() is None:
+            space = self._indices()
+            _, position = space.layout.locate(indices[-1])
+            self.commit(space.course.consumed_before + (position + 1) * space.course.dp, last_epoch=True)
+        return rows
+
+    LazyShardedDataset.__getitems__ = getitems  # type: ignore[method-assign]
+
+
+def _drop_tail() -> None:
+    """What fills no whole stripe at the end of the stream is left out."""
+    original = Segment.__init__
+
+    def init(self: Segment, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        if self._fresh is not None:
+            stripe = self.dp * self.rules.unit
+            self._fresh = self._fresh // stripe * stripe
+
+    Segment.__init__ = init  # type: ignore[method-assign]
+
+
+def _forget_older() -> None:
+    """The cursor follows the newest checkpoint, although older ones are kept."""
+    original = run_rank.commit
+
+    def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> None:
+        original(dataset, consumed, [])
+
+    run_rank.commit = commit
+
+
+def _stop() -> None:
+    """A rank never comes to the end of its step."""
+    original = run_rank.checked
+
+    def checked(found: dict[str, Any]) -> int:
+        sample = original(found)
+        if sample == 20:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return sample
+
+    run_rank.checked = checked
+
+
+# A state that is ahead at the end of the epoch is in the next one: refused, or all is trained again.
+MUTANTS: Final[dict[str, Mutant]] = {
+    "checkpoint ahead": Mutant(lambda: _shifted(1), "skipped", frozenset({"refused", "twice"})),
+    "checkpoint behind": Mutant(lambda: _shifted(-1), "twice"),
+    "own count on each rank": Mutant(_own_count, "twice"),
+    "own state on each rank": Mutant(_own_state, "twice", frozenset({"order", "refused", "skipped"})),
+    "acknowledge on read": Mutant(_acknowledge_on_read, "gone", deletes=True),
+    "drop the tail": Mutant(_drop_tail, "skipped", frozenset({"order"})),
+    "older checkpoints not named": Mutant(_forget_older, "gone", deletes=True),
+    "a rank that stops": Mutant(_stop, "hang"),
+}

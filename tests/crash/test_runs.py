@@ -1,0 +1,130 @@
+"""Training jobs killed at any instant and resumed with other ranks train every sample once, in the declared order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.crash import run_sweep
+from tests.crash.run_harness import Played
+from tests.crash.run_mutants import MUTANTS
+from tests.crash.run_nursery import Nursery
+from tests.crash.run_plan import Kill, LifePlan, RunPlan, Where, Whose, make_plan
+
+BLOCKS = 10
+KILLS_A_BLOCK = 20
+"""200 in all."""
+
+MOST_RUNS = 12
+"""In so many runs each mistake is to be found."""
+
+LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("runs")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def deleted() -> list[int]:
+    """Chunks that were deleted in each run so far."""
+    return []
+
+
+def assert_held(played: Played) -> None:
+    again = f"scripts/sweep_resumes --runs 1 --seed {played.seed}"
+    assert played.kind is None, f"{played.kind}: {played.text}\nagain: {again}"
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_killed_and_resumed_runs_train_every_sample_once_in_order(
+    block: int, nursery: Nursery, deleted: list[int]
+) -> None:
+    kills, seed = 0, 1000 * block
+    while kills < KILLS_A_BLOCK:
+        played = nursery.play(make_plan(seed))
+        assert_held(played)
+        deleted.append(played.deleted)
+        kills += sum(played.kills.values())
+        seed += 1
+
+
+def test_chunks_were_deleted_in_most_of_these_runs(deleted: list[int]) -> None:
+    if len(deleted) < 3 * BLOCKS:
+        pytest.skip("needs the runs of the test before")
+    assert sum(map(bool, deleted)) > len(deleted) / 2
+
+
+def killed_once(where: Where, whose: Whose = "all", **changes: object) -> RunPlan:
+    """A run whose first life is killed in the middle, at the first call that counts."""
+    kill = Kill(where, 0.5, 0, 1, "before", whose, 0.0)
+    first = LifePlan(dp=2, batch_size=1, workers=0, iterable=False, early=False, every=2, back=0, kill=kill)
+    run = replace(make_plan(0), samples=80, per_chunk=4, unit=4, window=1, limit=80, indices=None)
+    lives = (replace(first, **changes), LAST)  # type: ignore[arg-type]
+    return replace(run, pace=("--max-ahead", "2"), deaths=(), keep=2, lives=lives)
+
+
+@pytest.mark.parametrize("where", ["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"])
+def test_kill_falls_where_it_is_planned(where: Where, nursery: Nursery) -> None:
+    played = nursery.play(killed_once(where))
+    assert_held(played)
+    assert played.kills == {where: 1}
+    # Of 20; the producer is never more than two chunks ahead, and the last checkpoints are some steps back.
+    assert played.deleted >= 5
+
+
+@pytest.mark.parametrize("whose", ["all", "job", "one"])
+@pytest.mark.parametrize("iterable", [False, True])
+def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Nursery) -> None:
+    # Of a rank that is killed alone, the workers live on for seconds, beside those who go on.
+    played = nursery.play(killed_once("step", whose, workers=2, iterable=iterable))
+    assert_held(played)
+    assert played.kills == {"step": 1}
+
+
+def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Nursery) -> None:
+    # 72 of 78 samples are a multiple of 3 * 3; the stream goes on, and with it the producer that deletes.
+    run = replace(killed_once("end", "job", dp=3, batch_size=3), samples=400, limit=78, window=0, keep=1)
+    last = replace(LAST, dp=1, batch_size=1)
+    assert_held(nursery.play(replace(run, pace=("--rate", "250"), lives=(run.lives[0], last))))
+
+
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"])
+def test_harness_finds_mistake(name: str, nursery: Nursery) -> None:
+    mutant = MUTANTS[name]
+    for seed in range(MOST_RUNS):
+        played = nursery.play(mutant.plan(seed), name)
+        assert played.kind in (None, mutant.kind, *mutant.besides), played.text
+        if played.kind == mutant.kind:
+            return
+    pytest.fail(f"not found in {MOST_RUNS} runs")
+
+
+def test_hang_tells_who_waits_for_what(nursery: Nursery) -> None:
+    run = killed_once("step", dp=3)
+    played = nursery.play(replace(run, patience_s=8.0), "a rank that stops")
+    assert played.kind == "hang"
+    assert "is reading, step" in played.text
+    assert "is waiting for the other ranks, step" in played.text
+    assert "the producer: " in played.text
+
+
+def test_sweep_names_the_seed_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(_: Nursery, run: RunPlan) -> Played:
+        kind = "twice" if run.seed == 8 else None
+        return Played(run.seed, kills={"read": 2}, kind=kind, text="samples [3] were trained more than once")
+
+    monkeypatch.setattr(Nursery, "play", play)
+    assert run_sweep.main(["--runs", "2", "--seed", "8", "--jobs", "1", "--dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "seed 8: twice: samples [3] were trained more than once" in said
+    assert "again, alone: scripts/sweep_resumes --runs 1 --seed 8\n" in said
+    assert "2 of 2 runs, 4 kills (read 4)" in said
+    assert run_sweep.main(["--runs", "2", "--seed", "9", "--jobs", "2", "--dir", str(tmp_path)]) == 0

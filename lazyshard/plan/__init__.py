@@ -15,6 +15,7 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `lane`: the composition (`Plan`): epochs, windows, and when a position may be drawn from a stream that still grows.
 - `windows`: positions shuffled inside windows; `gaps`: samples that are left out.
 - `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history.
+- `steps`: positions and the steps of a trainer; `blend`: whose turn it is among several streams.
 - `layout`: data set index to lane and position, and back.
 """
 

@@ -4,8 +4,10 @@
 - `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
   `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
-- `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are
-- `retire`: what nobody needs any more is deleted
+- `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is
+  deleted
+- `run_state`: the state of a run and its course; `tracing` with `tracing_*`: what was trained when; `auditing` with
+  `auditing_*`: was everything trained once
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
 - `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.bad_samples import BadSamples, OnBadSample
 from lazyshard.data.cache import SampleCache
+from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.encode import EncodeFn, Encoder
-from lazyshard.data.index_space import IndexSpace, LayoutName, Order, UnitName
+from lazyshard.data.epoch_spaces import EpochSpaces
+from lazyshard.data.index_space import IndexSpace
+from lazyshard.data.lane_reader import LaneReader, consecutive
+from lazyshard.data.order import LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
+from lazyshard.data.run_states import Ranges, RunStates
 from lazyshard.data.samples import SampleMaker
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RowInvalid
+from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
-from lazyshard.plan import Draw, Run
+from lazyshard.plan import Draw
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.chunk import parse_lines
-from lazyshard.storage.watch import Parent
-
-_NOTHING: Final[tuple[int, list[bytes], int]] = (0, [], 0)
-"""Nothing read ahead: index of the first line, lines of it and of the indices that follow it, epoch."""
 
 _loads = orjson.loads
 
@@ -79,10 +80,12 @@ class LazyShardedDataset(Dataset[Any]):
             raises.
         cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first
             pass over a stream nothing comes back.
-        consumer: name under which rank 0 tells the producer, about once a window, how much of the stream is needed to
-            read on (`cursors/NAME.reading.json`). Give it where the producer is held back by --max-ahead, or deletes
-            chunks: as long as this consumer has no cursor, its chunks are kept. None tells nothing. What cannot be
-            written there is logged, never raised.
+        consumer: name under which rank 0 commits, and tells the producer, about once a window, how much of the stream
+            is needed to read on (`cursors/NAME.reading.json`). Give it where the producer is held back by --max-ahead,
+            or deletes chunks: as long as this consumer has no cursor, its chunks are kept. None tells nothing. What
+            cannot be written there is logged, never raised.
+        micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
+            steps, for `lazyshard trace` and for `skip`.
 
     Raises:
         WaitTimeout: no stream has appeared.
@@ -101,7 +104,7 @@ class LazyShardedDataset(Dataset[Any]):
     """
 
     # Set once, by `_indices`.
-    _space: IndexSpace | None = None
+    _spaces: EpochSpaces | None = None
 
     def __init__(
         self,
@@ -123,15 +126,20 @@ class LazyShardedDataset(Dataset[Any]):
         max_bad_samples: int = 100,
         cache_bytes: int = 0,
         consumer: str | None = None,
+        micro_batches_per_step: int | None = None,
     ) -> None:
-        self._order = Order(batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples)
+        self._order = Order(
+            batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples, micro_batches_per_step
+        )
         encoder = None if encode_fn is None else Encoder(encode_fn)
         bad = BadSamples(on_bad_sample, max_bad_samples)
         cache = SampleCache(cache_bytes)
         self._consumer = None if consumer is None else check_consumer(consumer)
+        self._commits = None if consumer is None else Commits(Path(directory), consumer)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
+        self._states = RunStates(self._order, self._reader)
         self._samples = SampleMaker(self._reader, encoder, bad, cache)
         # Rows are samples as they are.
         self._plain = encoder is None
@@ -142,11 +150,7 @@ class LazyShardedDataset(Dataset[Any]):
         self._report()
 
     def _attach(self) -> None:
-        # Lines read ahead. One value that is only ever replaced, so that threads which share the data set never see
-        # the lines of one place with the index of another.
-        self._ahead = _NOTHING
-        # The run that was located last: lane, epoch and run.
-        self._run: tuple[int, int, Run] | None = None
+        self._lanes = LaneReader(self._reader, self._samples, self._plain)
         self._numbers = self._shared.view
         # The process that has read; 0 for none yet.
         self._pid = 0
@@ -155,7 +159,7 @@ class LazyShardedDataset(Dataset[Any]):
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._indices()
         state = self.__dict__ | {"_reported": (0, 0, 0.0)}
-        for name in ("_ahead", "_run", "_numbers", "_pid"):
+        for name in ("_lanes", "_numbers", "_pid"):
             del state[name]
         return state
 
@@ -169,8 +173,8 @@ class LazyShardedDataset(Dataset[Any]):
         # Any of it may be missing: debuggers and tracebacks show objects whose constructor has failed.
         known = vars(self)
         reader: StreamReader | None = known.get("_reader")
-        space: IndexSpace | None = known.get("_space")
-        rank: Rank | None = known.get("_rank") if space is None else space.rank
+        spaces: EpochSpaces | None = known.get("_spaces")
+        rank: Rank | None = known.get("_rank") if spaces is None else spaces.rank
         if reader is None:
             return f"<{type(self).__name__}, not open>"
         seen = reader.seen
@@ -207,15 +211,128 @@ class LazyShardedDataset(Dataset[Any]):
 
     @property
     def rank_indices(self) -> range:
-        """The indices of this rank, in order: a sampler. ``rank_indices[consumed:]`` goes on after so many samples."""
-        space = self._indices()
-        return space.layout.lane_indices(space.rank.dp_rank)
+        """The indices of this rank that are still to be drawn in the epoch that is set, in order: a sampler.
+
+        Those of the whole epoch, or what is left of it where a loaded state stands. ``rank_indices[n:]`` goes on after
+        n more samples of this rank. Ask again for each epoch: the next one is a whole one.
+        """
+        return self._indices().lane_indices()
 
     @property
     def leftover(self) -> int | None:
         """Samples that no rank draws in an epoch, fewer than dp_size * batch_size; None while the end is open."""
         total = self._order.known_total(self.published())
-        return None if total is None else self._indices().plan.leftover(total)
+        return None if total is None else self._indices().course.leftover(total)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is set: 0 at first, that of the state once one is loaded."""
+        return self._numbers[EPOCH]
+
+    @property
+    def consumed(self) -> int:
+        """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
+        return self._states.consumed(self._numbers[EPOCH])
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Returns the state of the run, plain values for any checkpoint; the same on every rank.
+
+        Args:
+            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
+                epochs, since this one began. It never follows from what was read: workers read ahead. None for what
+                was loaded.
+
+        Raises:
+            ValueError: it is not the same number of samples for each rank, or fewer than when the run went on last.
+        """
+        return self._states.after(consumed, self.epoch, self.rank.dp_size).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
+
+        To be called before the data set is used: before its length, `rank_indices` or a sample is asked for. In a
+        DataLoader worker it only checks that the state is the one that the data set began with.
+
+        Args:
+            state: what `state_dict` returned; of the same stream, `unit`, `shuffle_window`, `seed` and
+                `max_total_samples`.
+
+        Raises:
+            StateInvalid, VersionUnsupported: it cannot be used.
+            StateMismatch: it is of another stream or of other settings, goes on with chunks that are deleted, or the
+                stream is shorter than what was drawn.
+            RuntimeError: the data set is used already, and stands elsewhere.
+        """
+        self._go_on(state, anywhere=False)
+
+    def _go_on(self, state: dict[str, Any], *, anywhere: bool = True) -> tuple[int, int] | None:
+        """Loads a state; once this data set is used it has to be of the same course, and may be `anywhere` in it.
+
+        Returns:
+            Epoch and position of the state, None where this data set was not used yet and now stands there.
+        """
+        settled = self._spaces is not None or get_worker_info() is not None
+        found = self._states.load(state, self._reader, self.rank.dp_size if settled else None, anywhere)
+        if get_worker_info() is None:
+            self._numbers[EPOCH] = found[0]
+        return found if settled else None
+
+    def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
+        """Leaves samples out from here on, in every epoch: the known remedy for a loss spike. The state keeps them.
+
+        To be called once, after `load_state_dict` and before the data set is used: a state that is saved later has it.
+
+        Args:
+            samples: half-open ranges of sample numbers.
+            chunks: half-open ranges of chunks.
+            steps: half-open ranges of optimiser steps that are still to be trained, by number, as the run would go on;
+                needs `micro_batches_per_step`. The next ones are passed over; in the place of later ones the steps of
+                these numbers train what follows.
+
+        Raises:
+            ValueError: a range is empty or negative, or of steps that are not known or trained already.
+            RuntimeError: the data set is used already.
+        """
+        if self._spaces is not None:
+            raise RuntimeError(f"{self.directory}: this data set is in use already, what to skip is said before")
+        self._states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank(), self._reader)
+
+    def commit(
+        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
+    ) -> bool:
+        """Tells the producer durably how far the checkpoints are, so that it may delete what no resume can need again.
+
+        To be called by one process, of rank 0, once a checkpoint with `state_dict(consumed)` is safely on disk; and
+        right after `load_state_dict`, with its `consumed`: then the cursor stands where this run does. Other ranks may
+        call it too, nothing is done there.
+
+        Args:
+            consumed: as for `state_dict`.
+            last_epoch: whether no other epoch follows this one. Otherwise every chunk is kept.
+            keep: states of older checkpoints from which the run may still be resumed.
+            take_over: go on although another run on this machine commits under the same name; that one is refused.
+
+        Returns:
+            Whether this is rank 0, and the cursor was written.
+
+        Raises:
+            CursorTaken: another run commits under the same name.
+            StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run.
+            OSError: the filesystem refused; the cursor before may be the one that counts.
+            ValueError: as `state_dict`; or the data set has no `consumer`.
+            RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
+        """
+        if self._commits is None:
+            raise ValueError(f"{self.directory}: a commit is that of a consumer; make the data set with consumer=NAME")
+        if get_worker_info() is not None:
+            raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
+        state = self._states.after(consumed, self.epoch, self.rank.dp_size)
+        states = [state, *map(self._states.read, keep)]
+        if self.rank.dp_rank != 0:
+            return False
+        done = chunks_done(states, self._order.known_total(self.published())) if last_epoch else 0
+        self._commits.write(state, done, take_over=take_over)
+        return True
 
     def published(self) -> Published:
         """Looks what is published now."""
@@ -248,7 +365,11 @@ class LazyShardedDataset(Dataset[Any]):
         try:
             if self._pid != os.getpid():
                 self._enter_process()
-            return self._indices().draw(operator.index(index), self._numbers[EPOCH], self._reader)
+            return self._indices().draw(operator.index(index), self._reader)
+        except LazyShardError as error:
+            if get_worker_info() is not None:
+                error.carry_fields()
+            raise
         finally:
             self._report()
 
@@ -289,7 +410,7 @@ class LazyShardedDataset(Dataset[Any]):
         if type(index) is not int:
             # numpy's and torch's small integers wrap where they are subtracted.
             index = operator.index(index)
-        first, lines, epoch = self._ahead
+        first, lines, epoch = self._lanes.ahead
         place, step = index - first, self._step
         if step != 1:
             place = -1 if place % step else place // step
@@ -304,7 +425,7 @@ class LazyShardedDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples of a batch. Raises as `__getitem__` does."""
-        first, lines, epoch = self._ahead
+        first, lines, epoch = self._lanes.ahead
         if (
             lines
             and type(indices) is list
@@ -323,28 +444,34 @@ class LazyShardedDataset(Dataset[Any]):
                     return rows
         return self._fetch(list(map(operator.index, indices)))
 
-    def _indices(self) -> IndexSpace:
-        space = self._space
-        if space is None:
-            made = IndexSpace(self._order, self._rank or resolve_rank(), self._reader, self._consumer)
-            # Before the space: who finds that one relies on this.
+    def _indices(self, epoch: int | None = None) -> IndexSpace:
+        """Returns the indices of an epoch, None for that which is set."""
+        spaces = self._spaces
+        if epoch is None:
+            epoch = self._numbers[EPOCH]
+        if spaces is None:
+            made = EpochSpaces(
+                self._order, self._rank or resolve_rank(), self._reader, self._consumer, self._states, epoch
+            )
+            # Before the spaces: who finds those relies on this.
             self._step = 1 if self._order.layout == "block" else made.rank.dp_size
-            # One step, so that of two threads that come here at once both go on with the same space.
-            space = vars(self).setdefault("_space", made)
-        return space
+            # One step, so that of two threads that come here at once both go on with the same spaces.
+            spaces = vars(self).setdefault("_spaces", made)
+        return spaces.at(epoch, self._reader)
 
     def _fetch(self, indices: list[int]) -> list[Any]:
         try:
             if self._pid != os.getpid():
                 self._enter_process()
-            if self._space is not None and self._space.wraps and len(indices) not in (1, self._order.batch_size):
-                self._tell_batch(len(indices))
             # One epoch for the whole batch, whenever another one is set.
             epoch = self._numbers[EPOCH]
+            space = self._indices(epoch)
+            if len(indices) not in (1, self._order.batch_size):
+                space.tell_batch(len(indices), self._reader)
             samples: list[Any] = []
             while len(samples) < len(indices):
-                index, count = self._consecutive(indices, len(samples))
-                samples += self._read_kept(index, count, epoch)
+                index, count = consecutive(indices, len(samples), space.step)
+                samples += self._lanes.read(space, index, count, epoch)
             return samples
         except LazyShardError as error:
             if get_worker_info() is not None:
@@ -353,101 +480,16 @@ class LazyShardedDataset(Dataset[Any]):
         finally:
             self._report()
 
-    def _tell_lane(self, index: int, lane: int) -> None:
-        self._indices().tell(
-            "lane",
-            f"{self.directory}: rank {self.rank.dp_rank} of {self.rank.dp_size} was asked for index {index}, which is "
-            f"rank {lane}'s in the {self._order.layout!r} layout. If every rank is asked for the same indices, samples "
-            f"repeat: did you forget `sampler=dataset.rank_indices`? If the sampler deals them out, each rank reads "
-            f"the chunks of all: choose the layout that fits it",
-        )
-
-    def _tell_batch(self, size: int) -> None:
-        self._indices().tell(
-            "batch",
-            f"{self.directory}: asked for a batch of {size}, batch_size is {self._order.batch_size}: where an epoch "
-            f"ends, a batch may then mix it with the next. Give the data set the batch size of the loader",
-        )
-
     def _enter_process(self) -> None:
-        space, worker = self._indices(), get_worker_info()
-        rank = f"rank {space.rank.dp_rank} of {space.rank.dp_size}"
-        self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
-        # Newer releases of torch have workers that are threads: those end with their process.
-        apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
-        self._reader.parent = Parent() if apart else None
-        self._reader.on_wait = None if space.marks is None else space.marks.repeat
+        self._indices()
+        assert self._spaces is not None
+        self._spaces.enter(self._reader, get_worker_info())
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
             self._samples.forget_bad()
             self._reported = (0, *self._reported[1:])
         # Last, so that no other thread reads before the space is there.
         self._pid = os.getpid()
-
-    def _consecutive(self, indices: list[int], start: int) -> tuple[int, int]:
-        """Returns the index at a place of a batch, and how many from there on follow each other as a rank's do."""
-        index, step = indices[start], self._step
-        count = len(indices) - start
-        if count == 1 or (start == 0 and indices == list(range(index, index + count * step, step))):
-            return index, count
-        count = 1
-        while start + count < len(indices) and indices[start + count] == index + count * step:
-            count += 1
-        return index, count
-
-    def _read_kept(self, index: int, count: int, epoch: int) -> list[Any]:
-        """Returns what `_read` does; of a chunk that is gone it says more where the sample was drawn before."""
-        try:
-            return self._read(index, count, epoch)
-        except ChunkRetired as error:
-            drawn = self._indices().draw(index, epoch, self._reader)
-            if not drawn.epoch:
-                raise
-            raise ChunkRetired(
-                f"{error.file}: sample {drawn.sample} is drawn again in epoch {drawn.epoch}, but its chunk "
-                f"{error.chunk} was deleted by the stream's producer, as were all chunks below {error.chunks_before}. "
-                f"To train another epoch, produce the stream with --retain all, or more epochs of its rows in advance",
-                file=error.file,
-                chunk=error.chunk,
-                chunks_before=error.chunks_before,
-            ) from error
-
-    def _read(self, index: int, count: int, epoch: int) -> list[Any]:
-        """Returns the samples of the first of `count` consecutive indices: at least one of them."""
-        sample, stop = self._locate(index, epoch)
-        try:
-            lines = self._lines_ahead(index, count, epoch)
-            if not lines:
-                # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
-                self._ahead = _NOTHING
-                ahead = self._reader.lines_published(sample, stop, count)
-                self._ahead = (index, ahead, epoch)
-                lines = ahead[:count]
-            rows = self._reader.parse(lines, sample)
-        except (ChunkCorrupt, RowInvalid) as cause:
-            return [self._samples.substitute(sample, cause)]
-        return rows if self._plain else [self._samples.make(sample + i, row) for i, row in enumerate(rows)]
-
-    def _lines_ahead(self, index: int, count: int, epoch: int) -> list[bytes]:
-        """Returns the lines of the first of `count` consecutive indices that were read ahead."""
-        first, lines, ahead_epoch = self._ahead
-        place, beside = divmod(index - first, self._step)
-        return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
-
-    def _locate(self, index: int, epoch: int) -> tuple[int, int]:
-        """Returns the sample of an index, and the end of the samples that the following indices draw in turn."""
-        space = self._indices()
-        lane, position = space.layout.locate(index)
-        if lane != space.rank.dp_rank:
-            self._tell_lane(index, lane)
-        if space.plan.window:
-            sample = space.draw(index, epoch, self._reader).sample
-            return sample, sample + 1
-        known = self._run
-        if known is None or known[:2] != (lane, epoch) or not known[2].first <= position < known[2].stop:
-            known = self._run = (lane, epoch, space.run(lane, position, epoch, self._reader))
-        run = known[2]
-        return run.sample + position - run.first, run.sample + run.stop - run.first
 
     def _report(self) -> None:
         met = (self._samples.bad_samples, self._reader.chunks_opened, self._reader.waited_s)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lazyshard.format import ReadingMark
-from lazyshard.plan import Plan
+from lazyshard.plan import Course
 from lazyshard.storage import StreamReader, read_reading, write_reading
 
 REPEAT_S: Final = 1.0
@@ -34,8 +34,9 @@ class ReadingMarks:
 
     Args:
         consumer: its name.
-        plan: what is drawn when.
+        course: what is drawn when.
         reader: the stream.
+        since: when the data set was made, in seconds since 1970; None for now.
         clock: returns seconds since 1970.
         timer: returns seconds, for the pauses between two looks.
 
@@ -46,21 +47,22 @@ class ReadingMarks:
     def __init__(
         self,
         consumer: str,
-        plan: Plan,
+        course: Course,
         reader: StreamReader,
         *,
+        since: float | None = None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stop = 0
         self._consumer = consumer
-        self._plan = plan
+        self._course = course
         self._directory = reader.directory
         self._stream_id = reader.stream_id
         self._samples_per_chunk = reader.samples_per_chunk
         self._clock = clock
         self._timer = timer
-        self._since = clock()
+        self._since = clock() if since is None else since
         self._looked_at = -math.inf
         self._mark: ReadingMark | None = None
 
@@ -76,16 +78,16 @@ class ReadingMarks:
             published: samples known to be published.
         """
         size = self._samples_per_chunk
-        needed = self._plan.needed(position)
+        needed = self._course.needed(position)
         samples = needed if limit is None else min(needed, limit)
         chunks = -(-samples // size)
         capped = limit is not None and chunks * size >= limit
-        self.stop = _NO_MORE if capped else drawable(self._plan, chunks * size)
+        self.stop = _NO_MORE if capped else self._course.drawable(chunks * size)
         self._mark = ReadingMark(
             consumer=self._consumer,
             stream_id=self._stream_id,
-            dp_size=self._plan.deal.dp,
-            window=position // (self._plan.window or self._plan.deal.unit),
+            dp_size=self._course.dp,
+            window=position // self._course.rules.span,
             needs_chunks=chunks,
             updated_at=self._clock(),
         )
@@ -117,14 +119,3 @@ def is_due(found: ReadingMark | None, mark: ReadingMark, since: float) -> bool:
     if found is None or found.updated_at < since:
         return True
     return found.stream_id != mark.stream_id or found.needs_chunks < mark.needs_chunks
-
-
-def drawable(plan: Plan, samples: int) -> int:
-    """Returns how many positions of each lane can be drawn once so many samples are published, the end being open.
-
-    With `dp=2, unit=3` and 16 samples: 6, two whole stripes. It is `Plan.needed` turned round: `needed(p) <= samples`
-    for the positions below, and for no other.
-    """
-    held = max(0, samples - plan.deal.start) // plan.deal.dp
-    span = plan.window or plan.deal.unit
-    return min(held - held % span, held - held % plan.batch_size)

@@ -12,6 +12,9 @@ begins with an epoch does not depend on those before it::
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
                                        what is left of epoch 1
 
+A part with as many lanes as the one before, and from which on no more is left out, goes on in the same order, window by
+window, as if it were the same part.
+
 A part that ends exactly where an epoch does is still in that epoch: what had been left over for want of a whole batch
 is dealt to the next lanes, and may be too little again. So it makes no difference whether the end was known by then.
 """
@@ -82,12 +85,16 @@ class _Begin(NamedTuple):
 
     Attributes:
         segment: what is left of the epoch.
+        offset: the position of that segment at which the part begins.
+        goes_on: whether it goes on in the order of the part before, in its segment.
         length: positions of each lane in it; `_UNSET` as long as that is open.
         later: what is drawn in every later epoch, in numbers of the samples kept.
         kept: how many samples a later epoch has; None as long as that is open.
     """
 
     segment: Segment
+    offset: int
+    goes_on: bool
     length: int
     later: Plan
     kept: int | None
@@ -191,7 +198,7 @@ class Course:
     def leftover(self, total: int) -> int:
         """Return how many samples the epoch in which the part begins leaves undrawn: fewer than dp * batch_size."""
         begin = self._begin(total)
-        return (begin.segment.size or 0) - self.dp * begin.length
+        return (begin.segment.size or 0) - self.dp * (begin.offset + begin.length)
 
     def needed(self, position: int) -> int:
         """Return how many samples must be published before `position` may be drawn with the end unknown.
@@ -201,14 +208,19 @@ class Course:
         Raises:
             IndexError: `position` is negative.
         """
-        return self._begin(None).segment.needed(position, self.batch_size)
+        if position < 0:
+            raise outside("position", position, None)
+        begin, size = self._begin(None), self.batch_size
+        return begin.segment.needed(begin.offset + position, begin.offset + (position // size + 1) * size)
 
     def drawable(self, samples: int) -> int:
         """Return how many positions of each lane can be drawn once so many samples are published, the end unknown.
 
         `needed` turned round: needed(p) <= samples for the positions below, and for no other.
         """
-        return self._begin(None).segment.drawable(samples, self.batch_size)
+        begin, size = self._begin(None), self.batch_size
+        certain, held = begin.segment.drawable(samples)
+        return max(0, min(certain - begin.offset, (held - begin.offset) // size * size))
 
     def done_before(self, position: int, total: int | None) -> int:
         """Return N such that no sample below N is drawn in the same epoch once every lane has drawn [0, position).
@@ -224,7 +236,7 @@ class Course:
         begin = self._begin(total)
         if total is not None and position >= begin.length and (position > begin.length or not self.leftover(total)):
             return total
-        return begin.segment.done_before(position)
+        return begin.segment.done_before(begin.offset + position)
 
     def draw(self, lane: int, position: int, total: int | None) -> Draw:
         """Return epoch and sample of what `lane` draws at `position`.
@@ -239,7 +251,9 @@ class Course:
             begin = self._begin(total)
         segment, length = begin.segment, begin.length
         if length == _UNSET or position < length:
-            return Draw(segment.epoch, segment.sample(lane, position))
+            if position < 0:
+                raise outside("position", position, None)
+            return Draw(segment.epoch, segment.sample(lane, begin.offset + position))
         epoch, kept = begin.later.draw(lane, position - length, begin.kept, segment.epoch + 1)
         return Draw(epoch, segment.gaps.nth(0, kept))
 
@@ -261,9 +275,9 @@ class Course:
         epochs = np.full(len(position), segment.epoch, dtype=np.int64)
         later = position >= (np.iinfo(np.int64).max if length == _UNSET else length)
         if not later.any():
-            return epochs.reshape(shape), segment.samples(lane, position).reshape(shape)
+            return epochs.reshape(shape), segment.samples(lane, position + begin.offset).reshape(shape)
         samples = np.empty(len(position), dtype=np.int64)
-        samples[~later] = segment.samples(lane[~later], position[~later])
+        samples[~later] = segment.samples(lane[~later], position[~later] + begin.offset)
         epochs[later], kept = begin.later.draws(lane[later], position[later] - length, begin.kept, segment.epoch + 1)
         samples[later] = segment.gaps.nth_all(0, kept)
         return epochs.reshape(shape), samples.reshape(shape)
@@ -278,18 +292,20 @@ class Course:
         """
         drawn = self.draw(lane, position, total)
         begin = self._begin(total)
-        offset, segment = 0, begin.segment
+        # Position of the segment - position of the part.
+        shift, segment = begin.offset, begin.segment
         if total is None:
-            limit = segment.drawable(segment.needed(position, self.batch_size), self.batch_size)
+            limit = shift + self.drawable(self.needed(position))
         elif position < begin.length:
-            limit = begin.length
+            limit = shift + begin.length
         else:
             limit = begin.later.epoch_length(begin.kept or 0)
-            offset = position - (position - begin.length) % limit
+            shift = (position - begin.length) % limit - position
             segment = begin.full(total, drawn.epoch)
-        first, stop = segment.run(lane, position - offset, limit)
-        sample = drawn.sample - (position - offset - first)
-        return Run(offset + first, offset + stop, sample, drawn.epoch)
+        first, stop = segment.run(lane, position + shift, limit)
+        # What lies before the part in its segment is not the part's.
+        first = max(first, shift)
+        return Run(first - shift, stop - shift, drawn.sample - (position + shift - first), drawn.epoch)
 
     def place(self, sample: int, total: int | None, epoch: int) -> Place | None:
         """Return where a sample is drawn in an epoch, which may lie ahead of what the current part has drawn.
@@ -302,40 +318,48 @@ class Course:
         """
         if sample < 0:
             raise outside("sample", sample, None)
-        chain = list(self._chain(total, epoch))
         found: tuple[int, int] | None = None
-        for at, (number, segment, offset, stop) in enumerate(chain):
-            if at and found is not None:
+        before: Segment | None = None
+        for number, segment, goes_on, shift, stop in self._chain(total, epoch):
+            if before is not None and not goes_on and found is not None:
                 found = segment.take_over(*found)
                 if found == (-1, -1):
                     return None
             if found is None and sample >= segment.start:
                 found = segment.place(sample)
+            before = segment
             if found is None:
                 continue
             lane, position = found
-            if stop is None or position < stop:
-                return Place(number, lane, offset + position)
+            if stop is None or position + shift < stop:
+                return Place(number, lane, position + shift)
         return None
 
-    def _chain(self, total: int | None, epoch: int) -> Iterator[tuple[int, Segment, int, int | None]]:
-        """Yield the segments of an epoch: number of the part, segment, first position in the part, positions drawn."""
+    def _chain(self, total: int | None, epoch: int) -> Iterator[tuple[int, Segment, bool, int, int | None]]:
+        """Yield the segments of an epoch, part by part.
+
+        Yields:
+            Number of the part; segment; whether it is the one of the part before; position of the part - position of
+            the segment; the position of the part behind the last that it draws in this epoch, None if that is open.
+        """
         begins = self._all(total)
         for number, begin in enumerate(begins):
             current = number == len(begins) - 1
-            at = begin.segment.epoch
+            at, draws = begin.segment.epoch, self.parts[number].draws
             if begin.length == _UNSET:
                 if at == epoch:
-                    yield number, begin.segment, 0, None if current else self.parts[number].draws
+                    yield number, begin.segment, begin.goes_on, -begin.offset, None if current else draws
                 continue
             assert total is not None
-            full = begin.later.epoch_length(begin.kept or 0)
-            offset = 0 if epoch == at else begin.length + (epoch - at - 1) * full
-            length = begin.length if epoch == at else full
-            drawn = length if current else min(length, self.parts[number].draws - offset)
-            if epoch < at or drawn < 0 or (drawn == 0 and offset):
-                continue
-            yield number, begin.segment if epoch == at else begin.full(total, epoch), offset, drawn
+            if epoch == at:
+                drawn = begin.length if current else min(begin.length, draws)
+                yield number, begin.segment, begin.goes_on, -begin.offset, drawn
+            elif epoch > at:
+                full = begin.later.epoch_length(begin.kept or 0)
+                first = begin.length + (epoch - at - 1) * full
+                if current or first < draws:
+                    stop = first + full if current else min(first + full, draws)
+                    yield number, begin.full(total, epoch), False, first, stop
 
     def _begin(self, total: int | None) -> _Begin:
         known, begin = self._last
@@ -355,28 +379,41 @@ class Course:
             gaps = Gaps()
             for number, part in enumerate(self.parts):
                 gaps = gaps.joined(part.skip)
-                segment = self._segment(number, part, gaps, found, total)
+                segment, offset = self._segment(number, part, gaps, found, total)
                 later = Plan(Deal(part.dp, self.rules.unit), part.batch_size, self.rules.window, self.rules.seed)
                 size = segment.size
                 step = part.dp * part.batch_size
-                length = _UNSET if size is None else size // step * part.batch_size
-                found.append(_Begin(segment, length, later, None if total is None else gaps.kept(0, total)))
+                length = _UNSET if size is None else (size - part.dp * offset) // step * part.batch_size
+                kept = None if total is None else gaps.kept(0, total)
+                found.append(_Begin(segment, offset, self._goes_on(number), length, later, kept))
             if total is not None:
                 self._begins = {key: known for key, known in self._begins.items() if key is None}
             self._begins[total] = found
         return found
 
-    def _segment(self, number: int, part: Part, gaps: Gaps, begins: list[_Begin], total: int | None) -> Segment:
+    def _segment(
+        self, number: int, part: Part, gaps: Gaps, begins: list[_Begin], total: int | None
+    ) -> tuple[Segment, int]:
+        """Return the segment in which a part begins, and at which of its positions."""
         if part.epoch is not None or not number:
-            return Segment(self.rules, part.dp, part.epoch or 0, total, gaps)
+            return Segment(self.rules, part.dp, part.epoch or 0, total, gaps), 0
         before, ended = begins[-1], self.parts[number - 1]
-        if before.length == _UNSET or ended.draws <= before.length:
-            return Segment(self.rules, part.dp, before.segment.epoch, total, gaps, before.segment, ended.draws)
-        assert total is not None
-        full = before.later.epoch_length(before.kept or 0)
-        if not full:
-            raise ValueError(f"{ended.draws} positions of {ended.dp} lanes were drawn, but there are {total} samples")
-        turns = (ended.draws - before.length - 1) // full
-        epoch = before.segment.epoch + 1 + turns
-        drawn = ended.draws - before.length - turns * full
-        return Segment(self.rules, part.dp, epoch, total, gaps, before.full(total, epoch), drawn)
+        segment, drawn = before.segment, before.offset + ended.draws
+        if before.length != _UNSET and ended.draws > before.length:
+            assert total is not None
+            full = before.later.epoch_length(before.kept or 0)
+            if not full:
+                raise ValueError(
+                    f"{ended.draws} positions of {ended.dp} lanes were drawn, but there are {total} samples"
+                )
+            turns = (ended.draws - before.length - 1) // full
+            segment = before.full(total, segment.epoch + 1 + turns)
+            drawn = ended.draws - before.length - turns * full
+        if self._goes_on(number):
+            return segment, drawn
+        return Segment(self.rules, part.dp, segment.epoch, total, gaps, segment, drawn), 0
+
+    def _goes_on(self, number: int) -> bool:
+        """Return whether a part goes on in the order of the one before."""
+        part = self.parts[number]
+        return number > 0 and part.epoch is None and not part.skip and part.dp == self.parts[number - 1].dp

@@ -271,27 +271,30 @@ class Segment:
             return alone
         return own + first, own + stop
 
-    def needed(self, position: int, batch_size: int) -> int:
-        """Return how many samples must be published before `position` may be drawn in every lane, the end unknown."""
-        if position < 0:
-            raise outside("position", position, None)
+    def needed(self, position: int, stop: int) -> int:
+        """Return how many samples must be published before `position` may be drawn in every lane, the end unknown.
+
+        Args:
+            position: at least 0.
+            stop: the position behind its batch: all of that must be certain to belong to the epoch.
+        """
         span = self.rules.span
         most = position - self.carried // self.dp
         kept = (most // span + 1) * span * self.dp if most >= 0 else 0
-        kept = max(kept, (position // batch_size + 1) * batch_size * self.dp - self.carried)
+        kept = max(kept, stop * self.dp - self.carried)
         return self.gaps.nth(self.start, kept - 1) + 1 if kept > 0 else self.start
 
-    def drawable(self, samples: int, batch_size: int) -> int:
-        """Return how many positions of each lane can be drawn once so many samples are published, the end unknown.
+    def drawable(self, samples: int) -> tuple[int, int]:
+        """Return what can be drawn once so many samples are published, the end unknown.
 
-        `needed` turned round: needed(p) <= samples for the positions below, and for no other.
+        Returns:
+            The positions of each lane that are certain, and how many each lane holds at least: no batch may go beyond.
         """
         if samples < self.start:
-            return 0
+            return 0, 0
         kept, span = self.gaps.kept(self.start, samples), self.rules.span
         certain = kept // self.dp // span * span + self.carried // self.dp
-        held = (kept + self.carried) // self.dp
-        return min(certain, held - held % batch_size)
+        return certain, (kept + self.carried) // self.dp
 
     def done_before(self, position: int) -> int:
         """Return N such that no sample below N is drawn once every lane has drawn positions [0, position).

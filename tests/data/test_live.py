@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data.index_space import LayoutName
+from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan import Draw
 from tests.data.workers import DEADLINE_S, first_error, loader

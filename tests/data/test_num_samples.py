@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data.index_space import LayoutName
+from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan import Deal, Plan
 from tests.data.workers import DEADLINE_S, loader

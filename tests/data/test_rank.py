@@ -101,7 +101,7 @@ def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, mon
     assert dataset.rank == Rank(1, 2)
     # Where neither is initialised, as in a spawned worker, the copy knows.
     copied = dataset.__getstate__()
-    assert copied["_space"].rank == Rank(1, 2)
+    assert copied["_spaces"].rank == Rank(1, 2)
 
 
 DISTRIBUTED = """

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.data import reading_marks
-from lazyshard.data.index_space import Order
-from lazyshard.data.reading_marks import ReadingMarks, drawable, is_due
+from lazyshard.data.order import Order
+from lazyshard.data.reading_marks import ReadingMarks, is_due
 from lazyshard.format import ReadingMark
-from lazyshard.plan import Deal, Plan
+from lazyshard.plan import Course, Part, Rules
 from lazyshard.storage import read_reading, write_reading
 from tests.data.workers import DEADLINE_S, loader
 from tests.storage.streams import foreign, names, produce, wait_until
@@ -43,19 +41,6 @@ def told(directory: Path) -> tuple[int, int] | None:
 
 def tell(directory: Path, needs: int, at: float = 0.0) -> None:
     write_reading(directory, ReadingMark("sft", None, 1, 0, needs, at))
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    deal = Deal(draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(0, 20)))
-    return Plan(deal, draw(st.integers(1, 6)), draw(st.integers(0, 3)) * deal.unit)
-
-
-@given(plans(), st.integers(0, 400))
-def test_drawable_is_needed_turned_round(plan: Plan, samples: int) -> None:
-    stop = drawable(plan, samples)
-    assert stop == 0 or plan.needed(stop - 1) <= samples
-    assert plan.needed(stop) > samples
 
 
 MARK = ReadingMark("sft", "f" * 32, 2, 3, 8, 100.0)
@@ -138,7 +123,7 @@ def test_windows_that_pass_quickly_are_told_now_and_then_and_what_is_waited_for_
     monkeypatch.setattr(reading_marks, "PAUSE_S", 0.2)
     now = 1000.0
     reader = StreamReader(produce(tmp_path, 20, end=False))
-    marks = ReadingMarks("sft", Plan(Deal(1, 2)), reader, timer=lambda: now)
+    marks = ReadingMarks("sft", Course(Rules(2), [Part(1)]), reader, timer=lambda: now)
     found = []
     for position, later, limit in ((0, 0.0, None), (2, 0.1, None), (4, 0.05, None), (6, 0.06, None), (8, 0.1, None)):
         now += later
@@ -268,6 +253,19 @@ def test_data_set_that_was_forked_tells_for_itself(tmp_path: Path) -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_window_of_the_order_is_the_plans() -> None:
+def test_window_of_the_order_is_the_courses() -> None:
     order = Order(1, "chunk", "block", 2, 0, 11)
-    assert drawable(order.plan(2, 3), 12) == 6
+    assert order.rules(3) == Rules(3, window=6)
+
+
+def test_later_epoch_does_not_take_back_what_another_process_has_told_meanwhile(tmp_path: Path) -> None:
+    produce(tmp_path, 20)
+    dataset = open_rank(tmp_path)
+    dataset[2]
+    # Of a worker, say, that has gone ahead.
+    found = read_reading(tmp_path, "sft")
+    assert found is not None
+    write_reading(tmp_path, replace(found, needs_chunks=8))
+    dataset.set_epoch(1)
+    dataset[2]
+    assert told(tmp_path) == (1, 8)

@@ -81,9 +81,9 @@ def test_thread_that_waits_for_the_end_is_not_told_of_anothers_open_end(tmp_path
         reader.wait_for = real  # type: ignore[method-assign]
         # Another thread meanwhile meets the end, which came in between.
         produce(directory, 6, 4)
-        assert space.draw(3, 0, reader) == Draw(1, 0)
+        assert space.draw(3, reader) == Draw(1, 0)
         return published
 
     reader.wait_for = interrupted  # type: ignore[method-assign]
-    assert space.draw(0, 0, reader) == Draw(0, 0)
-    assert space.draw(3, 0, reader) == Draw(1, 0)
+    assert space.draw(0, reader) == Draw(0, 0)
+    assert space.draw(3, reader) == Draw(1, 0)

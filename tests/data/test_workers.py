@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data.index_space import LayoutName
+from lazyshard.data.order import LayoutName
 from tests.data.workers import DEADLINE_S, RecordOpened, ids, loader
 from tests.storage.streams import produce
 

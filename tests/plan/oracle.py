@@ -104,25 +104,32 @@ def course_of_draws(
     span = window or unit
     epoch, carried, left = 0, list[int](), list(range(total))
     out: set[int] = set()
-    drawn = []
+    drawn: list[list[list[tuple[int, int]]]] = []
+    lanes, own, at = list[list[int]](), list[list[int]](), 0
     for dp, batch_size, draws, ranges in parts:
         out |= {sample for start, stop in ranges for sample in range(start, stop)}
         result: list[list[tuple[int, int]]] = [[] for _ in range(dp)]
+        goes_on = len(drawn) > 0 and len(drawn[-1]) == dp and not ranges
+        if drawn and not goes_on:
+            opened = max(0, *(-(-(at - len(own[lane])) // span) for lane in range(len(own))))
+            carried = [s for lane in range(len(own)) for s in lanes[lane][at : len(own[lane]) + opened * span]]
+            left = left[opened * span * len(own) :]
         while True:
-            carried = [sample for sample in carried if sample not in out]
-            left = [sample for sample in left if sample not in out]
-            own = slices(carried, dp)
-            fresh = left_dealt(left, dp, unit, len(carried) % dp)
-            lanes = [own[lane] + shuffled(fresh[lane], window, seed, epoch, lane) for lane in range(dp)]
-            length = min(map(len, lanes)) // batch_size * batch_size
+            if not goes_on:
+                carried = [sample for sample in carried if sample not in out]
+                left = [sample for sample in left if sample not in out]
+                own = slices(carried, dp)
+                fresh = left_dealt(left, dp, unit, len(carried) % dp)
+                lanes = [own[lane] + shuffled(fresh[lane], window, seed, epoch, lane) for lane in range(dp)]
+                at = 0
+            goes_on = False
+            length = (min(map(len, lanes)) - at) // batch_size * batch_size
             take = min(length, draws - len(result[0]))
             for lane in range(dp):
-                result[lane] += [(epoch, sample) for sample in lanes[lane][:take]]
+                result[lane] += [(epoch, sample) for sample in lanes[lane][at : at + take]]
+            at += take
             if len(result[0]) == draws:
                 break
             epoch, carried, left = epoch + 1, [], list(range(total))
-        opened = max(0, *(-(-(take - len(own[lane])) // span) for lane in range(dp)))
-        carried = [s for lane in range(dp) for s in lanes[lane][take : len(own[lane]) + opened * span]]
-        left = left[opened * span * dp :]
         drawn.append(result)
     return drawn

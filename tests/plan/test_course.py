@@ -268,6 +268,21 @@ def test_same_ranks_go_on_in_the_same_part() -> None:
     assert course.rescaled(2, 1, 5, skip=((7, 9),)).parts == (Part(2, draws=5), Part(2, skip=((7, 9),)))
 
 
+def test_a_part_with_as_many_ranks_goes_on_in_the_same_order() -> None:
+    rules = Rules(3, window=6, seed=42)
+    one, two = Course(rules, [Part(2)]), Course(rules, [Part(2, draws=8, batch_size=2), Part(2, draws=3), Part(2, 4)])
+    for lane in range(2):
+        assert [two.draw(lane, p, None) for p in range(20)] == [one.draw(lane, p + 11, None) for p in range(20)]
+    assert (two.needed(0), two.needed(1), two.needed(4)) == (30, 36, 38)
+    assert [two.place(one.draw(1, p, None).sample, None, 0) for p in (7, 8, 10, 11, 30)] == [
+        Place(0, 1, 7),
+        Place(1, 1, 0),
+        Place(1, 1, 2),
+        Place(2, 1, 0),
+        Place(2, 1, 19),
+    ]
+
+
 def test_skipped_steps_are_drawn_by_nobody() -> None:
     course = Course(Rules(3), [Part(2)]).skipped(2, 2)
     assert course.parts == (Part(2, draws=2), Part(2, draws=2, trained=False), Part(2))

@@ -130,6 +130,8 @@ def swift_args(save: Path, **changed: Any) -> SimpleNamespace:
         "sharded_lazy_shuffle_window": None,
         "sharded_lazy_consumer": "run",
         "sharded_lazy_on_end": "stop",
+        "sharded_lazy_skip": None,
+        "sharded_lazy_take_over": False,
     }
     return SimpleNamespace(**{**values, **changed})
 
@@ -255,7 +257,7 @@ def test_resume_elsewhere_is_refused(job: Callable[..., Job], tmp_path: Path) ->
     job(train_iters=3).train()
     resumed = job(train_iters=8, load=str(tmp_path / "output0" / "checkpoint-3"))
     resumed.megatron.iteration, resumed.megatron.consumed_train_samples = 4, 32
-    with pytest.raises(ResumeRefused, match=r"24 samples were trained in 3 steps; .* go on after 32"):
+    with pytest.raises(ResumeRefused, match=r"24 samples were trained in 3 steps, .* go on after 32"):
         resumed.train()
     assert resumed.trainer.trained == []
 

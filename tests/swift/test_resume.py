@@ -6,6 +6,7 @@ What was trained after the checkpoint and before the kill is trained again: thos
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from lazyshard.storage import read_cursor
+from lazyshard.storage import CursorOwner, read_cursor
 from tests.swift.commands import (
     RESUMABLE,
     Batch,
@@ -35,6 +36,7 @@ from tests.swift.consumption import (
     position_of,
     sealed_in,
 )
+from tests.swift.rescaling import assert_every_sample_once
 from tests.swift.streams import producing, published, write_stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -230,9 +232,9 @@ def test_swift_killed_in_its_second_epoch(tmp_path: Path, model: Path, killed: K
     assert position_of(resumed.output_dir / "checkpoint-16")["consumed"] == 92
 
 
-def refusal(run: Run, rank: str = "") -> str:
+def refusal(run: Run) -> str:
     """The message with which a run was refused."""
-    found = re.search(rf"^lazyshard:{rank} error: (.*) \(exit code 2\)$", run.output, re.MULTILINE)
+    found = re.search(r"^lazyshard: error: (.*) \(exit code 2\)$", run.output, re.MULTILINE)
     assert found, run.tail()
     assert not run.batches
     return found[1]
@@ -275,13 +277,21 @@ def test_a_deleted_chunk_is_refused(tmp_path: Path, model: Path, killed: Killed)
     assert str(chunk) in message and "The checkpoint goes on with it" in message
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
-    options = {**ONE, "processes": 2}
+def test_swift_goes_on_in_its_second_epoch_with_two_ranks(tmp_path: Path, model: Path, killed: Killed) -> None:
+    options = {**ONE, "processes": 2, "gradient_accumulation_steps": 2}
     run = swift_sft(
         tmp_path / "run", model, dataset=killed.directory, resume_from_checkpoint=killed.checkpoint, **options
     )
-    assert run.returncode == 1  # torchrun's
-    for rank in range(2):
-        message = refusal(run, f" rank {rank}:")
-        assert message.startswith(f"{killed.checkpoint}: saved with dp size 1, this run has dp size 2")
-    assert re.findall(r"exitcode +: (\d+)", run.output) == ["2", "2"]
+    assert run.returncode == 0, run.tail()
+    last = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
+    assert_every_sample_once([killed.run, run], [killed.checkpoint, last], SAMPLES, epochs=2)
+    assert "the trainer takes the rest of the run for one epoch" in run.output
+
+
+def test_second_run_of_a_name_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
+    with CursorOwner(killed.directory, "held"):
+        run = swift_sft(tmp_path / "run", model, dataset=killed.directory, sharded_lazy_consumer="held", **ONE)
+    assert run.returncode == 2
+    message = refusal(run)
+    assert f"process {os.getpid()} on " in message and "is running as 'held'" in message
+    assert "--sharded_lazy_take_over true" in message

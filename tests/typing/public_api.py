@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import assert_type
 
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable, StreamReader
 
 
 def write_a_stream(directory: Path) -> None:
@@ -55,8 +55,29 @@ def train(directory: Path) -> None:
         on_bad_sample="substitute",
         max_bad_samples=100,
         cache_bytes=0,
+        consumer="run",
+        micro_batches_per_step=2,
     )
     full.set_epoch(1)
 
     for batch in DataLoader(as_torch_knows_it, batch_size=4):
+        print(batch)
+
+
+def resume(directory: Path, saved: dict[str, Any]) -> None:
+    dataset = LazyShardedDataset(directory, batch_size=4, consumer="run", micro_batches_per_step=1)
+    dataset.load_state_dict(saved)
+    dataset.skip(samples=[(0, 10)], chunks=[(4, 5)], steps=[(100, 110)])
+    assert_type(dataset.consumed, int)
+    assert_type(dataset.epoch, int)
+    assert_type(dataset.rank_indices, range)
+    assert_type(dataset.state_dict(), dict[str, Any])
+    assert_type(dataset.commit(8, last_epoch=True, keep=[dataset.state_dict(4)], take_over=False), bool)
+
+    samples = LazyShardedIterable(dataset)
+    samples.load_state_dict(dataset.state_dict(8))
+    samples.set_epoch(1)
+    assert_type(samples.dataset, LazyShardedDataset)
+    assert_type(samples.state_dict(), dict[str, Any])
+    for batch in DataLoader(samples, batch_size=4):
         print(batch)

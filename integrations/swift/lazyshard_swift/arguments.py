@@ -103,6 +103,29 @@ _FIELDS: list[tuple[str, Any, Any]] = [
             },
         ),
     ),
+    (
+        "sharded_lazy_skip",
+        str | None,
+        field(
+            default=None,
+            metadata={
+                "help": "What not to train from here on: 'samples 120:180, chunks 7:8, steps 40:60', each from the "
+                "first to the one before the last. Steps 40:60 are those between checkpoint-40 and checkpoint-60, and "
+                "need a checkpoint to go on from. Kept in the checkpoints; given again, it leaves nothing out twice."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_take_over",
+        bool,
+        field(
+            default=False,
+            metadata={
+                "help": "Take over the cursor in STREAM/cursors although another run of the same name still holds it; "
+                "that one writes it no more. Without it the second run is refused."
+            },
+        ),
+    ),
 ]
 
 

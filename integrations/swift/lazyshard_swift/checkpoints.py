@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
-from lazyshard.storage import write_cursor
 from lazyshard.storage.durable import sync_directory
-from lazyshard_swift import parallel
+from lazyshard.storage.run_state import course_of
+from lazyshard_swift import cursors, parallel
 from lazyshard_swift.logs import notice
-from lazyshard_swift.planning import RunPlan
 from lazyshard_swift.position import Position, load_if_there, save, saved_in
+from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import version_folders
 
 
@@ -39,17 +40,28 @@ class Checkpoints:
         self._output_dir = Path(output_dir)
         self._pending: list[_Pending] = []
         self.last_step = -1
+        self._fenced = False
 
     def register(self) -> None:
         """Puts the cursor where this run starts, so that from then on the producer keeps what the run needs.
 
         Before anything is read: chunks are kept only for consumers that the producer knows. The cursor may go back, if
-        a run starts anew or from an older checkpoint. One that cannot be written is told and not raised.
+        a run starts anew or from an older checkpoint. One that cannot be written is told and not raised. A collective:
+        every rank calls it.
+
+        Raises:
+            CursorTaken: another run of this name is there. On all ranks.
         """
-        saved = self._plan.saved
+        saved, taken = self._plan.saved, None
         if parallel.is_first():
             consumed, step = (0, 0) if saved is None else (saved.consumed, saved.step)
-            self._write(self._plan.position(consumed, step))
+            try:
+                self._write(self._plan.position(consumed, step))
+            except CursorTaken as error:
+                taken = _with_way_out(error)
+        taken = parallel.agree(taken)
+        if taken is not None:
+            raise CursorTaken(taken, directory=self._plan.directory, consumer=self._plan.consumer)
 
     def begin(self, folder: str, consumed: int, step: int) -> None:
         """Writes the position into the folder of a checkpoint that is about to be saved."""
@@ -72,7 +84,12 @@ class Checkpoints:
             return
         folder, position = self._pending[whole - 1]
         del self._pending[:whole]
-        self._write(position, folder)
+        try:
+            self._write(position, folder)
+        except CursorTaken as error:
+            if not self._fenced:
+                self._fenced = True
+                notice(str(error))
 
     @property
     def pending(self) -> bool:
@@ -83,7 +100,7 @@ class Checkpoints:
         try:
             if folder is not None:
                 _make_durable(folder)
-            write_cursor(self._plan.directory, self._cursor(position))
+            cursors.put(self._plan.directory, self._cursor(position), take_over=self._plan.take_over)
         except OSError as error:
             notice(
                 f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
@@ -96,35 +113,46 @@ class Checkpoints:
         begun = None if plan.checkpoint is None else load_if_there(plan.checkpoint)
         if begun is not None:
             known.append(begun)
-        oldest = min((other.consumed for other in known if other.stream == newest.stream), default=newest.consumed)
+        standing = [newest, *(other for other in known if other.stream == newest.stream)]
         return Cursor(
             consumer=plan.consumer,
             stream_id=plan.stream_id,
             consumed=newest.consumed,
-            chunks_before=self._chunks_before(min(oldest, newest.consumed)),
+            chunks_before=min(self._chunks_before(position) for position in standing),
             plan={
                 "dp_size": plan.rank.dp_size,
-                "unit": plan.facts.samples_per_chunk,
-                "window": plan.window * plan.facts.samples_per_chunk,
+                "unit": plan.state.unit,
+                "window": plan.state.window,
                 "seed": plan.seed,
                 "batch_size": plan.batch_size,
             },
             updated_at=time.time(),
+            state=newest.state,
         )
 
     def _folders(self) -> list[Path]:
         """Returns the folders with checkpoints of this run: ms-swift makes a new one at each start."""
         return [self._output_dir, *version_folders(self._output_dir)]
 
-    def _chunks_before(self, consumed: int) -> int:
-        """Returns how many chunks no step from `consumed` on can need again."""
-        plan = self._plan
-        if plan.layout != "strided" or not plan.stop_at_end:
+    def _chunks_before(self, position: Position) -> int:
+        """Returns how many chunks a run that goes on from a position cannot need again."""
+        plan, state = self._plan, position.state
+        if state is None or not plan.stop_at_end:
             # Another epoch may follow, or the sampler's shuffle needs them all.
             return 0
-        total = plan.facts.samples if plan.facts.ended else None
-        done = plan.plan.done_before(consumed // plan.rank.dp_size, total)
+        try:
+            done = course_of(state).done_before(state.parts[-1].draws, plan.total)
+        except (IndexError, ValueError):
+            # It has drawn more than there is: of a stream that was cut.
+            return 0
         return done // plan.facts.samples_per_chunk
+
+
+def _with_way_out(error: CursorTaken) -> str:
+    return (
+        f"{error} (--sharded_lazy_consumer NAME gives it another name, --sharded_lazy_take_over true takes the cursor "
+        f"over)"
+    )
 
 
 def _make_durable(folder: Path) -> None:

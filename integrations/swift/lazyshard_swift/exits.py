@@ -3,7 +3,7 @@
 Codes of a rank's process. `torchrun` shows them in its report (``exitcode  : 75``) and itself exits with 1; without
 it, `swift sft` exits with the rank's code:
 
-    2   the arguments or the checkpoint do not fit the stream
+    2   the arguments or the checkpoint do not fit the stream, or another run has the cursor
     5   the stream is damaged, or too many of its rows are bad
     75  what was waited for did not come in time; the same command can be tried again (EX_TEMPFAIL of sysexits.h)
     130 Ctrl-C
@@ -23,7 +23,16 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import ChunkRetired, LazyShardError, RankInvalid, StreamMismatch, WaitTimeout
+from lazyshard.errors import (
+    ChunkRetired,
+    CursorTaken,
+    LazyShardError,
+    RankInvalid,
+    StateInvalid,
+    StateMismatch,
+    StreamMismatch,
+    WaitTimeout,
+)
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 
 REFUSED: Final = 2
@@ -77,6 +86,9 @@ def code_of(error: BaseException) -> int | None:
         StreamTooShort,
         RankInvalid,
         ChunkRetired,
+        CursorTaken,
+        StateInvalid,
+        StateMismatch,
     )
     return REFUSED if isinstance(ours, refusals) else DAMAGED
 

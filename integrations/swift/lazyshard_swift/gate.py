@@ -24,21 +24,23 @@ class Gate:
     Args:
         dataset: this rank's samples in order, strided, without an end (`num_samples`), with the deadline that counts.
         stop_at_end: whether a step that reaches past the end of the stream is not trained.
+        begun: whether the run has trained a step in an earlier start.
 
     Attributes:
         stopped: whether a step was refused.
     """
 
-    def __init__(self, dataset: LazyShardedDataset, stop_at_end: bool) -> None:
+    def __init__(self, dataset: LazyShardedDataset, stop_at_end: bool, *, begun: bool = False) -> None:
         self._dataset = dataset
         self._stop_at_end = stop_at_end
+        self._begun = begun
         self.stopped = False
 
     def allows(self, first: int, stop: int) -> bool:
         """Returns whether a step is to be trained, waiting until that is certain.
 
         Args:
-            first: the step's first position in this rank's lane.
+            first: the step's first position in this rank's lane, in the current part of the run.
             stop: the position after its last.
 
         Raises:
@@ -47,12 +49,16 @@ class Gate:
         """
         if self.stopped:
             return False
+        rank = self._dataset.rank
         try:
-            draw = self._dataset.draw(self._dataset.rank_indices[stop - 1])
+            past = self._dataset.draw((stop - 1) * rank.dp_size + rank.dp_rank).epoch > 0
         except IndexError as cause:
-            raise self._too_short() from cause
-        if self._stop_at_end and draw.epoch > 0:
-            if not first:
+            # Not even one micro batch for each rank.
+            if not self._begun or not self._stop_at_end:
+                raise self._too_short() from cause
+            past = True
+        if self._stop_at_end and past:
+            if not first and not self._begun:
                 raise self._too_short()
             self.stopped = True
         return not self.stopped

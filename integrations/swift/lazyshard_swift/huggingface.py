@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from lazyshard_swift.history import consumed_after, ends_epoch
 from lazyshard_swift.pipeline import is_stream
 from lazyshard_swift.wrapping import wrap
 
@@ -21,20 +22,6 @@ def extend(module: ModuleType) -> None:
     wrap(module.SwiftMixin, {"_save_checkpoint": _save_checkpoint})
 
 
-def consumed_after(step: int, epoch_samples: int, micro_samples: int, accumulation_steps: int) -> int:
-    """Returns how many samples the trainer has taken after so many steps.
-
-    Args:
-        step: steps trained.
-        epoch_samples: samples of an epoch, over all ranks.
-        micro_samples: samples of a micro batch, over all ranks.
-        accumulation_steps: micro batches of a step; the last step of an epoch has what is left.
-    """
-    batches = epoch_samples // micro_samples
-    epoch, within = divmod(step, -(-batches // accumulation_steps))
-    return epoch * epoch_samples + min(within * accumulation_steps, batches) * micro_samples
-
-
 def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_train_dataloader(self: Any, *rest: Any, **options: Any) -> Any:
@@ -44,12 +31,15 @@ def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], 
             from lazyshard_swift.loaders import gated_loader, strided_sampler
 
             _attach(self, stream)
+            if stream.plan.one_pass:
+                # The trainer has planned its steps by epochs that are all alike.
+                self.args.max_steps = _steps_in_all(self, stream)
             sampler = strided_sampler(module.BatchSamplerShard)
             loader = gated_loader(module.DataLoaderShard, stream, self.args.gradient_accumulation_steps)
             with _replaced(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
                 made = original(self, *rest, **options)
             # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
-            made.set_epoch(_consumed(self, stream) // stream.plan.epoch_samples)
+            made.set_epoch(_counted(self, stream) // stream.plan.epoch_samples)
             return made
 
         return get_train_dataloader
@@ -72,6 +62,12 @@ def _attach(trainer: Any, stream: Any) -> None:
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             stream.check_resume(_consumed(trainer, stream), state.global_step)
 
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
+            if stream.plan.one_pass and state.global_step < state.max_steps and _ends_epoch(trainer, stream):
+                control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
+                control.should_evaluate = control.should_evaluate or _goes_by_epochs(args.eval_strategy)
+
         def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if not stream.gate.stopped:
                 return
@@ -81,22 +77,45 @@ def _attach(trainer: Any, stream: Any) -> None:
             consumed, samples = _consumed(trainer, stream), stream.gate.published_samples()
             notice(
                 f"the stream has ended with {samples} samples: training stops after step {state.global_step} of "
-                f"{state.max_steps}, on all ranks alike, with {consumed} samples trained and {samples - consumed} left "
-                f"over, fewer than a step takes"
+                f"{state.max_steps}, on all ranks alike, with {consumed} samples trained and "
+                f"{stream.plan.left_over(consumed, samples)} left over, fewer than a step takes"
             )
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(Steps())
 
 
+def _counted(trainer: Any, stream: Any) -> int:
+    """Returns how many samples the trainer takes to have been trained, by its steps."""
+    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
+    micro = plan.batch_size * plan.rank.dp_size
+    return consumed_after(trainer.state.global_step, plan.epoch_samples, micro, accumulation)
+
+
 def _consumed(trainer: Any, stream: Any) -> int:
+    """Returns how many samples were trained since the run began."""
+    consumed: int = _counted(trainer, stream) + stream.plan.index_offset + stream.plan.consumed_before
+    return consumed
+
+
+def _steps_in_all(trainer: Any, stream: Any) -> int:
+    plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
+    steps: int = -(-plan.epoch_samples // (plan.batch_size * plan.rank.dp_size * accumulation))
+    return steps
+
+
+def _ends_epoch(trainer: Any, stream: Any) -> bool:
+    """Returns whether an epoch of the stream ends with the step that was just trained."""
     plan = stream.plan
-    return consumed_after(
-        trainer.state.global_step,
-        plan.epoch_samples,
-        plan.batch_size * plan.rank.dp_size,
-        trainer.args.gradient_accumulation_steps,
-    )
+    if plan.total is None:
+        return False
+    stop = plan.draws_after(_consumed(trainer, stream))
+    first = stop - plan.batch_size * trainer.args.gradient_accumulation_steps
+    return ends_epoch(plan.state, plan.total, max(first, 0), stop)
+
+
+def _goes_by_epochs(strategy: Any) -> bool:
+    return str(getattr(strategy, "value", strategy)) == "epoch"
 
 
 def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ def gated_loader(original: type[Any], stream: TrainStream, accumulation_steps: i
                 skipped += sampler.skip_batches
                 sampler = sampler.batch_sampler
             plan, count = stream.plan, len(sampler)
-            start = sampler._epoch * plan.epoch_samples // plan.rank.dp_size
+            start = (sampler._epoch * plan.epoch_samples + plan.index_offset) // plan.rank.dp_size
             batches: Iterator[Any] | None = None
             for number in range(skipped, count):
                 if number % accumulation_steps == 0 or batches is None:

@@ -60,11 +60,11 @@ class _Steps:
 
     def on_step_begin(self) -> None:
         """Waits for the step's data, or ends the training; commits a checkpoint that became durable meanwhile."""
-        trainer, ranks = self.trainer, self.stream.plan.rank.dp_size
+        trainer, plan = self.trainer, self.stream.plan
         if self.checkpoints.pending:
             self.checkpoints.commit(_unfinished_saves())
-        consumed = trainer.state.consumed_train_samples
-        if not self.stream.gate.allows(consumed // ranks, (consumed + trainer.args.global_batch_size) // ranks):
+        first = plan.draws_after(trainer.state.consumed_train_samples)
+        if not self.stream.gate.allows(first, first + trainer.args.global_batch_size // plan.rank.dp_size):
             raise _StreamEnded
 
 
@@ -81,11 +81,16 @@ def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, train_dataset, *rest, **options)
         from lazyshard_swift.loaders import RunLength
 
-        # One pass over the whole run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
-        # consumed on. Epochs and shuffle are the stream's.
-        steps = max(self.args.train_iters, self.state.iteration)
-        length = RunLength(train_dataset, steps * self.args.global_batch_size)
-        with _changed(self.args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False):
+        # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what
+        # is consumed of the current part on. Epochs and shuffle are the stream's.
+        args, state = self.args, self.state
+        consumed = state.consumed_train_samples - train_dataset.plan.consumed_before
+        steps = max(args.train_iters - state.iteration, 0)
+        length = RunLength(train_dataset, max(consumed + steps * args.global_batch_size, args.global_batch_size))
+        with (
+            _changed(args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False),
+            _changed(state, consumed_train_samples=consumed),
+        ):
             return original(self, length, *rest, **options)
 
     return prepare_dataloader
@@ -98,8 +103,31 @@ def _attach(trainer: Any, stream: TrainStream) -> None:
     from lazyshard_swift.checkpoints import Checkpoints
 
     stream.check_resume(trainer.state.consumed_train_samples, trainer.state.iteration)
+    _plan_steps(trainer, stream)
     trainer._lazyshard = _Steps(trainer, stream, Checkpoints(stream.plan, trainer.args.output_dir))
     trainer.callbacks.append(trainer._lazyshard)
+
+
+def _plan_steps(trainer: Any, stream: TrainStream) -> None:
+    """Sets how many steps the run has in all where epochs decide and it goes on with other ranks or batches.
+
+    ms-swift takes all steps, those trained already too, for steps of this start.
+    """
+    args, state = trainer.args, trainer.state
+    left = stream.plan.steps_left(args.global_batch_size)
+    if stream.plan.saved is None or stream.plan.layout == "block":
+        return
+    if left is None or args.train_iters == state.iteration + left:
+        return
+    from lazyshard_swift.logs import notice
+
+    planned, args.train_iters = args.train_iters, state.iteration + left
+    if hasattr(state, "max_steps"):
+        state.max_steps = args.train_iters
+    notice(
+        f"{left} steps are left of {args.num_train_epochs} epochs: training ends after step {args.train_iters}, "
+        f"not {planned}"
+    )
 
 
 def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,6 +154,8 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
         if not is_stream(train_dataset):
             return original(self, train_dataset, *rest, **options)
+        # Before ms-swift shows how many steps there are.
+        _attach(self, train_dataset)
         try:
             result = original(self, train_dataset, *rest, **options)
         except _StreamEnded:
@@ -163,7 +193,8 @@ def _finish(trainer: Any) -> None:
     notice(
         f"the stream has ended with {samples} samples: training stops after step {state.iteration} of {planned}, on "
         f"all ranks alike, with {state.consumed_train_samples} samples trained and "
-        f"{samples - state.consumed_train_samples} left over, fewer than the {args.global_batch_size} of a step. "
+        f"{ours.stream.plan.left_over(state.consumed_train_samples, samples)} left over, fewer than the "
+        f"{args.global_batch_size} of a step. "
         f"Checkpoint: {state.last_model_checkpoint}"
     )
 

@@ -153,11 +153,12 @@ class _Steps:
         Args:
             iteration: steps trained.
         """
-        args, ranks = self._args, self.stream.plan.rank.dp_size
+        args, plan = self._args, self.stream.plan
         consumed = args.consumed_train_samples
         if iteration >= args.train_iters:
             return
-        if self.stream.gate.allows(consumed // ranks, (consumed + args.global_batch_size) // ranks):
+        first = plan.draws_after(consumed)
+        if self.stream.gate.allows(first, first + args.global_batch_size // plan.rank.dp_size):
             return
         from lazyshard_swift.logs import notice
 
@@ -165,8 +166,8 @@ class _Steps:
         samples = self.stream.gate.published_samples()
         notice(
             f"the stream has ended with {samples} samples: training stops after step {iteration} of {planned}, on all "
-            f"ranks alike, with {consumed} samples trained and {samples - consumed} left over, fewer than the "
-            f"{args.global_batch_size} of a step"
+            f"ranks alike, with {consumed} samples trained and {plan.left_over(consumed, samples)} left over, fewer "
+            f"than the {args.global_batch_size} of a step"
         )
 
 
@@ -182,13 +183,19 @@ def _build_loader(module: ModuleType) -> Callable[[Callable[..., Any]], Callable
             args = module.get_args()
             # Before `_attach`, which may find out that the stream has ended already. Not train_iters alone: Megatron-LM
             # may count steps from 0 although ms-swift has restored the samples consumed.
-            samples = consumed_samples + max(args.train_iters - args.iteration, 0) * args.global_batch_size
+            steps, before = max(args.train_iters - args.iteration, 0), dataset.plan.consumed_before
             _attach(self, dataset, consumed_samples, args)
-            # One pass over the whole run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
-            # consumed on. Epochs and shuffle are the stream's.
+            left = dataset.plan.steps_left(args.global_batch_size)
+            if left is not None and len(dataset.plan.state.parts) > 1:
+                # ms-swift takes those trained already, with other ranks or batches, for steps of this start.
+                steps, args.train_iters = left, args.iteration + left
+            # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from
+            # what is consumed of the current part on. Epochs and shuffle are the stream's.
+            consumed = consumed_samples - before
+            length = RunLength(dataset, max(consumed + steps * args.global_batch_size, args.global_batch_size))
             sequential = {"train_dataloader_shuffle": False, "data_sharding": False, "group_by_length": False}
             with _changed(args, dataloader_type="cyclic", **sequential):
-                return original(self, RunLength(dataset, samples), consumed_samples, *rest, **options)
+                return original(self, length, consumed, *rest, **options)
 
         return build_pretraining_data_loader
 

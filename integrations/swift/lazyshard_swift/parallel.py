@@ -18,6 +18,11 @@ FOREIGN: Final = "first-row-"
 """Begins the identity of a stream that has no id: a digest of its first row follows."""
 
 
+def stream_id_of(stream: str) -> str | None:
+    """Returns the id in the manifest of the stream of this identity, None where it has none."""
+    return None if stream.startswith(FOREIGN) else stream
+
+
 class Facts(NamedTuple):
     """What is known of a stream when the ranks start; the same on all of them.
 

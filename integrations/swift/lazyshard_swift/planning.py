@@ -3,84 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from lazyshard.data.rank import Rank
-from lazyshard.plan import Deal, Plan
+from lazyshard.format.state import PartState, RunState
+from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
-from lazyshard_swift.errors import ResumeRefused, StreamTooShort
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
 from lazyshard_swift.logs import notice
-from lazyshard_swift.parallel import FOREIGN, Facts
-from lazyshard_swift.position import Position, load, stamp
-from lazyshard_swift.settings import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """What was decided for a run; the same on every rank but for `rank`.
-
-    Attributes:
-        directory: of the stream.
-        facts: what all ranks know of it.
-        rank: whose samples this process reads.
-        batch_size: samples of a rank in a micro batch.
-        layout: "strided", or "block" under the stock sampler's own shuffle.
-        window: chunks of a rank that are shuffled together.
-        seed: of the shuffle.
-        epoch_samples: the length of an epoch as ms-swift is told it.
-        progress: whether steps or epochs decide how long the run is.
-        stop_at_end: whether the run stops where the stream ends.
-        consumer: name of the cursor.
-        checkpoint: the checkpoint to go on from, None for none.
-        saved: the position in that checkpoint, None for none.
-    """
-
-    directory: str
-    facts: Facts
-    rank: Rank
-    batch_size: int
-    layout: str
-    window: int
-    seed: int
-    epoch_samples: int
-    progress: Progress
-    stop_at_end: bool
-    consumer: str
-    checkpoint: str | None
-    saved: Position | None
-
-    @property
-    def stream_id(self) -> str | None:
-        """The id in the stream's manifest, None where it has none."""
-        return None if self.facts.stream.startswith(FOREIGN) else self.facts.stream
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that the data set draws by."""
-        size = self.facts.samples_per_chunk
-        return Plan(
-            Deal(self.rank.dp_size, size), batch_size=self.batch_size, window=self.window * size, seed=self.seed
-        )
-
-    def position(self, consumed: int, step: int) -> Position:
-        """Returns where the run stands after so many samples and steps."""
-        return Position(
-            stream=self.facts.stream,
-            directory=self.directory,
-            samples_per_chunk=self.facts.samples_per_chunk,
-            consumed=consumed,
-            step=step,
-            dp_size=self.rank.dp_size,
-            batch_size=self.batch_size,
-            layout=self.layout,
-            window=self.window,
-            seed=self.seed,
-            epoch_samples=self.epoch_samples,
-            by_steps=self.progress.steps is not None,
-            consumer=self.consumer,
-            saved_at=stamp(),
-        )
+from lazyshard_swift.parallel import Facts, stream_id_of
+from lazyshard_swift.position import Position, check_fits, load
+from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.skipping import parse_skips, without
 
 
 def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
@@ -95,7 +31,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
     Raises:
         SettingsRefused: the arguments do not fit the stream.
         PositionInvalid: the checkpoint's position cannot be read.
-        ResumeRefused: the checkpoint was trained in an order that these arguments do not give.
+        ResumeRefused: the checkpoint was trained on another stream, or in an order that these arguments do not give.
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
     checkpoint = resume_checkpoint(args)
@@ -110,44 +46,153 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         args.num_train_epochs = None
     layout, window = _order(args, live, saved)
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
-    size = facts.samples_per_chunk
-    plan = Plan(Deal(rank.dp_size, size), batch_size=batch_size, window=window * size)
-    if saved is not None and saved.by_steps and not settings.is_megatron(args) and progress.steps is not None:
-        # The Hugging Face trainer counts the batches to skip from the start of an epoch of this length.
-        epoch_samples = saved.epoch_samples
-    elif live:
-        assert progress.steps is not None
-        epoch_samples = progress.steps * global_batch
-    else:
-        epoch_samples = plan.epoch_length(facts.samples) * rank.dp_size
-    if facts.ended and progress.steps is None and epoch_samples < facts.samples:
-        notice(
-            f"{facts.samples} samples; {facts.samples - epoch_samples} of them are left over in each epoch, fewer than "
-            f"the {rank.dp_size} * {batch_size} of a micro batch on all ranks"
-        )
-    if not epoch_samples:
-        raise StreamTooShort(
-            f"{directory}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "
-            f"{batch_size} for each of {rank.dp_size} data-parallel ranks: nothing can be trained",
-            directory=directory,
-            samples=facts.samples,
-        )
-    consumer = args.sharded_lazy_consumer or (saved.consumer if saved else settings.consumer_name(args.output_dir))
-    return RunPlan(
+    size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
+    part = PartState(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
+    plan = RunPlan(
         directory=directory,
         facts=facts,
         rank=rank,
         batch_size=batch_size,
         layout=layout,
         window=window,
-        seed=(args.data_seed or 0) % 2**63,
-        epoch_samples=epoch_samples,
+        seed=seed,
+        epoch_samples=0,
         progress=progress,
         stop_at_end=progress.steps is not None and args.sharded_lazy_on_end == "stop",
-        consumer=consumer,
+        consumer=args.sharded_lazy_consumer or (saved.consumer if saved else settings.consumer_name(args.output_dir)),
+        take_over=args.sharded_lazy_take_over,
         checkpoint=checkpoint,
         saved=saved,
+        state=RunState(stream_id_of(facts.stream), size, size, window * size, seed, None, (part,), 0),
     )
+    plan = replace(plan, epoch_samples=_epoch_samples(plan, plan.state, global_batch))
+    if saved is not None:
+        assert checkpoint is not None
+        check_fits(saved, plan.position(0, 0), checkpoint)
+    plan = _without_skipped(plan, args)
+    if layout == "strided":
+        plan = _gone_on(plan, part, global_batch, settings.is_megatron(args))
+    if not plan.epoch_samples:
+        raise StreamTooShort(
+            f"{directory}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "
+            f"{batch_size} for each of {rank.dp_size} data-parallel ranks: nothing can be trained",
+            directory=directory,
+            samples=facts.samples,
+        )
+    _tell_leftover(plan)
+    return plan
+
+
+def _without_skipped(plan: RunPlan, args: Any) -> RunPlan:
+    """Returns the plan with the state from which the run goes on, less what this start is told not to train.
+
+    Raises:
+        ResumeRefused: the stream has fewer samples than were trained.
+        SettingsRefused: what is to be skipped cannot be.
+    """
+    saved, state = plan.saved, plan.state
+    if saved is not None and saved.state is not None:
+        state = saved.state
+    try:
+        if plan.total is not None:
+            course_of(state).epoch(plan.total)
+    except ValueError as cause:
+        assert saved is not None
+        raise ResumeRefused(
+            f"{plan.checkpoint}: it stands at sample {saved.consumed}, the stream has ended with "
+            f"{plan.facts.samples}: was it cut?",
+            checkpoint=plan.checkpoint,
+            expected=f"at least {saved.consumed} samples",
+            actual=str(plan.facts.samples),
+        ) from cause
+    done = () if saved is None else saved.skipped
+    skips = [] if args.sharded_lazy_skip is None else list(parse_skips(args.sharded_lazy_skip))
+    new = [one for one in skips if str(one) not in done]
+
+    def refuse(why: str) -> SettingsRefused:
+        return SettingsRefused(f"--sharded_lazy_skip {args.sharded_lazy_skip!r}: {why}", argument="sharded_lazy_skip")
+
+    if new and plan.layout == "block":
+        raise refuse(
+            "ms-swift's own shuffle over the whole data set draws every sample: leave out --data_sharding true"
+        )
+    if saved is None and any(one.kind == "steps" for one in new):
+        raise refuse(
+            "steps are those of a run that has a checkpoint, and this one begins anew: name samples or chunks, or go "
+            "on from a checkpoint"
+        )
+    try:
+        state = without(state, new, plan.total, plan.facts.samples)
+    except ValueError as cause:
+        raise refuse(str(cause)) from cause
+    return replace(plan, state=state, skipped=(*done, *map(str, new)))
+
+
+def _gone_on(plan: RunPlan, part: PartState, global_batch: int, megatron: bool) -> RunPlan:
+    """Returns the plan with the course as it goes on with the ranks of this start, and what the trainer is told."""
+    saved, state = plan.saved, plan.state
+    micro, accumulation = plan.batch_size * plan.rank.dp_size, global_batch // (plan.batch_size * plan.rank.dp_size)
+    if saved is None:
+        plan = replace(plan, epoch_samples=_epoch_samples(plan, state, global_batch))
+        return plan if megatron else _counted_unevenly(plan, accumulation)
+    epoch_samples = _epoch_samples(plan, gone_on(state, saved, part, False), global_batch)
+    if megatron:
+        straight = goes_straight_on(state, saved, part, saved.step * global_batch)
+        return replace(plan, state=gone_on(state, saved, part, straight), epoch_samples=epoch_samples)
+    if saved.by_steps and plan.progress.steps is not None:
+        # The trainer counts the batches to skip from the start of an epoch of this length.
+        epoch_samples = saved.epoch_samples
+    counted = consumed_after(saved.step, epoch_samples, micro, accumulation) if epoch_samples >= micro else -1
+    straight = goes_straight_on(state, saved, part, counted)
+    plan = replace(plan, state=gone_on(state, saved, part, straight), epoch_samples=epoch_samples)
+    return _counted_unevenly(plan, accumulation) if straight else _in_one_pass(plan, micro, accumulation)
+
+
+def _in_one_pass(plan: RunPlan, micro: int, accumulation: int) -> RunPlan:
+    """Returns the plan of a run whose trainer is given all that is left as one epoch, behind the steps it has trained.
+
+    Args:
+        plan: the plan.
+        micro: samples of a micro batch, over all ranks.
+        accumulation: micro batches of a step.
+    """
+    saved, progress = plan.saved, plan.progress
+    assert saved is not None
+    if progress.steps is not None:
+        batches = max(progress.steps, saved.step) * accumulation
+    else:
+        assert plan.total is not None and progress.epochs is not None
+        left = end_of_epochs(plan.state, plan.total, progress.epochs) - plan.draws
+        batches = saved.step * accumulation + max(0, left) // plan.batch_size
+    offset = plan.rank.dp_size * plan.draws - saved.step * accumulation * micro
+    return replace(plan, epoch_samples=batches * micro, index_offset=offset, one_pass=True)
+
+
+def _counted_unevenly(plan: RunPlan, accumulation: int) -> RunPlan:
+    """Returns the plan; where the last step of each epoch is a smaller one, its state does not say how large one is."""
+    batches = plan.epoch_samples // (plan.batch_size * plan.rank.dp_size)
+    if plan.stop_at_end or (plan.progress.epochs or 2) <= 1 or not batches % accumulation:
+        return plan
+    part = replace(plan.state.parts[-1], draws_per_step=0)
+    return replace(plan, state=replace(plan.state, parts=(*plan.state.parts[:-1], part)))
+
+
+def _epoch_samples(plan: RunPlan, state: RunState, global_batch: int) -> int:
+    """Returns the length of an epoch, over all ranks: of the stream if it has ended, else of the run."""
+    if plan.total is not None:
+        return course_of(state).full_epoch_length(plan.total) * plan.rank.dp_size
+    assert plan.progress.steps is not None
+    return plan.progress.steps * global_batch
+
+
+def _tell_leftover(plan: RunPlan) -> None:
+    if plan.total is None or plan.progress.steps is not None or plan.one_pass or plan.skipped:
+        return
+    if plan.epoch_samples < plan.total:
+        notice(
+            f"{plan.total} samples; {plan.total - plan.epoch_samples} of them are left over in each epoch, fewer than "
+            f"the {plan.rank.dp_size} * {plan.batch_size} of a micro batch on all ranks"
+        )
 
 
 def _order(args: Any, live: bool, saved: Position | None) -> tuple[str, int]:

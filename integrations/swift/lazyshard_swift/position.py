@@ -1,7 +1,8 @@
 """Where a run stands in its stream: a small file in every checkpoint, and what it takes to go on from it.
 
 ``checkpoint-N/lazyshard.json`` holds a JSON object with the fields of `Position`. It is written before the rest of the
-checkpoint, so a checkpoint that is complete has it.
+checkpoint, so a checkpoint that is complete has it. Format 1, which knew no changes of the number of ranks, is still
+read: what it did not say follows from the rest.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from lazyshard.errors import StateInvalid, VersionUnsupported
+from lazyshard.format.state import PartState, RunState
 from lazyshard.storage.durable import publish_bytes, remove
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
+from lazyshard_swift.parallel import stream_id_of
 
 NAME: Final = "lazyshard.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 LAYOUTS: Final = ("strided", "block")
 
 
@@ -42,6 +46,9 @@ class Position:
         by_steps: whether steps decided how long the run is, not epochs.
         consumer: name of the run's cursor.
         saved_at: seconds since 1970.
+        skipped: what the run was told not to train, as on the command line, of all its starts.
+        state: the course of the run, from which all else follows; None under the stock sampler's own shuffle, which
+            draws in an order of its own.
     """
 
     stream: str
@@ -58,10 +65,18 @@ class Position:
     by_steps: bool
     consumer: str
     saved_at: float
+    skipped: tuple[str, ...] = ()
+    state: RunState | None = None
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
-        return orjson.dumps({"format": FORMAT, **asdict(self)}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["state"] = None if self.state is None else self.state.to_dict()
+        return orjson.dumps({"format": FORMAT} | values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+_KINDS: Final[dict[str, type]] = {"str": str, "int": int, "float": float, "bool": bool}
+"""Of the fields that both formats have."""
 
 
 def parse(data: bytes, file: str) -> Position:
@@ -85,12 +100,13 @@ def parse(data: bytes, file: str) -> Position:
     if not isinstance(value, dict):
         raise invalid(f"expected a JSON object, found {type(value).__name__}")
     version = value.get("format")
-    if type(version) is not int or version != FORMAT:
-        raise invalid(f"format is {version!r}, this release reads {FORMAT}; was it written by a later one?")
-    kinds: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+    if type(version) is not int or not 1 <= version <= FORMAT:
+        raise invalid(f"format is {version!r}, this release reads 1 to {FORMAT}; was it written by a later one?")
     known: dict[str, Any] = {}
     for entry in fields(Position):
-        kind = kinds[str(entry.type)]
+        kind = _KINDS.get(str(entry.type))
+        if kind is None:
+            continue
         found = value.get(entry.name)
         if kind is float and type(found) is int:
             found = float(found)
@@ -99,7 +115,62 @@ def parse(data: bytes, file: str) -> Position:
         known[entry.name] = found
     if known["layout"] not in LAYOUTS:
         raise invalid(f"layout is {known['layout']!r}, expected one of {', '.join(LAYOUTS)}")
-    return Position(**known)
+    position = Position(**known)
+    try:
+        if version == 1:
+            return _with_state(position, _only_part(position))
+        skipped = value.get("skipped")
+        if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
+            raise invalid(f"skipped is {skipped!r}, expected a list of strings")
+        state = None
+        if position.layout == "strided":
+            state = RunState.from_dict(value.get("state"), file, within="state")
+        return _with_state(position, state, tuple(skipped))
+    except (StateInvalid, VersionUnsupported, ValueError) as cause:
+        if isinstance(cause, PositionInvalid):
+            raise
+        raise invalid(str(cause).removeprefix(f"{file}: ")) from cause
+
+
+def _only_part(position: Position) -> RunState | None:
+    """Returns the state that a position of format 1 stands for: the ranks were the same all the time.
+
+    Raises:
+        ValueError: there can be none.
+    """
+    if position.layout == "block":
+        return None
+    draws, more = divmod(position.consumed, position.dp_size) if position.dp_size else (0, 1)
+    if more:
+        raise ValueError(f"consumed is {position.consumed}, expected a multiple of dp_size {position.dp_size}")
+    per_step, more = divmod(draws, position.step) if position.step else (0, 0)
+    part = PartState(position.dp_size, position.batch_size, draws, draws_per_step=0 if more else per_step)
+    size = position.samples_per_chunk
+    stream_id = stream_id_of(position.stream)
+    return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)
+
+
+def _with_state(position: Position, state: RunState | None, skipped: tuple[str, ...] = ()) -> Position:
+    """Returns the position with its state.
+
+    Raises:
+        ValueError: the two contradict each other.
+    """
+    if state is not None:
+        size, part = position.samples_per_chunk, state.parts[-1]
+        told = {
+            "stream_id": (state.stream_id, stream_id_of(position.stream)),
+            "samples_per_chunk": (state.samples_per_chunk, size),
+            "consumed": (state.consumed, position.consumed),
+            "dp": (part.dp, position.dp_size),
+            "batch_size": (part.batch_size, position.batch_size),
+            "window": (state.window, position.window * size),
+            "seed": (state.seed, position.seed),
+        }
+        for name, (there, here) in told.items():
+            if there != here:
+                raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
+    return replace(position, skipped=skipped, state=state)
 
 
 def load(checkpoint: str | os.PathLike[str]) -> Position | None:
@@ -148,15 +219,15 @@ def saved_in(*output_dirs: Path) -> list[Position]:
     return [position for position in found if position is not None]
 
 
-def check_resume(position: Position, now: Position, checkpoint: str, first_epoch: bool) -> None:
-    """Refuses to go on where the next sample would not be exactly the next one.
+def check_fits(position: Position, now: Position, checkpoint: str) -> None:
+    """Refuses to go on where the next sample could not be exactly the next one.
+
+    The number of ranks, the micro batch and the steps may differ, but under the stock sampler's own shuffle.
 
     Args:
         position: what the checkpoint says.
-        now: what this run has, with `consumed` as its trainer has restored it.
+        now: what this run would save before its first step if it began anew.
         checkpoint: the checkpoint's folder.
-        first_epoch: whether the run stands in its first epoch: then, in strided order, the micro batch decides nothing
-            but what will be left over.
 
     Raises:
         ResumeRefused: naming what differs, and the way out.
@@ -183,11 +254,6 @@ def check_resume(position: Position, now: Position, checkpoint: str, first_epoch
         )
     if position.samples_per_chunk != now.samples_per_chunk:
         raise refuse("samples_per_chunk", "the same sample would be in another chunk")
-    if position.dp_size != now.dp_size:
-        raise refuse(
-            "dp_size",
-            "changing the number of data-parallel ranks on resume is not there yet; start with the number it had",
-        )
     if position.seed != now.seed:
         raise refuse("seed", f"give --data_seed {position.seed}, or the order would be another")
     if position.window != now.window:
@@ -198,19 +264,19 @@ def check_resume(position: Position, now: Position, checkpoint: str, first_epoch
         )
     if position.layout != now.layout:
         raise refuse("layout", "the order would be another; keep --data_sharding as it was")
-    if position.consumed != now.consumed:
-        raise ResumeRefused(
-            f"{checkpoint}: {position.consumed} samples were trained in {position.step} steps; with the batch sizes of "
-            f"this run the trainer would go on after {now.consumed}. Keep micro batch * accumulation * ranks as it "
-            f"was, or the position is another checkpoint's",
-            checkpoint=checkpoint,
-            expected=str(position.consumed),
-            actual=str(now.consumed),
-        )
-    if (position.layout == "block" or not first_epoch) and position.batch_size != now.batch_size:
-        raise refuse("batch_size", "epochs would end elsewhere; start with the micro batch that it had")
-    if position.layout == "block" and position.epoch_samples != now.epoch_samples:
-        raise refuse("epoch_samples", "the sampler's shuffle over the whole data set would be another")
+    if position.layout == "strided":
+        return
+    for what, why in (
+        ("dp_size", "start with the number it had"),
+        ("batch_size", "start with the micro batch that it had"),
+        ("epoch_samples", "the stream must be the same length"),
+    ):
+        if getattr(position, what) != getattr(now, what):
+            raise refuse(
+                what,
+                f"ms-swift's own shuffle over the whole data set (--data_sharding true) would be another; {why}. Runs "
+                f"that are to be resumed with other ranks are started without --data_sharding",
+            )
 
 
 def stamp() -> float:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from lazyshard.format.cursor import check_consumer
 from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.skipping import parse_skips
 
 OnEnd = Literal["stop", "repeat"]
 OnBadSample = Literal["substitute", "raise"]
@@ -205,6 +206,11 @@ def _check_own(args: Any) -> None:
             raise _refused(
                 "sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}; give another, or none"
             ) from cause
+    if args.sharded_lazy_skip is not None:
+        try:
+            parse_skips(args.sharded_lazy_skip)
+        except ValueError as cause:
+            raise _refused("sharded_lazy_skip", f"--sharded_lazy_skip: {cause}") from cause
     for name, choices in (("sharded_lazy_on_end", OnEnd), ("sharded_lazy_on_bad_sample", OnBadSample)):
         value = getattr(args, name)
         if value is not None and value not in get_args(choices):

@@ -8,6 +8,7 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,9 @@ import xxhash
 from torch.utils.data import Dataset
 
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
-from lazyshard.errors import ChunkRetired
+from lazyshard.errors import ChunkRetired, StateMismatch
+from lazyshard.format.state import RunState
+from lazyshard.plan import Course
 from lazyshard.storage import read_retired
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.checkpoints import Checkpoints
@@ -24,9 +27,9 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.logs import attend, notice
 from lazyshard_swift.parallel import FOREIGN, Facts
-from lazyshard_swift.planning import RunPlan, decide
-from lazyshard_swift.position import check_resume
+from lazyshard_swift.planning import decide
 from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 
 _ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
@@ -73,10 +76,11 @@ class TrainStream(Dataset[Any]):
             **common,
         )
         self._dataset.reader.quiet = True
-        self.gate = Gate(
-            LazyShardedDataset(plan.directory, layout="strided", num_samples=_ENDLESS, max_wait=max_wait, **common),
-            plan.stop_at_end,
-        )
+        asked = LazyShardedDataset(plan.directory, layout="strided", num_samples=_ENDLESS, max_wait=max_wait, **common)
+        self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0)
+        if plan.layout == "strided" and plan.state != _begun_now(plan.state):
+            for dataset in (self._dataset, asked):
+                _load(dataset, plan)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the gate behind: it is the main process's."""
@@ -88,11 +92,12 @@ class TrainStream(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Returns an encoded sample. Raises as `LazyShardedDataset` does."""
-        return self._dataset[index]
+        return self._dataset[index + self.plan.index_offset]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the encoded samples of a batch."""
-        return self._dataset.__getitems__(indices)
+        offset = self.plan.index_offset
+        return self._dataset.__getitems__([index + offset for index in indices] if offset else indices)
 
     def __repr__(self) -> str:
         """Says what is read, for the log."""
@@ -110,28 +115,30 @@ class TrainStream(Dataset[Any]):
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
         plan = self.plan
         # The sampler of blocks decides by itself with which it goes on.
-        consumed = plan.saved.consumed if plan.saved is not None and plan.layout == "strided" else 0
-        ready = plan.facts.ended or plan.facts.samples >= plan.plan.needed(consumed // plan.rank.dp_size)
+        draws = plan.draws if plan.layout == "strided" else 0
+        ready = plan.facts.ended or plan.facts.samples >= plan.course.needed(draws)
         try:
-            return self._dataset[consumed] if ready else None
+            return self._dataset[draws * plan.rank.dp_size] if ready else None
         except ChunkRetired:
             # Trained to the end: no sample follows, and the first one was deleted.
             return None
 
     def _open_samples(self, position: int) -> list[int]:
-        """Returns the samples of the window that is open at a position of this rank's lane, or else that position's."""
-        plan, rank, facts = self.plan.plan, self.plan.rank, self.plan.facts
-        total = facts.samples if facts.ended else None
+        """Returns the samples of the window that is open at a position of this rank's lane, from there on."""
+        plan, course, total = self.plan, self.plan.course, self.plan.total
+        stop = max(position + 1, course.drawable(course.needed(position)))
         if total is not None:
-            if self.plan.stop_at_end and position >= plan.epoch_length(total):
+            length = course.epoch_length(total)
+            if position < length:
+                stop = min(stop, length)
+            elif plan.stop_at_end:
                 # Trained to the end, behind which chunks may be deleted.
                 return []
-            position %= plan.epoch_length(total)
-        first = position - position % plan.window if plan.window else position
-        stop = first + max(plan.window, 1)
-        if total is not None:
-            stop = min(stop, plan.deal.lane_length(rank.dp_rank, total))
-        samples: list[int] = plan.deal.samples(rank.dp_rank, np.arange(first, stop), total).tolist()
+            else:
+                full, span = course.full_epoch_length(total), course.rules.span
+                within = (position - length) % full
+                stop = position - within + min((within // span + 1) * span, full)
+        samples: list[int] = course.draws(plan.rank.dp_rank, np.arange(position, stop), total)[1].tolist()
         return samples
 
     def check_resume(self, consumed: int, step: int) -> None:
@@ -144,10 +151,10 @@ class TrainStream(Dataset[Any]):
         Raises:
             ResumeRefused: with the reason and the way out.
         """
-        plan = self.plan
+        plan, saved = self.plan, self.plan.saved
         if consumed == 0:
             return
-        if plan.checkpoint is None or plan.saved is None:
+        if plan.checkpoint is None or saved is None:
             where = plan.checkpoint or "the checkpoint"
             raise ResumeRefused(
                 f"{where}: {consumed} samples were trained, but there is no lazyshard.json beside the weights that "
@@ -156,21 +163,49 @@ class TrainStream(Dataset[Any]):
                 f"--ignore_data_skip true)",
                 checkpoint=where,
             )
-        lane = consumed // plan.rank.dp_size
-        try:
-            first_epoch = plan.plan.draw(0, lane - 1, plan.facts.samples if plan.facts.ended else None).epoch == 0
-        except IndexError:
-            first_epoch = False
-        check_resume(plan.saved, plan.position(consumed, step), plan.checkpoint, first_epoch)
-        if plan.stop_at_end and plan.facts.ended and consumed > plan.facts.samples:
+        if consumed != saved.consumed:
             raise ResumeRefused(
-                f"{plan.checkpoint}: it stands at sample {consumed}, the stream has ended with {plan.facts.samples}: "
+                f"{plan.checkpoint}: {saved.consumed} samples were trained in {saved.step} steps, and the trainer "
+                f"would go on after {consumed}, in step {step + 1}: is the lazyshard.json there another checkpoint's?",
+                checkpoint=plan.checkpoint,
+                expected=str(saved.consumed),
+                actual=str(consumed),
+            )
+        draws = plan.draws if plan.layout == "strided" else consumed // plan.rank.dp_size
+        if plan.stop_at_end and plan.total is not None and not _in_first_epoch(plan.course, draws, plan.total):
+            raise ResumeRefused(
+                f"{plan.checkpoint}: it stands at sample {consumed}, the stream has ended with {plan.total}: "
                 f"was it cut, or was --sharded_lazy_on_end repeat given before?",
                 checkpoint=plan.checkpoint,
                 expected=f"at least {consumed} samples",
-                actual=str(plan.facts.samples),
+                actual=str(plan.total),
             )
-        self.gate.check_present(self._open_samples(lane))
+        self.gate.check_present(self._open_samples(draws))
+
+
+def _begun_now(state: RunState) -> RunState:
+    """Returns the state of a run that begins anew, with the ranks and rules of this one."""
+    return replace(state, parts=(replace(state.parts[-1], draws=0, epoch=None, skip=(), first_step=0),), consumed=0)
+
+
+def _load(dataset: LazyShardedDataset, plan: RunPlan) -> None:
+    try:
+        dataset.load_state_dict(plan.state.to_dict())
+    except StateMismatch as cause:
+        raise ResumeRefused(
+            f"{plan.checkpoint or plan.directory}: {cause}",
+            checkpoint=plan.checkpoint,
+            expected=cause.expected,
+            actual=cause.actual,
+        ) from cause
+
+
+def _in_first_epoch(course: Course, draws: int, total: int) -> bool:
+    """Returns whether the last of the positions drawn, or the first one if none is, lies in the run's first epoch."""
+    try:
+        return course.epoch(total) == 0 and draws <= course.epoch_length(total)
+    except ValueError:
+        return False
 
 
 def open_train_stream(args: Any, template: Any) -> TrainStream:
@@ -219,7 +254,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     else:
         # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
         stream.check_resume(plan.saved.consumed, plan.saved.step)
-        notice(f"{plan.checkpoint}: goes on after {plan.saved.consumed} samples, in step {plan.saved.step + 1}")
+        notice(f"{plan.checkpoint}: {how_it_goes_on(plan)}")
     # Once nothing is refused any more, since a cursor keeps chunks for ever; and long before the first sample is read.
     Checkpoints(plan, args.output_dir).register()
     return stream

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from lazyshard_swift import cursors
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +21,10 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setitem(sys.modules, "swift", swift)
     monkeypatch.setitem(sys.modules, "swift.utils", utils)
     return told
+
+
+@pytest.fixture(autouse=True)
+def another_process() -> Iterator[None]:
+    """Lets go of the cursors that the test's run has, as the end of its process would."""
+    yield
+    cursors.let_go()

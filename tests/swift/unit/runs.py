@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from lazyshard import StreamReader
 from lazyshard.data.rank import Rank
+from lazyshard.format.state import PartState, RunState
 from lazyshard_swift.parallel import Facts
-from lazyshard_swift.planning import RunPlan, decide
+from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position
 from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.stream import TrainStream
 
 
@@ -27,6 +30,8 @@ _OURS = {
     "sharded_lazy_consumer": None,
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",
+    "sharded_lazy_skip": None,
+    "sharded_lazy_take_over": False,
 }
 _BOTH = {
     "dataset": ["/streams/one"],
@@ -82,6 +87,7 @@ def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) ->
 
 
 def position(**changes: Any) -> Position:
+    """Returns what a run that had the same ranks all the time has saved."""
     values: dict[str, Any] = {
         "stream": "0123456789abcdef" * 2,
         "directory": "/streams/one",
@@ -98,7 +104,14 @@ def position(**changes: Any) -> Position:
         "consumer": "one-1234",
         "saved_at": 1795000000.5,
     }
-    return Position(**{**values, **changes})
+    found = Position(**{**values, **changes})
+    if found.layout == "block" or "state" in changes:
+        return found
+    size, draws = found.samples_per_chunk, found.consumed // found.dp_size
+    per_step = 0 if not found.step or draws % found.step else draws // found.step
+    part = PartState(found.dp_size, found.batch_size, draws, draws_per_step=per_step)
+    state = RunState(found.stream, size, size, found.window * size, found.seed, None, (part,), draws * found.dp_size)
+    return replace(found, state=state)
 
 
 def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:

@@ -125,6 +125,8 @@ OURS = {
     "sharded_lazy_consumer": None,
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",
+    "sharded_lazy_skip": None,
+    "sharded_lazy_take_over": False,
 }
 
 
@@ -153,6 +155,7 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
         ("--sharded_lazy true --sharded_lazy_consumer one", {"sharded_lazy_consumer": "one"}),
         ("--sharded_lazy true --sharded_lazy_on_bad_sample raise", {"sharded_lazy_on_bad_sample": "raise"}),
         ("--sharded_lazy true --sharded_lazy_on_end repeat", {"sharded_lazy_on_end": "repeat"}),
+        ("--sharded_lazy true --sharded_lazy_take_over true", {"sharded_lazy_take_over": True}),
     ],
 )
 def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None:
@@ -193,6 +196,15 @@ def test_help_shows_every_text(classes: Any) -> None:
     assert "{substitute,raise}" in shown
 
 
+def test_what_to_skip_is_one_argument_with_spaces_in_it(classes: Any) -> None:
+    text = "samples 120:180, chunks 7:8"
+    parser = importlib.import_module("transformers").HfArgumentParser([classes.SftArguments])
+    (args,) = parser.parse_args_into_dataclasses(
+        ["--dataset", "/streams/one", "--sharded_lazy", "true", "--sharded_lazy_skip", text]
+    )
+    assert args.sharded_lazy_skip == text
+
+
 def test_class_passes_for_the_original(module: ModuleType) -> None:
     kind = module.DataArguments
     assert (kind.__name__, kind.__qualname__, kind.__module__) == ("DataArguments", "DataArguments", NAME)
@@ -200,7 +212,7 @@ def test_class_passes_for_the_original(module: ModuleType) -> None:
     assert repr(kind()).startswith("DataArguments(dataset=[], data_seed=42, ")
     names = [field.name for field in dataclasses.fields(kind)]
     assert names[:2] == ["dataset", "data_seed"]
-    assert names[-7:] == list(OURS)
+    assert names[-9:] == list(OURS)
 
 
 def test_defaults_that_are_made_are_made_for_each(module: ModuleType) -> None:

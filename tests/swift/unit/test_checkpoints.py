@@ -10,10 +10,10 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.format import Cursor
-from lazyshard.plan import Plan
+from lazyshard.plan import Course
 from lazyshard.storage import forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.storage.retire import retire
-from lazyshard_swift import checkpoints, parallel
+from lazyshard_swift import cursors, parallel
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
@@ -50,12 +50,12 @@ def cursor(directory: Path) -> Cursor:
     return found
 
 
-def drawn_from(plan_: Plan, dp: int, position_: int, total: int) -> set[int]:
+def drawn_from(course: Course, position_: int, total: int) -> set[int]:
     """The samples that all lanes draw from a position to the end of the epoch."""
     return {
-        plan_.draw(lane, place, total).sample
-        for lane in range(dp)
-        for place in range(position_, plan_.epoch_length(total))
+        course.draw(lane, place, total).sample
+        for lane in range(course.dp)
+        for place in range(position_, course.epoch_length(total))
     }
 
 
@@ -87,7 +87,7 @@ def test_no_chunk_is_given_up_that_a_checkpoint_still_needs(tmp_path: Path, wind
         oldest = max(1, step - kept + 1)
         chunks = cursor(directory).chunks_before
         for total in (46,) if not live else (46, 47, 60):
-            needed = drawn_from(run.plan, 2, oldest * 2, total)
+            needed = drawn_from(run.course, oldest * 2, total)
             assert min(needed) >= chunks * PER_CHUNK, (step, total)
         given_up.append(chunks)
     assert given_up == sorted(given_up)
@@ -274,7 +274,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
     saves = Checkpoints(plan(args_of(output), directory, 0, 2), str(output))
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     if failure == "no folder":
@@ -282,7 +282,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     elif failure == "no stream":
         directory.rename(tmp_path / "moved")
     else:
-        monkeypatch.setattr(checkpoints, "write_cursor", fail)
+        monkeypatch.setattr(cursors, "put", fail)
     checkpoint(saves, output, 5)
     assert len(notices) == 1
     assert "the cursor could not be written" in notices[0]

@@ -16,9 +16,12 @@ from lazyshard.errors import (
     ChunkCorrupt,
     ChunkMissing,
     ChunkRetired,
+    CursorTaken,
     LazyShardError,
     RankInvalid,
     SkipSample,
+    StateInvalid,
+    StateMismatch,
     StreamInvalid,
     StreamMismatch,
     TooManyBadSamples,
@@ -61,6 +64,9 @@ def test_code_of_an_error(error: BaseException, code: int | None) -> None:
         StreamTooShort("fewer than one step takes. Use a smaller global batch"),
         RankInvalid("0 <= dp_rank < dp_size"),
         ChunkRetired("deleted"),
+        CursorTaken("process 7 on node1 is running as 'one'"),
+        StateMismatch("another window"),
+        StateInvalid("torn"),
     ],
 )
 def test_code_of_arguments_that_do_not_fit_the_stream(error: BaseException) -> None:
@@ -302,7 +308,7 @@ def test_rank_ends_with_the_launcher() -> None:
         "assert child.stdout.readline() == 'ready\\n'\n"
         "read = os.dup(child.stdout.fileno())\n"
         "if os.fork() == 0:\n"
-        "    sys.stdout.write(os.read(read, 100).decode())\n"
+        "    sys.stdout.write(open(read).readline())\n"
         "    sys.stdout.flush()\n"
         "    os._exit(0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -11,10 +11,11 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LazyShardError
-from lazyshard.plan import Deal, Plan
-from lazyshard_swift.errors import PositionInvalid, SettingsRefused, StreamTooShort
-from lazyshard_swift.planning import RunPlan, batch_sizes, decide, resume_checkpoint
+from lazyshard.plan import Part, Rules
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
 from lazyshard_swift.position import Position, save
+from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches
 from tests.storage.streams import produce
@@ -71,7 +72,8 @@ def test_batch_sizes(args: Any, dp: int, sizes: tuple[int, int]) -> None:
 def test_order_of_a_new_run(args: Any, ended: bool, expected: tuple[str, int], notices: list[str]) -> None:
     run = decided(args, ended=ended)
     assert (run.layout, run.window) == expected
-    assert run.plan == Plan(Deal(2, 4), batch_size=1, window=expected[1] * 4, seed=42)
+    assert run.course.rules == Rules(4, expected[1] * 4, 42)
+    assert run.course.parts == (Part(2),)
     assert notices == []
 
 
@@ -89,10 +91,10 @@ def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[
         ({"window": 2}, {}, True, ("strided", 2)),
         ({"window": 8}, {}, False, ("strided", 8)),
         ({"window": 3}, {"sharded_lazy_shuffle_window": 3}, True, ("strided", 3)),
-        # These are refused by `check_resume`, which needs to see what was asked for.
-        ({"window": 3}, {"sharded_lazy_shuffle_window": 2}, True, ("strided", 2)),
-        ({"window": 3}, {"train_dataloader_shuffle": False}, True, ("strided", 0)),
-        ({"window": 0}, {}, True, ("strided", 8)),
+        # Another order than the one in which it was begun is refused.
+        ({"window": 3}, {"sharded_lazy_shuffle_window": 2}, True, None),
+        ({"window": 3}, {"train_dataloader_shuffle": False}, True, None),
+        ({"window": 0}, {}, True, None),
         ({"window": 0}, {"train_dataloader_shuffle": False}, True, ("strided", 0)),
         ({"window": 0}, {"sharded_lazy_shuffle_window": 0}, True, ("strided", 0)),
         ({"window": 2}, {"data_sharding": True}, True, ("strided", 2)),
@@ -100,10 +102,14 @@ def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[
     ],
 )
 def test_order_of_a_resumed_run(
-    tmp_path: Path, saved: dict[str, Any], changes: dict[str, Any], ended: bool, expected: tuple[str, int]
+    tmp_path: Path, saved: dict[str, Any], changes: dict[str, Any], ended: bool, expected: tuple[str, int] | None
 ) -> None:
     folder = checkpoint(tmp_path / "checkpoint-3", position(**saved))
     args = megatron(train_iters=7, finetune=False, mcore_model=folder, **changes)
+    if expected is None:
+        with pytest.raises(ResumeRefused, match="this run has window"):
+            decided(args, ended=ended)
+        return
     run = decided(args, ended=ended)
     assert (run.layout, run.window) == expected
     assert (run.checkpoint, run.saved) == (folder, position(**saved))
@@ -224,7 +230,7 @@ def test_live_stream_without_a_length_is_refused() -> None:
 @pytest.mark.parametrize(("data_seed", "seed"), [(None, 0), (0, 0), (42, 42), (-1, 2**63 - 1), (2**64 + 5, 5)])
 def test_seed_is_one_that_the_plan_takes(data_seed: int | None, seed: int) -> None:
     run = decided(megatron(train_iters=7, data_seed=data_seed))
-    assert run.seed == run.plan.seed == seed
+    assert run.seed == run.state.seed == seed
 
 
 def test_consumer_is_the_users_else_that_of_the_checkpoint_else_that_of_the_folder(tmp_path: Path) -> None:
@@ -281,9 +287,10 @@ def test_position_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_epoch_of_a_resumed_hugging_face_run(
     tmp_path: Path, saved: dict[str, Any], max_steps: int, epoch_samples: int
 ) -> None:
-    save(position(**saved), tmp_path / "checkpoint-3")
+    save(position(consumed=6, **saved), tmp_path / "checkpoint-3")
     args = hugging_face(max_steps=max_steps, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert decided(args).epoch_samples == epoch_samples
+    run = decided(args)
+    assert (run.epoch_samples, run.one_pass, run.index_offset) == (epoch_samples, False, 0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from lazyshard.storage import durable
 from lazyshard_swift import position as positions
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, check_resume, load, parse, save, saved_in
+from lazyshard_swift.position import Position, check_fits, load, parse, save, saved_in
 from tests.swift.unit.runs import position
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
@@ -35,7 +35,7 @@ def refusal(data: bytes) -> str:
 
 def test_file_is_the_documented_one() -> None:
     assert orjson.loads(position().to_bytes()) == {
-        "format": 1,
+        "format": 2,
         "stream": "0123456789abcdef0123456789abcdef",
         "directory": "/streams/one",
         "samples_per_chunk": 4,
@@ -50,6 +50,29 @@ def test_file_is_the_documented_one() -> None:
         "by_steps": False,
         "consumer": "one-1234",
         "saved_at": 1795000000.5,
+        "skipped": [],
+        "state": {
+            "format": 1,
+            "stream_id": "0123456789abcdef0123456789abcdef",
+            "samples_per_chunk": 4,
+            "unit": 4,
+            "window": 32,
+            "seed": 42,
+            "max_total_samples": None,
+            "parts": [
+                {
+                    "dp": 2,
+                    "batch_size": 1,
+                    "draws": 24,
+                    "epoch": None,
+                    "trained": True,
+                    "skip": [],
+                    "first_step": 0,
+                    "draws_per_step": 8,
+                }
+            ],
+            "consumed": 48,
+        },
     }
 
 
@@ -60,6 +83,7 @@ def test_file_is_the_documented_one() -> None:
         {"consumed": 0, "step": 0, "window": 0, "seed": 0},
         {"seed": 2**63 - 1, "consumed": 2**53},
         {"by_steps": True, "layout": "block"},
+        {"skipped": ("steps 3:4", "chunks 0:2")},
         {"directory": '/数据/a"b\\c', "consumer": "é"},
     ],
 )
@@ -112,9 +136,67 @@ def test_file_that_is_no_object_is_refused(data: bytes, found: str) -> None:
     assert found in refusal(data)
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.5, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 3, 1.5, "1", None, [1]])
 def test_other_format_is_refused_naming_both(version: Any) -> None:
-    assert f"format is {version!r}, this release reads 1" in refusal(changed(format=version))
+    assert f"format is {version!r}, this release reads 1 to 2" in refusal(changed(format=version))
+
+
+def format_1(**changes: Any) -> bytes:
+    values = {name: value for name, value in orjson.loads(position().to_bytes()).items() if name in NAMES}
+    return orjson.dumps({"format": 1, **values, **changes})
+
+
+def test_format_1_is_read_as_a_run_of_one_part() -> None:
+    assert parse(format_1(), FILE) == position()
+    # 46 samples of 10 steps: the last one of an epoch was smaller, so nothing says how large they are.
+    uneven = parse(format_1(consumed=46, step=10), FILE)
+    assert uneven.state is not None
+    (part,) = uneven.state.parts
+    assert (part.draws, part.draws_per_step, uneven.state.consumed) == (23, 0, 46)
+    foreign = parse(format_1(stream="first-row-0123456789abcdef"), FILE)
+    assert foreign.state is not None and foreign.state.stream_id is None
+    assert parse(format_1(layout="block", window=0), FILE).state is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"consumed": 47}, "expected a multiple of dp_size 2"), ({"dp_size": 0}, "dp_size 0")]
+)
+def test_format_1_of_which_no_run_can_be_is_refused(changes: dict[str, Any], why: str) -> None:
+    assert why in refusal(format_1(**changes))
+
+
+@pytest.mark.parametrize("name", ["state", "skipped"])
+@pytest.mark.parametrize("wrong", [None, 1, "x", {}, [1]])
+def test_state_that_is_none_is_refused(name: str, wrong: Any) -> None:
+    assert name in refusal(changed(**{name: wrong}))
+
+
+def test_field_of_the_state_is_named_once_with_its_file() -> None:
+    state = orjson.loads(position().to_bytes())["state"]
+    text = refusal(changed(state=state | {"seed": -1}))
+    assert "'state.seed'" in text
+    assert text.count(FILE) == 1
+
+
+def test_state_of_a_later_format_is_refused() -> None:
+    state = orjson.loads(position().to_bytes())["state"]
+    assert "format 2, this release of lazyshard reads format 1" in refusal(changed(state=state | {"format": 2}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"consumed": 50}, "consumed 48, and the rest of it 50"),
+        ({"dp_size": 4}, "dp 2, and the rest of it 4"),
+        ({"batch_size": 2}, "batch_size 1"),
+        ({"window": 2}, "window 32, and the rest of it 8"),
+        ({"seed": 1}, "seed 42"),
+        ({"samples_per_chunk": 8}, "samples_per_chunk 4"),
+        ({"stream": "f" * 32}, "stream_id"),
+    ],
+)
+def test_state_that_contradicts_the_rest_is_refused(changes: dict[str, Any], name: str) -> None:
+    assert name in refusal(changed(**changes))
 
 
 @pytest.mark.parametrize("version", [True, 1.0])
@@ -214,25 +296,18 @@ def test_saved_in_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
 
 CHECKPOINT = "/runs/one/checkpoint-3"
 
-REFUSED: list[tuple[dict[str, Any], bool, str, str, str]] = [
-    ({"samples_per_chunk": 8}, True, "samples per chunk 4, this run has samples per chunk 8", "4", "8"),
-    ({"dp_size": 4}, True, "start with the number it had", "2", "4"),
-    ({"dp_size": 1}, True, "start with the number it had", "2", "1"),
-    ({"seed": 43}, True, "give --data_seed 42", "42", "43"),
-    ({"window": 0}, True, "keep --train_dataloader_shuffle true", "8", "0"),
-    ({"window": 2}, True, "leave out --sharded_lazy_shuffle_window", "8", "2"),
-    ({"consumed": 47}, True, "with the batch sizes of this run", "48", "47"),
-    ({"consumed": 49}, False, "with the batch sizes of this run", "48", "49"),
-    ({"batch_size": 2}, False, "start with the micro batch that it had", "1", "2"),
+REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"samples_per_chunk": 8}, "samples per chunk 4, this run has samples per chunk 8", "4", "8"),
+    ({"seed": 43}, "give --data_seed 42", "42", "43"),
+    ({"window": 0}, "keep --train_dataloader_shuffle true", "8", "0"),
+    ({"window": 2}, "leave out --sharded_lazy_shuffle_window", "8", "2"),
 ]
 
 
-@pytest.mark.parametrize(("now", "first_epoch", "way_out", "expected", "actual"), REFUSED)
-def test_resume_is_refused_naming_what_differs(
-    now: dict[str, Any], first_epoch: bool, way_out: str, expected: str, actual: str
-) -> None:
+@pytest.mark.parametrize(("now", "way_out", "expected", "actual"), REFUSED)
+def test_resume_is_refused_naming_what_differs(now: dict[str, Any], way_out: str, expected: str, actual: str) -> None:
     with pytest.raises(ResumeRefused) as refused:
-        check_resume(position(), position(**now), CHECKPOINT, first_epoch)
+        check_fits(position(), position(**now), CHECKPOINT)
     error = refused.value
     assert str(error).startswith(f"{CHECKPOINT}: ")
     assert way_out in str(error)
@@ -241,49 +316,52 @@ def test_resume_is_refused_naming_what_differs(
 
 def test_resume_without_shuffle_is_refused_naming_the_way_out() -> None:
     with pytest.raises(ResumeRefused, match="keep --train_dataloader_shuffle false"):
-        check_resume(position(window=0), position(window=2), CHECKPOINT, True)
+        check_fits(position(window=0), position(window=2), CHECKPOINT)
 
 
 def test_resume_on_another_stream_is_refused_naming_both() -> None:
     now = position(stream="f" * 32, directory="/streams/two", samples_per_chunk=8, seed=1)
     with pytest.raises(ResumeRefused) as refused:
-        check_resume(position(), now, CHECKPOINT, True)
+        check_fits(position(), now, CHECKPOINT)
     text = str(refused.value)
     for part in (CHECKPOINT, "0123456789abcdef" * 2, "/streams/one", "f" * 32, "/streams/two", "--dataset", "weights"):
         assert part in text
     assert (refused.value.expected, refused.value.actual) == ("0123456789abcdef" * 2, "f" * 32)
 
 
-@pytest.mark.parametrize(("what", "way_out"), [("batch_size", "micro batch"), ("epoch_samples", "shuffle")])
+@pytest.mark.parametrize(
+    ("what", "way_out"),
+    [("dp_size", "with the number it had"), ("batch_size", "micro batch"), ("epoch_samples", "the same length")],
+)
 def test_resume_of_ms_swifts_own_shuffle_asks_for_more(what: str, way_out: str) -> None:
     before = position(layout="block", window=0)
-    now = position(layout="block", window=0, **{what: 200})
-    with pytest.raises(ResumeRefused, match=way_out):
-        check_resume(before, now, CHECKPOINT, True)
+    check_fits(before, position(layout="block", window=0), CHECKPOINT)
+    with pytest.raises(ResumeRefused, match=way_out) as refused:
+        check_fits(before, position(layout="block", window=0, **{what: 200}), CHECKPOINT)
+    assert "started without --data_sharding" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("now", "first_epoch"),
+    "now",
     [
-        ({}, True),
-        ({}, False),
+        {},
         # The stream has grown, moved or ended; another name of the cursor, another end of the run.
-        ({"directory": "/streams/moved", "epoch_samples": 200, "consumer": "other", "by_steps": True}, False),
-        ({"saved_at": 0.0}, False),
-        # As long as the first epoch lasts the micro batch decides nothing.
-        ({"batch_size": 2}, True),
-        ({"step": 4}, True),
+        {"directory": "/streams/moved", "epoch_samples": 200, "consumer": "other", "by_steps": True},
+        {"saved_at": 0.0},
+        {"dp_size": 3},
+        {"batch_size": 2},
+        {"dp_size": 1, "batch_size": 8, "consumed": 0, "step": 0},
     ],
 )
-def test_resume_where_the_next_sample_is_the_next_one_is_accepted(now: dict[str, Any], first_epoch: bool) -> None:
-    check_resume(position(), position(**now), CHECKPOINT, first_epoch)
+def test_resume_where_the_next_sample_is_the_next_one_is_accepted(now: dict[str, Any]) -> None:
+    check_fits(position(), position(**now), CHECKPOINT)
 
 
 @pytest.mark.parametrize("layouts", [("strided", "block"), ("block", "strided")])
 def test_resume_with_another_layout_is_refused(layouts: tuple[str, str]) -> None:
     before, now = (position(layout=layout, window=0) for layout in layouts)
     with pytest.raises(ResumeRefused, match="layout"):
-        check_resume(before, now, CHECKPOINT, True)
+        check_fits(before, now, CHECKPOINT)
 
 
 def test_stamp_is_the_time() -> None:

@@ -127,6 +127,7 @@ def test_refusal_of_the_hugging_face_trainer_alone(argument: str, changes: dict[
         {"sharded_lazy_samples_per_chunk": 1},
         {"sharded_lazy_on_bad_sample": "raise", "sharded_lazy_on_end": "repeat"},
         {"sharded_lazy_consumer": "run 1"},
+        {"sharded_lazy_skip": "samples 1:2, steps 3:4", "sharded_lazy_take_over": True},
     ],
 )
 def test_what_works_is_not_refused(changes: dict[str, Any]) -> None:
@@ -283,3 +284,10 @@ class MegatronRLHFArguments(MegatronTrainArguments):
 )
 def test_training_is_known_by_the_class_of_the_arguments(args: Any, trains: bool) -> None:
     assert settings.is_training(args) is trains
+
+
+@pytest.mark.parametrize("skip", ["", "steps 5", "steps 7:5", "rows 1:2"])
+def test_skip_of_another_form_is_refused_with_the_form(skip: str) -> None:
+    error = refusal(megatron(train_iters=5, sharded_lazy_skip=skip))
+    assert error.argument == "sharded_lazy_skip"
+    assert 'ranges such as "samples 120:180, chunks 7:8, steps 40:60"' in str(error)

@@ -1,0 +1,146 @@
+"""What was decided for a run: the same on every rank but for the rank itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lazyshard.data.rank import Rank
+from lazyshard.format.state import RunState
+from lazyshard.plan import Course
+from lazyshard.storage.run_state import course_of, draws_of, with_consumed
+from lazyshard_swift.history import end_of_epochs
+from lazyshard_swift.parallel import Facts, stream_id_of
+from lazyshard_swift.position import Position, stamp
+from lazyshard_swift.settings import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What was decided for a run; the same on every rank but for `rank`.
+
+    Attributes:
+        directory: of the stream.
+        facts: what all ranks know of it.
+        rank: whose samples this process reads.
+        batch_size: samples of a rank in a micro batch.
+        layout: "strided", or "block" under the stock sampler's own shuffle.
+        window: chunks of a rank that are shuffled together.
+        seed: of the shuffle.
+        epoch_samples: the length of an epoch as ms-swift is told it.
+        progress: whether steps or epochs decide how long the run is.
+        stop_at_end: whether the run stops where the stream ends.
+        consumer: name of the cursor.
+        take_over: whether the cursor is taken over from a run that still holds it.
+        checkpoint: the checkpoint to go on from, None for none.
+        saved: the position in that checkpoint, None for none.
+        state: the course of the run as it goes on here.
+        skipped: what the run was told not to train, by this start and those before.
+        index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
+        one_pass: whether the trainer is given the rest of the run as one epoch: see `lazyshard_swift.history`.
+    """
+
+    directory: str
+    facts: Facts
+    rank: Rank
+    batch_size: int
+    layout: str
+    window: int
+    seed: int
+    epoch_samples: int
+    progress: Progress
+    stop_at_end: bool
+    consumer: str
+    take_over: bool
+    checkpoint: str | None
+    saved: Position | None
+    state: RunState
+    skipped: tuple[str, ...] = ()
+    index_offset: int = 0
+    one_pass: bool = False
+
+    @property
+    def stream_id(self) -> str | None:
+        """The id in the stream's manifest, None where it has none."""
+        return stream_id_of(self.facts.stream)
+
+    @property
+    def total(self) -> int | None:
+        """Samples of the stream, None if it was still being produced when the run started."""
+        return self.facts.samples if self.facts.ended else None
+
+    @property
+    def course(self) -> Course:
+        """The course that the data set draws by."""
+        return course_of(self.state)
+
+    @property
+    def consumed_before(self) -> int:
+        """Samples trained before the current part, over all ranks."""
+        part = self.state.parts[-1]
+        return self.state.consumed - part.dp * part.draws
+
+    @property
+    def draws(self) -> int:
+        """Position in the current part with which each rank goes on."""
+        return self.state.parts[-1].draws
+
+    def draws_after(self, consumed: int) -> int:
+        """Returns how many positions of the current part each rank has drawn after so many samples of the run.
+
+        Raises:
+            ValueError: it is not between two steps of this part.
+        """
+        return draws_of(self.state, consumed)
+
+    def left_over(self, consumed: int, total: int) -> int:
+        """Returns how many samples the epoch in which the current part began has left, after so many of the run."""
+        course = self.course
+        drawn = min(self.draws_after(consumed), course.epoch_length(total))
+        return course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
+
+    def steps_left(self, global_batch: int) -> int | None:
+        """Returns how many whole steps are left of the epochs that were asked for; None where steps decide."""
+        if self.total is None or self.progress.epochs is None:
+            return None
+        left = end_of_epochs(self.state, self.total, self.progress.epochs) - self.draws
+        return max(0, left) * self.rank.dp_size // global_batch
+
+    def position(self, consumed: int, step: int) -> Position:
+        """Returns where the run stands after so many samples and steps."""
+        return Position(
+            stream=self.facts.stream,
+            directory=self.directory,
+            samples_per_chunk=self.facts.samples_per_chunk,
+            consumed=consumed,
+            step=step,
+            dp_size=self.rank.dp_size,
+            batch_size=self.batch_size,
+            layout=self.layout,
+            window=self.window,
+            seed=self.seed,
+            epoch_samples=self.epoch_samples,
+            by_steps=self.progress.steps is not None,
+            consumer=self.consumer,
+            saved_at=stamp(),
+            skipped=self.skipped,
+            # The stock sampler's own shuffle is no course of ours.
+            state=None if self.layout == "block" else with_consumed(self.state, consumed),
+        )
+
+
+def how_it_goes_on(plan: RunPlan) -> str:
+    """Returns for the log where a resumed run goes on, and what is other than it was."""
+    saved = plan.saved
+    assert saved is not None
+    text = f"goes on after {saved.consumed} samples, in step {saved.step + 1}"
+    before = (saved.dp_size, saved.batch_size)
+    if before != (plan.rank.dp_size, plan.batch_size):
+        text += (
+            f"; with {plan.rank.dp_size} data-parallel ranks and micro batches of {plan.batch_size}, before with "
+            f"{before[0]} and {before[1]}: what is left of the epoch is dealt anew, each sample once"
+        )
+    if plan.one_pass:
+        text += "; the trainer takes the rest of the run for one epoch"
+    if plan.skipped:
+        text += f"; not trained: {', '.join(plan.skipped)}"
+    return text

@@ -1,0 +1,84 @@
+"""Commits: the cursor that a run leaves in its stream, so that the producer deletes nothing which it may need again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lazyshard.data.state_checks import standing
+from lazyshard.format import Cursor
+from lazyshard.format.state import RunState
+from lazyshard.storage import CursorOwner
+from lazyshard.storage.run_state import course_of
+
+__all__ = ["Commits", "chunks_done"]
+
+
+class Commits:
+    """The commits of one process. It owns the consumer's cursor from the first one on, until it ends.
+
+    Args:
+        directory: the stream's directory.
+        consumer: the consumer's name.
+    """
+
+    def __init__(self, directory: Path, consumer: str) -> None:
+        self._directory = directory
+        self._consumer = consumer
+        self._owner: CursorOwner | None = None
+        self._begun = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the cursor to the process that owns it."""
+        return self.__dict__ | {"_owner": None, "_begun": False}
+
+    def write(self, state: RunState, chunks_before: int, *, take_over: bool) -> None:
+        """Writes the cursor durably.
+
+        Raises:
+            CursorTaken: another run of the same name writes it.
+            VersionUnsupported: the cursor that is there is of a later format.
+            OSError: the filesystem refused.
+            RuntimeError: this is a fork of the process that owns the cursor.
+        """
+        current = state.parts[-1]
+        cursor = Cursor(
+            consumer=self._consumer,
+            stream_id=state.stream_id,
+            consumed=state.consumed,
+            chunks_before=chunks_before,
+            plan={
+                "dp_size": current.dp,
+                "batch_size": current.batch_size,
+                "unit": state.unit,
+                "window": state.window,
+                "seed": state.seed,
+            },
+            updated_at=time.time(),
+            state=state,
+        )
+        if self._owner is None:
+            self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
+        if self._begun:
+            self._owner.write(cursor)
+        else:
+            self._owner.begin(cursor)
+            self._begun = True
+
+
+def chunks_done(states: Iterable[RunState], total: int | None) -> int:
+    """Returns N such that none of these states needs a chunk of the half-open range [0, N) again, in its epoch.
+
+    Args:
+        states: at least one. Where they stand in several epochs, one of them has another epoch before it, and N is 0.
+        total: the end of the stream, None while it is not known.
+    """
+    epochs, done, size = set(), [], 1
+    for state in states:
+        course, position = standing(course_of(state), total)
+        epochs.add(course.epoch(total))
+        done.append(course.done_before(position, total))
+        size = state.samples_per_chunk
+    return min(done) // size if len(epochs) == 1 else 0

@@ -1,0 +1,108 @@
+"""The settings of a data set that decide which sample is drawn when."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lazyshard.plan import Course, Part, Rules
+from lazyshard.storage import Published
+
+__all__ = ["LayoutName", "Order", "UnitName"]
+
+LayoutName = Literal["block", "strided"]
+UnitName = Literal["chunk", "sample", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The settings that decide which sample is drawn when.
+
+    Attributes:
+        batch_size: samples of one rank in a micro batch.
+        unit: what is dealt to the ranks in turn: "chunk", "sample", "batch", or a number of samples.
+        layout: "block" (rank r has the indices [r * B, (r + 1) * B)) or "strided" (r, r + dp_size, ...).
+        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
+        seed: of the shuffle.
+        max_total_samples: the stream is taken to end there at the latest; None for no bound.
+        num_samples: samples over all ranks, however long an epoch is; None for those of one epoch.
+        micro_batches_per_step: micro batches of one rank in an optimiser step; None where it is not known.
+    """
+
+    batch_size: int
+    unit: UnitName | int
+    layout: LayoutName
+    shuffle_window: int
+    seed: int
+    max_total_samples: int | None
+    num_samples: int | None = None
+    micro_batches_per_step: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        if self.layout not in get_args(LayoutName):
+            raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {self.layout!r}")
+        if self.unit not in get_args(UnitName) and (type(self.unit) is not int or self.unit < 1):
+            raise ValueError(f"unit is one of {', '.join(get_args(UnitName))} or a number from 1, got {self.unit!r}")
+        if type(self.shuffle_window) is not int or self.shuffle_window < 0:
+            raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
+        limit = self.max_total_samples
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"max_total_samples is an integer from 1, got {limit!r}")
+        count = self.num_samples
+        # More than that `len` cannot say.
+        if count is not None and (type(count) is not int or not 1 <= count <= sys.maxsize):
+            raise ValueError(f"num_samples is an integer from 1 to {sys.maxsize}, got {count!r}")
+        steps = self.micro_batches_per_step
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise ValueError(f"micro_batches_per_step is an integer from 1, got {steps!r}")
+        # The plan's own checks, before a stream is waited for.
+        Part(1, self.batch_size)
+        self.rules(1)
+
+    @property
+    def draws_per_step(self) -> int:
+        """Positions of each rank in an optimiser step; 0 where it is not known."""
+        return self.batch_size * (self.micro_batches_per_step or 0)
+
+    def rules(self, samples_per_chunk: int) -> Rules:
+        """Returns how a stream with so many samples in a chunk is dealt and shuffled."""
+        units = {"chunk": samples_per_chunk, "sample": 1, "batch": self.batch_size}
+        unit = self.unit if isinstance(self.unit, int) else units[self.unit]
+        # A window is made of whole units, so that it is known to be published when its stripes are.
+        window = -(-self.shuffle_window * samples_per_chunk // unit) * unit
+        return Rules(unit, window, self.seed)
+
+    def known_total(self, published: Published) -> int | None:
+        """Returns how many samples there are to draw, None as long as that is open."""
+        limit = self.max_total_samples
+        if published.ended:
+            return published.samples if limit is None else min(published.samples, limit)
+        return limit if limit is not None and published.samples >= limit else None
+
+    def block(self, course: Course, total: int | None) -> int | None:
+        """Returns how many positions of the current part each rank has, given the total to count with.
+
+        Returns:
+            They end where the epoch does in which the course stands, or with `num_samples`; None as long as that is
+            open.
+
+        Raises:
+            ValueError: num_samples is less than one batch of every rank.
+        """
+        step = course.dp * course.batch_size
+        if self.num_samples is not None:
+            if self.num_samples < step and len(course.parts) == 1:
+                raise ValueError(
+                    f"num_samples is at least dp_size * batch_size = {course.dp} * {course.batch_size} = {step}, got "
+                    f"{self.num_samples}"
+                )
+            return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
+        if total is None:
+            return None
+        length, drawn = course.epoch_length(total), course.current.draws
+        if drawn > length:
+            full = course.full_epoch_length(total)
+            length += -(-(drawn - length) // full) * full if full else 0
+        return length

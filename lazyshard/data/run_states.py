@@ -1,0 +1,174 @@
+"""Where a run stands: the state that was loaded, what it is in each epoch, and after so many samples.
+
+A run whose epochs are begun with `set_epoch` is, for its state, one that begins with the epoch that was set: what was
+trained before decides nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from lazyshard.data.order import Order
+from lazyshard.data.rank import Rank
+from lazyshard.data.state_checks import check_data
+from lazyshard.errors import StateInvalid
+from lazyshard.format.state import PartState, RunState
+from lazyshard.plan import Gaps
+from lazyshard.storage import StreamReader
+from lazyshard.storage.run_state import (
+    check_fits,
+    ranges_of_steps,
+    resumed,
+    steps_of,
+    with_consumed,
+    without_samples,
+    without_steps,
+)
+
+__all__ = ["Ranges", "RunStates", "epoch_of"]
+
+Ranges = Iterable[tuple[int, int]]
+"""Half-open ranges of numbers."""
+
+
+class RunStates:
+    """The state of a run, as loaded, in each epoch.
+
+    Args:
+        order: the settings of the data set.
+        reader: its stream; not kept.
+    """
+
+    def __init__(self, order: Order, reader: StreamReader) -> None:
+        self._order = order
+        self._where = str(reader.directory)
+        rules = order.rules(reader.samples_per_chunk)
+        self._anew = RunState(
+            stream_id=reader.stream_id,
+            samples_per_chunk=reader.samples_per_chunk,
+            unit=rules.unit,
+            window=rules.window,
+            seed=rules.seed,
+            max_total_samples=order.max_total_samples,
+            parts=(PartState(1, order.batch_size),),
+            consumed=0,
+        )
+        self._loaded: RunState | None = None
+
+    def read(self, value: object) -> RunState:
+        """Returns what `state_dict` gave, if it belongs to this stream and these settings.
+
+        Raises:
+            StateInvalid, VersionUnsupported: it cannot be used.
+            StateMismatch: it is of another stream or of other settings.
+        """
+        where = f"{self._where}: the state to go on from"
+        if isinstance(value, dict) and "worker" in value:
+            raise StateInvalid(
+                f"{where}: it is that of one DataLoader worker of a LazyShardedIterable, which only the same "
+                f"number of workers can go on from; save `dataset.state_dict(consumed)` too: any ranks and workers can "
+                f"go on from that",
+                field="worker",
+            )
+        state = RunState.from_dict(value, where)
+        check_fits(state, self._anew, self._where)
+        return state
+
+    def load(self, value: object, reader: StreamReader, settled: int | None, anywhere: bool) -> tuple[int, int]:
+        """Goes on from what `state_dict` gave.
+
+        Args:
+            value: the state.
+            reader: the stream.
+            settled: None as long as the data set is not used; then its ranks, and the state has to be of its course.
+            anywhere: it may then stand elsewhere in it.
+
+        Returns:
+            The epoch that the state sets, and the position of the current part at which it stands.
+
+        Raises:
+            StateInvalid, VersionUnsupported, StateMismatch: as `read`; or what is needed next is not there.
+            RuntimeError: the data set is used and stands elsewhere.
+        """
+        state = self.read(value)
+        epoch = epoch_of(state)
+        if settled is None:
+            check_data(state, self._order, reader)
+            self._loaded = state
+            return epoch, state.parts[-1].draws
+        given, here = self._resumed(state, settled), self.of(epoch, settled)
+        position = given.parts[-1].draws
+        if _course(given) != _course(here) or (position != here.parts[-1].draws and not anywhere):
+            raise RuntimeError(
+                f"{self._where}: this data set is in use already and stands elsewhere; load the state into a new one, "
+                f"before its length, its rank_indices or a loader's workers are asked for"
+            )
+        return epoch, position
+
+    def skip(
+        self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank], reader: StreamReader
+    ) -> None:
+        """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
+        size = self._anew.samples_per_chunk
+        out = [*samples, *((start * size, stop * size) for start, stop in chunks)]
+        state, wanted = self._loaded, sorted(steps)
+        if state is None or wanted:
+            state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
+        total = self._order.known_total(reader.refresh())
+        now = steps_of(state.parts[-1])
+        # All by the steps as they would be trained; the next ones are passed over as they are.
+        for start, stop in wanted:
+            if start != now:
+                out += ranges_of_steps(state, start, stop, total)
+        for start, stop in wanted:
+            if start == now:
+                state = without_steps(state, start, stop, total)
+        known = _gaps(state)
+        # What is left out already need not be dealt anew.
+        if known.joined(out).ranges != known.ranges:
+            state = without_samples(state, out)
+        self._loaded = state
+
+    def of(self, epoch: int, dp: int) -> RunState:
+        """Returns the state with which so many ranks begin or go on in an epoch."""
+        order, loaded = self._order, self._loaded
+        if loaded is not None and epoch == epoch_of(loaded):
+            return self._resumed(loaded, dp)
+        skip = () if loaded is None else _gaps(loaded).ranges
+        # No number for the first epoch, so that a run which sets it is no other than one which does not.
+        begin = PartState(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
+        return replace(self._anew, parts=(begin,))
+
+    def after(self, consumed: int | None, epoch: int, dp: int) -> RunState:
+        """Returns the state after so many samples, None for that with which the epoch began or was gone on with.
+
+        Raises:
+            ValueError: no such number of samples is trained at the end of a step.
+        """
+        state = self.of(epoch, dp)
+        return state if consumed is None else with_consumed(state, consumed)
+
+    def consumed(self, epoch: int) -> int:
+        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
+        loaded = self._loaded
+        return loaded.consumed if loaded is not None and epoch == epoch_of(loaded) else 0
+
+    def _resumed(self, state: RunState, dp: int) -> RunState:
+        return resumed(state, dp, self._order.batch_size, draws_per_step=self._order.draws_per_step)
+
+
+def epoch_of(state: RunState) -> int:
+    """Returns the epoch with which the run that a state tells began, or begins anew: what was set by `set_epoch`."""
+    return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
+
+
+def _gaps(state: RunState) -> Gaps:
+    return Gaps(one for part in state.parts for one in part.skip)
+
+
+def _course(state: RunState) -> tuple[PartState, ...]:
+    """Returns what decides the draws of a state's current part; the first one may name epoch 0 or not."""
+    first, *parts = (replace(part, first_step=0, draws_per_step=0) for part in state.parts)
+    parts.insert(0, replace(first, epoch=first.epoch or 0))
+    return (*parts[:-1], replace(parts[-1], draws=0))

@@ -1,0 +1,179 @@
+"""Trains a model of one number with Hugging Face's Trainer or accelerate, and goes on from a checkpoint.
+
+    python tests/data/resuming_trainers.py RUNS
+
+RUNS is a list, in JSON, of runs that follow each other, each an object: `with` ("trainer", "trainer-skips",
+"accelerate" or "accelerate-skips"), `stream`, `rank` and `ranks`, `folder` of the checkpoints, `from` (the checkpoint
+to go on from, or null), `steps` (to train in all), `save` (after how many), `stop` (after how many it is lost),
+`rows` (to train in all, over all ranks), and `begin` (the step of `from`).
+Prints a list with, for each run, the ids of the rows of each step. A process of its own, since importing transformers
+takes seconds and warns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import Mock
+
+import torch
+from accelerate import Accelerator, skip_first_batches
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from lazyshard import LazyShardedDataset
+
+BATCH = 2
+ACCUMULATION = 2
+
+GUIDE: Final = Path(__file__).parents[2] / "docs" / "resume.md"
+
+
+class OneNumber(torch.nn.Module):
+    """A model that notes down what it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = torch.nn.Parameter(torch.ones(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns a loss."""
+        self.seen.append(ids.tolist())
+        return {"loss": (self.number * ids).mean()}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Makes a batch."""
+    return {"ids": torch.tensor([row["id"] for row in rows])}
+
+
+def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
+    """Opens the data set of a run for all its steps."""
+    return LazyShardedDataset(
+        run["stream"],
+        dp_rank=run["rank"],
+        dp_size=run["ranks"],
+        batch_size=BATCH,
+        shuffle_window=1,
+        num_samples=run["rows"],
+        micro_batches_per_step=ACCUMULATION,
+    )
+
+
+def from_the_guide(name: str, **names: Any) -> Any:
+    """Returns a class as `docs/resume.md` has it, its names bound to ours."""
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    source = next(block for block in blocks if block.startswith("class ") and f"class {name}" in block)
+    known: dict[str, Any] = {
+        "Trainer": Trainer,
+        "TrainerCallback": TrainerCallback,
+        "DataLoader": DataLoader,
+        "Path": Path,
+        "json": json,
+        "accelerator": Mock(),
+    }
+    found = known | {"dataset": None} | names
+    exec(source, found)
+    return found[name]
+
+
+class Stop(TrainerCallback):  # type: ignore[misc]
+    """Stops a run, as one that is killed: nothing is saved for it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stops behind that step."""
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+def with_trainer(run: dict[str, Any]) -> list[list[int]]:
+    """Trains with Trainer, which skips by itself or goes on from our state."""
+    dataset, model = open_stream(run), OneNumber()
+    skips = run["with"] == "trainer-skips"
+    if run["from"] and not skips:
+        dataset.load_state_dict(json.loads((Path(run["from"]) / "data.json").read_text()))
+    args = TrainingArguments(
+        output_dir=run["folder"],
+        max_steps=run["steps"],
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATION,
+        save_strategy="steps",
+        save_steps=run["save"],
+        ignore_data_skip=not skips,
+        remove_unused_columns=False,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    keep = from_the_guide("KeepState", dataset=dataset, samples_per_step=BATCH * ACCUMULATION * run["ranks"])
+    trainer = from_the_guide("StreamTrainer")(
+        model, args, train_dataset=dataset, data_collator=collate, callbacks=[keep(), Stop(run["stop"])]
+    )
+    trainer.train(resume_from_checkpoint=run["from"])
+    return model.seen
+
+
+class Consumed:
+    """What there is of `Progress` where accelerate skips by itself: a number."""
+
+    consumed = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns it."""
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes it out of what either has saved."""
+        self.consumed = state["consumed"]
+
+
+def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
+    """Trains with a hand-written loop over accelerate."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION)
+    dataset, model = open_stream(run), OneNumber()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+    skips = run["with"] == "accelerate-skips"
+    progress = Consumed() if skips else from_the_guide("Progress", dataset=dataset)(dataset)
+    accelerator.register_for_checkpointing(progress)
+    if run["from"]:
+        accelerator.load_state(run["from"])
+    loader: Any = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=collate)
+    if skips:
+        # Its own way, in which the loader is its own too; this process is all there is, for it.
+        loader = skip_first_batches(accelerator.prepare(loader), progress.consumed // (BATCH * run["ranks"]))
+    for number, batch in enumerate(loader, 1):
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+        progress.consumed += BATCH * run["ranks"]
+        step, within = divmod(number, ACCUMULATION)
+        step += run["begin"]
+        if not within and step == run["save"]:
+            accelerator.save_state(str(Path(run["folder"]) / f"checkpoint-{step}"))
+        if not within and step == run["stop"]:
+            break
+    return model.seen
+
+
+def main() -> int:
+    """Trains all runs."""
+    seen = []
+    for run in json.loads(sys.argv[1]):
+        batches = (with_trainer if run["with"].startswith("trainer") else with_accelerate)(run)
+        seen.append([list(chain(*batches[at : at + ACCUMULATION])) for at in range(0, len(batches), ACCUMULATION)])
+    print("RESULT", json.dumps(seen))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

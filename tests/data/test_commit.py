@@ -1,0 +1,221 @@
+"""Commits: what the cursor says, which chunks it lets the producer delete, and who may write it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch
+from lazyshard.format.state import RunState
+from lazyshard.storage import read_cursor
+from lazyshard.storage.retire import retire
+from tests.data.runs import State, open_ranks, read
+from tests.data.workers import loader
+from tests.storage.streams import forked, produce
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    """Forty samples in ten chunks."""
+    return produce(tmp_path / "s", 40, 4)
+
+
+def open_run(stream: Path, dp: int = 2, state: State | None = None, **options: Any) -> list[LazyShardedDataset]:
+    return open_ranks(stream, dp, state, **{"consumer": "sft", **options})
+
+
+def chunks_before(stream: Path) -> int:
+    cursor = read_cursor(stream, "sft")
+    assert cursor is not None
+    return cursor.chunks_before
+
+
+def test_cursor_holds_the_state_and_the_numbers_of_the_plan(stream: Path) -> None:
+    dataset = open_run(stream, batch_size=2, shuffle_window=1, seed=3)[0]
+    assert dataset.commit(20, last_epoch=True) is True
+    cursor = read_cursor(stream, "sft")
+    assert cursor is not None
+    assert (cursor.stream_id, cursor.consumed, cursor.chunks_before) == (dataset.stream_id, 20, 4)
+    assert cursor.plan == {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 4, "seed": 3}
+    assert cursor.state == RunState.from_dict(dataset.state_dict(20), "here")
+    assert cursor.owner
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # In order, both ranks: a stripe of two chunks is needed whole until it is drawn. By consumed 0, 6, 8, 16, ...
+        ({}, [0, 0, 2, 4, 4, 8, 10]),
+        ({"shuffle_window": 2}, [0, 0, 0, 4, 4, 8, 10]),
+        ({"unit": "sample"}, [0, 1, 2, 4, 5, 9, 10]),
+    ],
+)
+def test_chunks_that_nothing_needs_any_more(stream: Path, options: dict[str, Any], expected: list[int]) -> None:
+    dataset = open_run(stream, **options)[0]
+    found = []
+    for consumed in (0, 6, 8, 16, 22, 36, 40):
+        dataset.commit(consumed, last_epoch=True)
+        found.append(chunks_before(stream))
+    assert found == expected
+
+
+def test_nothing_goes_while_another_epoch_follows(stream: Path) -> None:
+    dataset = open_run(stream)[0]
+    dataset.commit(40, last_epoch=False)
+    assert chunks_before(stream) == 0
+    dataset.set_epoch(1)
+    dataset.commit(16, last_epoch=True)
+    assert chunks_before(stream) == 4
+
+
+def test_chunks_of_older_checkpoints_stay_as_long_as_they_are_named(stream: Path) -> None:
+    dataset = open_run(stream)[0]
+    older = [dataset.state_dict(consumed) for consumed in (24, 9 * 2, 30)]
+    for keep, expected in ((older, 4), (older[:1], 6), ([], 8)):
+        dataset.commit(32, last_epoch=True, keep=keep)
+        assert chunks_before(stream) == expected
+
+
+def test_older_checkpoint_of_an_epoch_before_keeps_everything(stream: Path) -> None:
+    dataset = open_run(stream)[0]
+    older = dataset.state_dict(40)
+    dataset.set_epoch(1)
+    dataset.commit(32, last_epoch=True, keep=[older])
+    assert chunks_before(stream) == 0
+    steps = open_run(stream, num_samples=80, consumer="steps")[0]
+    steps.commit(72, last_epoch=True, keep=[steps.state_dict(38)])
+    cursor = read_cursor(stream, "steps")
+    assert cursor is not None and cursor.chunks_before == 0
+    steps.commit(72, last_epoch=True, keep=[steps.state_dict(56)])
+    cursor = read_cursor(stream, "steps")
+    assert cursor is not None and cursor.chunks_before == 4
+
+
+def test_checkpoint_of_other_ranks_can_be_named(stream: Path) -> None:
+    before = open_run(stream)[0].state_dict(12)
+    dataset = open_run(stream, 3, before)[0]
+    for consumed, expected in ((12, 2), (15, 2), (24, 4), (36, 7), (39, 7)):
+        dataset.commit(consumed, last_epoch=True)
+        # One is left over in the end, which other ranks could still draw.
+        assert chunks_before(stream) == expected, consumed
+    dataset.commit(39, last_epoch=True, keep=[before])
+    assert chunks_before(stream) == 2
+
+
+def test_every_resume_from_what_was_committed_finds_its_chunks(stream: Path) -> None:
+    """With the cursor's word alone, and the chunks really gone."""
+    dataset = open_run(stream, shuffle_window=1)[0]
+    state, gone = dataset.state_dict(22), dataset.state_dict(4)
+    dataset.commit(22, last_epoch=True)
+    assert retire(stream, chunks_before(stream), 10) == 4
+    for dp in (1, 2, 3):
+        left = [i for lane in read(open_run(stream, dp, state, shuffle_window=1)) for i in lane]
+        assert len(left) == 18 // dp * dp
+        assert set(left) <= set(range(16, 40))
+    with pytest.raises(StateMismatch, match="has deleted all chunks below 4"):
+        open_run(stream, 2, gone, shuffle_window=1)
+    with pytest.raises(ChunkRetired):
+        read(open_run(stream, shuffle_window=1), 1)
+
+
+def test_live_stream_keeps_what_is_open(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "s", 24, 4, end=False)
+    dataset = open_run(stream, max_total_samples=100)[0]
+    dataset.commit(16, last_epoch=True)
+    assert chunks_before(stream) == 4
+    produce(stream, 40, 4)
+    dataset.commit(40, last_epoch=True)
+    assert chunks_before(stream) == 10
+
+
+def test_one_rank_writes_and_the_others_do_nothing(stream: Path) -> None:
+    ranks = open_run(stream)
+    assert [dataset.commit(16, last_epoch=True) for dataset in reversed(ranks)] == [False, True]
+    assert chunks_before(stream) == 4
+
+
+def test_number_that_no_step_ends_with_is_refused_on_every_rank(stream: Path) -> None:
+    for dataset in open_run(stream):
+        with pytest.raises(ValueError, match="whole steps of all 2 ranks"):
+            dataset.commit(15, last_epoch=True)
+    assert read_cursor(stream, "sft") is None
+
+
+def test_state_that_is_not_of_this_run_cannot_be_kept(stream: Path) -> None:
+    other = open_ranks(stream, 2, seed=1)[0].state_dict(8)
+    with pytest.raises(StateMismatch, match="saved with seed 1, here it is 0"):
+        open_run(stream)[0].commit(16, last_epoch=True, keep=[other])
+    assert read_cursor(stream, "sft") is None
+
+
+def test_commit_needs_a_name(stream: Path) -> None:
+    with pytest.raises(ValueError, match="a commit is that of a consumer; make the data set with consumer=NAME"):
+        open_ranks(stream, 1)[0].commit(4, last_epoch=True)
+
+
+class _Committing:
+    """A `collate_fn` that commits what was read."""
+
+    def __init__(self, dataset: LazyShardedDataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, rows: list[Any]) -> str:
+        try:
+            self.dataset.commit(len(rows), last_epoch=True)
+        except RuntimeError as error:
+            return str(error)
+        return "written"
+
+
+def test_workers_commit_nothing(stream: Path) -> None:
+    dataset = open_run(stream, 1)[0]
+    batches = loader(dataset, dataset.rank_indices[:4], 1, batch_size=4, collate_fn=_Committing(dataset))
+    assert list(batches) == [f"{stream}: a DataLoader worker reads ahead and commits nothing"]
+    assert read_cursor(stream, "sft") is None
+
+
+def test_second_run_of_a_name_is_refused_or_takes_over(stream: Path) -> None:
+    first, second = (open_run(stream, 1)[0] for _ in range(2))
+    first.commit(4, last_epoch=True)
+    with pytest.raises(CursorTaken, match=f"process {os.getpid()} "):
+        second.commit(8, last_epoch=True)
+    assert chunks_before(stream) == 1
+    second.commit(8, last_epoch=True, take_over=True)
+    with pytest.raises(CursorTaken):
+        first.commit(12, last_epoch=True)
+    second.commit(16, last_epoch=True)
+    assert chunks_before(stream) == 4
+
+
+def test_cursor_is_free_again_once_the_data_set_is_gone(stream: Path) -> None:
+    for consumed in (4, 8):
+        dataset = open_run(stream, 1)[0]
+        dataset.commit(consumed, last_epoch=True)
+        del dataset
+    assert chunks_before(stream) == 2
+
+
+def test_fork_does_not_write_its_parents_cursor_and_a_copy_does_not_own_it(stream: Path) -> None:
+    dataset = open_run(stream, 1)[0]
+    dataset.commit(4, last_epoch=True)
+    assert forked(lambda: dataset.commit(8, last_epoch=True)) == 1
+    copied = pickle.loads(pickle.dumps(dataset))
+    with pytest.raises(CursorTaken):
+        copied.commit(8, last_epoch=True)
+    dataset.commit(12, last_epoch=True)
+    assert chunks_before(stream) == 3
+
+
+def test_run_that_goes_back_takes_its_cursor_back(stream: Path) -> None:
+    first = open_run(stream)[0]
+    older = first.state_dict(16)
+    first.commit(32, last_epoch=True)
+    del first
+    again = open_run(stream, 2, older)[0]
+    again.commit(again.consumed, last_epoch=True)
+    assert chunks_before(stream) == 4

@@ -1,0 +1,83 @@
+"""Hugging Face's Trainer and accelerate go on in the middle: by skipping, or with other ranks by the state."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.runs import open_ranks, read
+from tests.storage.streams import HERE, produce
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers"),
+]
+
+DEADLINE_S = 240
+
+
+def trained(runs: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """Returns the ids of each step of each run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.data.resuming_trainers", json.dumps(runs)],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    found: list[list[list[int]]] = json.loads(lines[-1].removeprefix("RESULT "))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["trainer", "accelerate"])
+def test_trainer_goes_on_in_the_middle_of_an_epoch_with_as_many_ranks_and_with_others(
+    tmp_path: Path, kind: str
+) -> None:
+    # Ten chunks of eight: 80 rows.
+    stream = produce(tmp_path / "s", 80, 8)
+    common: dict[str, Any] = {
+        "stream": str(stream),
+        "from": None,
+        "begin": 0,
+        "rows": 80,
+        "steps": 10,
+        "save": 4,
+        "stop": 6,
+    }
+
+    def behind(folder: str, step: int) -> dict[str, Any]:
+        return {"from": str(tmp_path / folder / f"checkpoint-{step}"), "begin": step}
+
+    def run(name: str, rank: int, ranks: int, **options: Any) -> dict[str, Any]:
+        return common | {"with": kind, "rank": rank, "ranks": ranks, "folder": str(tmp_path / name)} | options
+
+    first, *same, alone = trained(
+        [
+            # Two ranks of which one is looked at: 8 rows a step, of which 4 are its. Lost two steps after a checkpoint.
+            run("a", 0, 2),
+            run("b", 0, 2, **behind("a", 4) | {"with": f"{kind}-skips", "stop": 10}),
+            run("c", 0, 2, **behind("a", 4) | {"stop": 10, "save": 8}),
+            # Again in the same part, behind a resume.
+            run("d", 0, 2, **behind("c", 8) | {"stop": 10, "save": 20}),
+            # Alone from there on: half as many rows a step, so twelve steps are left of the 80 rows.
+            run("e", 0, 1, **behind("a", 4) | {"steps": 16, "stop": 16, "save": 20}),
+        ]
+    )
+    whole = read(open_ranks(stream, 2, batch_size=2, shuffle_window=1, num_samples=80))
+    steps = [whole[0][at : at + 4] for at in range(0, 40, 4)]
+    assert first == steps[:6]
+    assert same == [steps[4:], steps[4:], steps[8:]]
+    assert [len(step) for step in alone] == [4] * 12
+    before = set(chain(whole[0][:16], whole[1][:16]))
+    assert sorted(chain(*alone)) == sorted(set(range(80)) - before)

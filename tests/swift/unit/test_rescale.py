@@ -1,0 +1,325 @@
+"""Chains of starts with other ranks, micro batches and accumulations: what the trainers then read, and how they end."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard.data.rank import Rank
+from lazyshard_swift import parallel
+from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.planning import decide
+from lazyshard_swift.position import load, save
+from lazyshard_swift.run_plan import RunPlan
+from tests.storage.streams import produce
+from tests.swift.unit.runs import facts_of, hugging_face, megatron, plan
+from tests.swift.unit.trainers import Trained, opened, train_hugging_face, train_megatron
+
+PER_CHUNK = 3
+
+
+class Shape(NamedTuple):
+    """How a start trains: ranks, samples of a rank in a micro batch, micro batches of a step."""
+
+    dp: int
+    batch: int
+    accumulation: int
+
+    @property
+    def step(self) -> int:
+        return self.dp * self.batch * self.accumulation
+
+
+class History:
+    """The starts of one run, each killed and gone on from its newest checkpoint, and what they have trained.
+
+    Args:
+        kind: "swift" or "megatron".
+        directory: the stream.
+        output: where checkpoints go.
+        options: of the command.
+    """
+
+    def __init__(self, kind: str, directory: Path, output: Path, **options: Any) -> None:
+        self.kind, self.directory, self.output = kind, directory, output
+        self.options = {"sharded_lazy_consumer": "run", "output_dir": str(output), **options}
+        self.checkpoint: Path | None = None
+        self.trained: list[tuple[int, int]] = []  # epoch and sample, of the steps that survive
+        self.plans: list[RunPlan] = []
+        self.last: list[Trained] = []
+
+    def args(self, shape: Shape, **more: Any) -> Any:
+        common = {**self.options, **more}
+        if self.kind == "swift":
+            changes = {
+                "per_device_train_batch_size": shape.batch,
+                "gradient_accumulation_steps": shape.accumulation,
+                "resume_from_checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            }
+            args = hugging_face(**{**common, **changes})
+        else:
+            changes = {
+                "micro_batch_size": shape.batch,
+                "global_batch_size": shape.step,
+                "finetune": self.checkpoint is None,
+                "mcore_model": None if self.checkpoint is None else str(self.checkpoint),
+            }
+            args = megatron(**{**common, **changes})
+        args.save_steps = common.get("save_steps", 1)
+        return args
+
+    def start(self, shape: Shape, steps: int | None = None, **more: Any) -> bool:
+        """Trains so many steps, or to the end; returns whether the run has come to its end."""
+        train = train_hugging_face if self.kind == "swift" else train_megatron
+        plans, found = [], []
+        begun = 0 if self.checkpoint is None else step_of(self.checkpoint)
+        for rank in range(shape.dp):
+            args = self.args(shape, **more)
+            plans.append(plan(args, self.directory, rank, shape.dp))
+            with mock.patch.object(parallel, "is_first", functools.partial(operator.eq, rank, 0)):
+                found.append(train(plans[-1], args, kill=None if steps is None else begun + steps))
+        assert len({tuple(each.steps) for each in found}) == 1, "steps that the ranks have trained"
+        assert len({(tuple(each.saved), each.ended) for each in found}) == 1
+        self.plans, self.last = plans, found
+        saved = found[0].saved[-1] if found[0].saved else begun
+        # Of the last start nothing is lost: it is not killed.
+        self._keep(plans, found, saved if steps is not None else None)
+        if found[0].saved:
+            self.checkpoint = self.output / f"checkpoint-{saved}"
+        return found[0].ended
+
+    def _keep(self, plans: list[RunPlan], found: list[Trained], until: int | None) -> None:
+        """Takes what was trained up to a step, None for all, which must be what the course declares."""
+        for run, each in zip(plans, found, strict=True):
+            ids = [i for step, ids in each.steps.items() if until is None or step < until for i in ids]
+            places = np.arange(run.draws, run.draws + len(ids))
+            epochs, samples = run.course.draws(run.rank.dp_rank, places, run.total)
+            assert ids == samples.tolist(), f"rank {run.rank}"
+            self.trained += zip(epochs.tolist(), ids, strict=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    position = load(checkpoint)
+    assert position is not None
+    return position.step
+
+
+def assert_once(history: History, total: int, epochs: int, left_over: int) -> None:
+    """Checks that each sample was trained once in each of so many epochs, but for fewer than `left_over`."""
+    times = Counter(history.trained)
+    assert not {where: n for where, n in times.items() if n > 1}, "trained more than once"
+    for epoch in range(epochs):
+        assert total - left_over < sum(1 for at, _ in times if at == epoch) <= total, epoch
+    assert {epoch for epoch, _ in times} == set(range(epochs))
+    assert {sample for _, sample in times} <= set(range(total))
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    folder = tmp_path_factory.mktemp("streams")
+    return {total: produce(folder / str(total), total, PER_CHUNK) for total in (25, 48, 61)}
+
+
+def any_shape(choose: random.Random) -> Shape:
+    return Shape(choose.randint(1, 4), choose.randint(1, 2), choose.randint(1, 3))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["swift", "megatron"]))
+def test_epochs_through_any_chain_of_starts(
+    tmp_path_factory: pytest.TempPathFactory, streams: dict[int, Path], seed: int, kind: str
+) -> None:
+    choose = random.Random(seed)
+    total, epochs, window = choose.choice(list(streams)), choose.randint(1, 3), choose.randint(0, 2)
+    history = History(
+        kind,
+        streams[total],
+        tmp_path_factory.mktemp("run"),
+        num_train_epochs=epochs,
+        sharded_lazy_shuffle_window=window,
+        save_steps=choose.randint(1, 3),
+    )
+    shapes: list[Shape] = []
+    for _ in range(choose.randint(1, 4)):
+        shapes.append(any_shape(choose) if choose.random() < 0.8 or not shapes else shapes[-1])
+        if history.start(shapes[-1], choose.randint(0, 6)):
+            break
+    shapes.append(any_shape(choose))
+    assert history.start(shapes[-1])
+    # An epoch ends with whole micro batches; Megatron's last step is a whole one too.
+    most = max(shape.dp * shape.batch for shape in shapes)
+    assert_once(history, total, epochs, max(most, shapes[-1].step if kind == "megatron" else 0))
+
+
+def steps_there(history: History, shape: Shape) -> int:
+    """How many steps such a start can train of what is published."""
+    run = plan(history.args(shape), history.directory, 0, shape.dp)
+    published = run.facts.samples
+    return max(0, run.course.drawable(published) - run.draws) // (shape.batch * shape.accumulation)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["swift", "megatron"]))
+def test_live_stream_through_any_chain_of_starts_to_its_end(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str
+) -> None:
+    choose, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    directory, published = folder / "stream", 0
+    options = {"max_steps": 500} if kind == "swift" else {"train_iters": 500}
+    history = History(
+        kind, directory, folder / "output", sharded_lazy_shuffle_window=choose.randint(0, 2), save_steps=1, **options
+    )
+    for _ in range(choose.randint(1, 4)):
+        published += PER_CHUNK * choose.randint(2, 14)
+        produce(directory, published, PER_CHUNK, end=False)
+        shape = any_shape(choose)
+        assert not history.start(shape, min(choose.randint(0, 5), steps_there(history, shape)))
+    published += choose.randint(30, 50)
+    produce(directory, published, PER_CHUNK)
+    shape = any_shape(choose)
+    assert history.start(shape)
+    assert_once(history, published, 1, shape.step)
+    last = load(history.output / f"checkpoint-{history.last[0].saved[-1]}")
+    assert last is not None and last.consumed == len(history.trained)
+
+
+@pytest.mark.parametrize("kind", ["swift", "megatron"])
+def test_repeated_stream_goes_on_through_its_epochs_with_other_ranks(
+    tmp_path: Path, streams: dict[int, Path], kind: str
+) -> None:
+    options = {"max_steps": 20} if kind == "swift" else {"train_iters": 20}
+    history = History(
+        kind, streams[25], tmp_path, sharded_lazy_on_end="repeat", sharded_lazy_shuffle_window=1, **options
+    )
+    assert not history.start(Shape(2, 2, 1), 8)
+    assert not history.start(Shape(3, 1, 1), 6)
+    assert history.start(Shape(1, 2, 2))
+    assert max(history.last[0].steps) == 19
+    assert len(history.trained) == 8 * 4 + 6 * 3 + 6 * 4
+    # 24 of 25 samples with 2 ranks; of the second epoch 8, and 15 of the other 17 with 3.
+    assert len(set(history.trained)) == len(history.trained)
+    assert [sum(1 for at, _ in history.trained if at == epoch) for epoch in range(4)] == [24, 23, 25, 2]
+
+
+def test_same_ranks_and_batches_go_on_in_the_same_part(tmp_path: Path, streams: dict[int, Path]) -> None:
+    for kind in ("swift", "megatron"):
+        history = History(kind, streams[48], tmp_path / kind, num_train_epochs=2)
+        for _ in range(3):
+            history.start(Shape(2, 2, 2), 3)
+        (part,) = history.plans[0].state.parts
+        assert (part.draws, part.first_step, part.draws_per_step) == (24, 0, 4)
+        assert not history.plans[0].one_pass
+
+
+def test_epochs_whose_last_step_is_smaller_do_not_say_how_many_samples_a_step_has(
+    tmp_path: Path, streams: dict[int, Path]
+) -> None:
+    history = History("swift", streams[25], tmp_path, num_train_epochs=3)
+    # 12 micro batches: steps of 5, 5 and 2.
+    history.start(Shape(1, 2, 5), 4)
+    (part,) = history.plans[0].state.parts
+    assert (part.draws, part.draws_per_step) == (0, 0)
+    history.start(Shape(1, 2, 5), 2)
+    assert len(history.plans[0].state.parts) == 1
+    assert history.start(Shape(2, 1, 5))
+    parts = history.plans[0].state.parts
+    assert [(part.dp, part.first_step, part.draws_per_step) for part in parts] == [(1, 0, 0), (2, 6, 5)]
+    assert_once(history, 25, 3, 2)
+
+
+def test_checkpoints_of_epochs_come_where_the_streams_epochs_end(tmp_path: Path, streams: dict[int, Path]) -> None:
+    history = History("swift", streams[48], tmp_path, num_train_epochs=3, save_strategy="steps")
+    history.start(Shape(4, 1, 1), 5)
+    assert history.start(Shape(2, 1, 1), save_strategy="epoch")
+    # 28 samples of the first epoch are left, and two epochs of 48.
+    assert history.last[0].saved == [5 + 14, 5 + 14 + 24, 5 + 14 + 48]
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1.5, 12 + 6), (0.5, 6), (2, 24)])
+def test_fractions_of_epochs_end_where_they_would(
+    tmp_path: Path, streams: dict[int, Path], epochs: float, steps: int
+) -> None:
+    whole = History("swift", streams[48], tmp_path / "whole", num_train_epochs=epochs)
+    assert whole.start(Shape(4, 1, 1))
+    assert max(whole.last[0].steps) + 1 == steps
+    history = History("swift", streams[48], tmp_path / "resumed", num_train_epochs=epochs)
+    history.start(Shape(4, 1, 1), 3)
+    assert history.start(Shape(2, 1, 2))
+    assert len(history.trained) == len(whole.trained)
+
+
+@pytest.mark.parametrize("kind", ["swift", "megatron"])
+def test_trained_to_the_end_nothing_is_trained_again(tmp_path: Path, streams: dict[int, Path], kind: str) -> None:
+    history = History(kind, streams[48], tmp_path, num_train_epochs=1)
+    assert history.start(Shape(4, 1, 1))
+    assert history.start(Shape(2, 2, 1))
+    assert history.last[0].steps == {}
+    # Other batches leave other samples over: these are trained then.
+    history = History(kind, streams[25], tmp_path / "other", num_train_epochs=1)
+    assert history.start(Shape(4, 2, 1))
+    assert history.start(Shape(1, 1, 1))
+    assert list(history.last[0].steps) == [3]
+    assert_once(history, 25, 1, 1)
+
+
+def test_steps_of_megatron_are_told_where_epochs_decide(
+    tmp_path: Path, streams: dict[int, Path], notices: list[str]
+) -> None:
+    history = History("megatron", streams[48], tmp_path, num_train_epochs=2)
+    history.start(Shape(2, 1, 2), 6)
+    assert history.start(Shape(2, 1, 1))
+    # 24 samples in 6 steps; 72 are left.
+    assert max(history.last[0].steps) == 6 + 36 - 1
+    assert "lazyshard: 36 steps are left of 2 epochs: training ends after step 42, not 48" in notices
+
+
+def test_run_of_ms_swifts_own_shuffle_goes_on_with_the_same_ranks_only(
+    tmp_path: Path, streams: dict[int, Path]
+) -> None:
+    history = History("megatron", streams[48], tmp_path, num_train_epochs=1, data_sharding=True)
+    run = plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4)
+    save(run.position(16, 4), tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-4" / "latest_checkpointed_iteration.txt").write_text("4")
+    history.checkpoint = tmp_path / "checkpoint-4"
+    assert plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4).saved == load(history.checkpoint)
+    with pytest.raises(ResumeRefused, match=r"saved with dp size 4, this run has dp size 2: .* started without"):
+        plan(history.args(Shape(2, 1, 2)), streams[48], 0, 2)
+
+
+def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams: dict[int, Path]) -> None:
+    history = History("megatron", streams[48], tmp_path, train_iters=40, save_steps=3)
+    history.start(Shape(2, 1, 2), 3)
+    assert history.checkpoint is not None
+    file = history.checkpoint / "lazyshard.json"
+    values = orjson.loads(file.read_bytes())
+    del values["state"], values["skipped"]
+    file.write_bytes(orjson.dumps(values | {"format": 1}))
+    assert history.start(Shape(3, 2, 1))
+    assert_once(history, 48, 1, 6)
+    parts = history.plans[0].state.parts
+    assert [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in parts] == [
+        (2, 6, 0, 2),
+        (3, 0, 3, 2),
+    ]
+
+
+def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: dict[int, Path]) -> None:
+    history = History("swift", streams[61], tmp_path, max_steps=50)
+    history.start(Shape(2, 1, 1), 10)
+    history.start(Shape(4, 1, 1), 8)
+    assert history.checkpoint is not None
+    for samples in (1, 12, 51):
+        facts = facts_of(streams[61])._replace(samples=samples)
+        with pytest.raises(ResumeRefused, match=f"it stands at sample 52, the stream has ended with {samples}: was it"):
+            opened(decide(history.args(Shape(1, 1, 1)), str(streams[61]), facts, Rank(0, 1)))

@@ -1,0 +1,194 @@
+"""`skipping`: what is read of the argument, and what a run that goes on without some samples then trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard.data.rank import Rank
+from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.planning import decide
+from lazyshard_swift.position import load
+from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.skipping import Skip, parse_skips
+from tests.storage.streams import produce
+from tests.swift.unit.runs import facts, hugging_face, megatron, plan
+from tests.swift.unit.test_rescale import PER_CHUNK, History, Shape
+
+TOTAL = 48
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return produce(tmp_path_factory.mktemp("skip") / "s", TOTAL, PER_CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("samples 120:180", [("samples", 120, 180)]),
+        ("samples 0:1, chunks 7:8,steps 40:60", [("samples", 0, 1), ("chunks", 7, 8), ("steps", 40, 60)]),
+        (" steps  1:2 , steps 1:2", [("steps", 1, 2)]),
+    ],
+)
+def test_argument_is_read(text: str, found: list[tuple[str, int, int]]) -> None:
+    assert parse_skips(text) == tuple(Skip(*one) for one in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "samples", "samples 5", "samples 5:5", "samples 6:5", "sample 1:2", "1:2", "steps -1:2", "steps 1:2,", "x"],
+)
+def test_other_text_is_refused_naming_the_form(text: str) -> None:
+    with pytest.raises(ValueError, match=r"samples 120:180, chunks 7:8, steps 40:60.*FIRST < STOP, got"):
+        parse_skips(text)
+
+
+@pytest.fixture(params=["swift", "megatron"])
+def history(request: pytest.FixtureRequest, tmp_path: Path, stream: Path) -> History:
+    options: dict[str, Any] = {"max_steps": 500} if request.param == "swift" else {"train_iters": 500}
+    return History(request.param, stream, tmp_path, sharded_lazy_shuffle_window=1, **options)
+
+
+def uninterrupted(history: History, shape: Shape) -> list[list[int]]:
+    """What such a run trains, step by step, over all ranks."""
+    course = plan(history.args(shape), history.directory, 0, shape.dp).course
+    per_step = shape.batch * shape.accumulation
+    return [
+        [course.draw(lane, place, TOTAL).sample for lane in range(shape.dp) for place in range(at, at + per_step)]
+        for at in range(0, course.epoch_length(TOTAL), per_step)
+    ]
+
+
+def assert_trained(history: History, out: set[int], step: int) -> None:
+    """Checks that all but these were trained once, but for fewer than a step at the end of the stream."""
+    trained = ids(history)
+    assert len(trained) == len(set(trained))
+    left = set(range(TOTAL)) - out - set(trained)
+    assert not out & set(trained)
+    assert len(left) < step
+
+
+def ids(history: History) -> list[int]:
+    return [sample for _, sample in history.trained]
+
+
+@pytest.mark.parametrize("after", [Shape(2, 1, 2), Shape(3, 1, 1), Shape(1, 2, 1)])
+def test_next_steps_are_passed_over(history: History, after: Shape) -> None:
+    shape = Shape(2, 1, 2)
+    steps = uninterrupted(history, shape)
+    history.start(shape, 4)
+    assert history.start(after, sharded_lazy_skip="steps 4:7")
+    out = {sample for step in steps[4:7] for sample in step}
+    assert len(out) == 12
+    assert_trained(history, out, after.step)
+    # Steps go on to be counted where they were.
+    assert min(history.last[0].steps) == 4
+
+
+def test_later_steps_are_those_of_the_run_as_it_went(history: History) -> None:
+    shape = Shape(2, 1, 2)
+    steps = uninterrupted(history, shape)
+    history.start(shape, 2)
+    assert history.start(shape, sharded_lazy_skip="steps 8:9, steps 2:3, steps 3:4")
+    out = {sample for step in (2, 3, 8) for sample in steps[step]}
+    assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
+
+
+def test_samples_and_chunks_are_left_out_of_what_is_left(history: History) -> None:
+    history.start(Shape(2, 1, 2), 3)
+    before = set(ids(history))
+    assert history.start(Shape(1, 1, 1), sharded_lazy_skip="samples 30:35, chunks 0:2, chunks 13:14")
+    out = {*range(30, 35), *range(6), *range(39, 42)} - before
+    assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
+
+
+def test_new_run_leaves_samples_out_from_its_beginning(history: History) -> None:
+    assert history.start(Shape(2, 1, 1), sharded_lazy_skip="samples 5:9")
+    assert sorted(ids(history)) == [i for i in range(TOTAL) if not 5 <= i < 9]
+    found = load(history.output / "checkpoint-22")
+    assert found is not None and found.state is not None
+    assert (found.skipped, found.state.parts[0].skip) == (("samples 5:9",), ((5, 9),))
+
+
+def test_command_that_is_started_again_leaves_nothing_out_twice(history: History) -> None:
+    shape, again = Shape(2, 1, 2), "steps 4:6, samples 40:42"
+    steps = uninterrupted(history, shape)
+    history.start(shape, 4)
+    for _ in range(3):
+        history.start(shape, 1, sharded_lazy_skip=again)
+    assert history.start(shape, sharded_lazy_skip=again)
+    out = {*(sample for step in steps[4:6] for sample in step), 40, 41}
+    assert_trained(history, out, shape.step)
+    # Trained, passed over up to the end of a window, and what is left without the two samples.
+    assert [part.skip for part in history.plans[0].state.parts] == [(), (), ((40, 42),)]
+
+
+def test_steps_that_end_with_a_window_are_passed_over_as_a_part(tmp_path: Path, stream: Path) -> None:
+    for window, last in ((0, 7), (1, 6)):
+        history = History(
+            "megatron", stream, tmp_path / f"{window}", train_iters=50, sharded_lazy_shuffle_window=window
+        )
+        history.start(Shape(2, 1, 2), 4)
+        assert history.start(Shape(2, 1, 2), sharded_lazy_skip=f"steps 4:{last}")
+        parts = history.plans[0].state.parts
+        assert [(part.trained, part.draws, part.skip) for part in parts[:2]] == [
+            (True, 8, ()),
+            (False, 2 * last - 8, ()),
+        ]
+        assert parts[2].first_step == 4
+
+
+def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path, stream: Path) -> None:
+    for kind in ("swift", "megatron"):
+        history = History(kind, stream, tmp_path / kind, num_train_epochs=2, sharded_lazy_shuffle_window=0)
+        history.start(Shape(2, 1, 1), 6)
+        assert history.start(Shape(2, 1, 1), sharded_lazy_skip="steps 6:8, samples 44:48")
+        second = sorted(sample for epoch, sample in history.trained if epoch == 1)
+        assert second == list(range(44))
+        assert len(ids(history)) == len(set(history.trained))
+        assert sum(1 for epoch, _ in history.trained if epoch == 0) == 44 - 4
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("steps 2:4", r"expected now = 3 <= start < stop"),
+        (f"samples 1:{10**18 * 9}", "expected ranges such as"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History, text: str, why: str) -> None:
+    history.start(Shape(2, 1, 2), 3)
+    with pytest.raises((SettingsRefused, ValueError), match=why) as refused:
+        plan(history.args(Shape(2, 1, 2), sharded_lazy_skip=text), history.directory, 0, 2)
+    if isinstance(refused.value, SettingsRefused):
+        assert refused.value.argument == "sharded_lazy_skip"
+
+
+def test_steps_of_a_run_that_begins_anew_are_refused() -> None:
+    for make, options in ((megatron, {"train_iters": 9}), (hugging_face, {"max_steps": 9})):
+        with pytest.raises(SettingsRefused, match="this one begins anew"):
+            decide(make(**options, sharded_lazy_skip="steps 1:2"), "/streams/one", facts(), Rank(0, 2))
+
+
+def test_ms_swifts_own_shuffle_leaves_nothing_out() -> None:
+    args = megatron(train_iters=9, data_sharding=True, sharded_lazy_skip="samples 1:2")
+    with pytest.raises(SettingsRefused, match="leave out --data_sharding true"):
+        decide(args, "/streams/one", facts(), Rank(0, 2))
+
+
+def test_later_steps_of_a_live_stream_that_are_not_published_are_refused(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 24, PER_CHUNK, end=False)
+    history = History("megatron", directory, tmp_path / "out", train_iters=50, sharded_lazy_shuffle_window=1)
+    history.start(Shape(2, 1, 1), 3)
+
+    def decided(text: str) -> RunPlan:
+        return plan(history.args(Shape(2, 1, 1), sharded_lazy_skip=text), directory, 0, 2)
+
+    assert decided("steps 5:12").state.parts[-1].skip
+    with pytest.raises(SettingsRefused, match="the steps before 13 would train is not published yet"):
+        decided("steps 5:13")
+    # What comes next is passed over, whatever it is.
+    assert decided("steps 3:40").state.parts[-2].draws == 37

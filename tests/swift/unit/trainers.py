@@ -1,0 +1,236 @@
+"""Trainers in the place of ms-swift's two, with their own arithmetic of steps, epochs and what to skip on a resume.
+
+The samplers and the loader are ms-swift's real ones; the loops around them are those of transformers and of
+`BaseMegatronTrainer`, without models. Each trainer is one rank; what ranks decide they decide alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from lazyshard_swift import huggingface, megatron
+from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.stream import TrainStream
+from tests.data import swift_samplers
+from tests.swift.unit.runs import open_stream
+
+load = functools.cache(swift_samplers.load)
+
+
+@dataclass
+class Trained:
+    """What one rank has trained in one start: the samples of each step, by number of the step from 0."""
+
+    steps: dict[int, list[int]] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+def opened(plan: RunPlan) -> TrainStream:
+    """Opens the stream as `open_train_stream` does, with its checks."""
+    found = open_stream(plan)
+    if plan.saved is not None:
+        found.check_resume(plan.saved.consumed, plan.saved.step)
+    return found
+
+
+def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
+    """Trains as `swift sft`, up to step `kill`.
+
+    Args:
+        plan: of a rank.
+        args: as of `tests.swift.unit.runs.hugging_face`; with `save_steps`, and `output_dir` to save to.
+        kill: the step, counted from 0, that is not trained any more; None trains to the end.
+    """
+    module, found = _hugging_face(plan.rank.dp_rank, plan.rank.dp_size), Trained()
+    trainer = module.SwiftMixin()
+    own = args.training_args
+    trainer.args = SimpleNamespace(
+        gradient_accumulation_steps=own.gradient_accumulation_steps,
+        max_steps=args.max_steps,
+        num_train_epochs=args.num_train_epochs,
+        save_strategy=args.save_strategy,
+        eval_strategy="no",
+        output_dir=args.output_dir,
+    )
+    trainer.train_dataset, trainer.batch_size, trainer.callbacks = opened(plan), plan.batch_size, []
+    trainer.state = SimpleNamespace(global_step=0, max_steps=0)
+    trainer.add_callback = trainer.callbacks.append
+    accumulation = own.gradient_accumulation_steps
+    # transformers.Trainer.set_initial_training_values
+    loader = trainer.get_train_dataloader()
+    per_epoch = max(math.ceil(len(loader) / accumulation), 1)
+    if trainer.args.max_steps > 0:
+        max_steps = trainer.args.max_steps
+        epochs = math.ceil(max_steps / per_epoch)
+    else:
+        max_steps = math.ceil(trainer.args.num_train_epochs * per_epoch)
+        epochs = math.ceil(trainer.args.num_train_epochs)
+    # _init_training_state
+    done = 0 if plan.saved is None else plan.saved.step
+    trainer.state = SimpleNamespace(global_step=done, max_steps=max_steps)
+    first_epoch, skip = done // per_epoch, done % per_epoch * accumulation
+    _call(trainer, "on_train_begin")
+    for epoch in range(first_epoch, epochs):
+        here, step, first = loader, -1, 0
+        if epoch == first_epoch and skip:
+            here = trainer.get_train_dataloader(skip_batches=skip)
+            step, first = skip - 1, skip // accumulation
+        here.set_epoch(epoch)
+        batches = iter(here)
+        stop = False
+        for update in range(first, per_epoch):
+            size = accumulation if update < per_epoch - 1 else len(loader) % accumulation or accumulation
+            if trainer.state.global_step == kill:
+                return found
+            for batch in [batch for _, batch in zip(range(size), batches, strict=False)]:
+                step += 1
+                found.steps.setdefault(trainer.state.global_step, []).extend(batch)
+                if (step + 1) % accumulation == 0 or step + 1 == len(loader):
+                    trainer.state.global_step += 1
+                    stop = trainer.state.global_step >= max_steps
+                    save = args.save_strategy == "steps" and trainer.state.global_step % args.save_steps == 0
+                    _step_ends(trainer, found, save, "on_step_end")
+            if stop:
+                break
+        # transformers' DefaultFlowCallback.
+        stop = _step_ends(trainer, found, args.save_strategy == "epoch", "on_epoch_end") or stop
+        if stop or step < 0:
+            break
+    found.ended = True
+    return found
+
+
+def _step_ends(trainer: Any, found: Trained, save: bool, event: str) -> bool:
+    control = _call(trainer, event, should_save=save)
+    if control.should_save:
+        if trainer.state.global_step not in found.saved:
+            found.saved.append(trainer.state.global_step)
+        trainer._save_checkpoint(None, None)
+    return bool(control.should_training_stop)
+
+
+def _call(trainer: Any, event: str, should_save: bool = False) -> Any:
+    control = SimpleNamespace(should_save=should_save, should_evaluate=False, should_training_stop=False)
+    for callback in trainer.callbacks:
+        getattr(callback, event)(trainer.args, trainer.state, control)
+    return control
+
+
+def _hugging_face(rank: int, size: int) -> ModuleType:
+    """Returns `swift.trainers.mixin`, extended: what of it makes the loader."""
+    real = load("dataloader/shard.py")
+    skipping = importlib.import_module("accelerate.data_loader").SkipBatchSampler
+    module = ModuleType("swift.trainers.mixin")
+    placed = type("BatchSamplerShard", (real.BatchSamplerShard,), {"rank": rank, "world_size": size})
+
+    class DataLoaderMixin:
+        def get_train_dataloader(self: Any, skip_batches: int = 0) -> Any:
+            names = vars(module)
+            sampler = names["BatchSamplerShard"](
+                len(self.train_dataset), batch_size=self.batch_size, shuffle=True, drop_last=False, data_seed=42
+            )
+            if skip_batches:
+                sampler = skipping(sampler, skip_batches=skip_batches)
+            return names["DataLoaderShard"](
+                self.train_dataset, device=None, batch_sampler=sampler, collate_fn=list, num_workers=0
+            )
+
+    class SwiftMixin(DataLoaderMixin):
+        def train(self: Any) -> None: ...
+
+        def _save_checkpoint(self: Any, *rest: Any) -> None: ...
+
+    vars(module).update(
+        BatchSamplerShard=placed,
+        DataLoaderShard=real.DataLoaderShard,
+        DataLoaderMixin=DataLoaderMixin,
+        SwiftMixin=SwiftMixin,
+    )
+    huggingface.extend(module)
+    return module
+
+
+def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
+    """Trains as `megatron sft`, up to step `kill`; arguments as of `train_hugging_face`."""
+    module, found = _megatron(), Trained()
+    trainer = module.BaseMegatronTrainer()
+    dataset, rank = opened(plan), plan.rank
+    own = SimpleNamespace(**{**vars(args), "async_save": False, "group_by_length": False})
+    step_batch = own.micro_batch_size * rank.dp_size
+    if own.num_train_epochs is not None:
+        # init_iters
+        own.train_iters = len(dataset) // step_batch * step_batch * own.num_train_epochs // own.global_batch_size
+    done = (0, 0) if plan.saved is None else (plan.saved.step, plan.saved.consumed)
+    trainer.args, trainer.rank, trainer.callbacks, trainer.found, trainer.kill = own, rank, [], found, kill
+    trainer.state = SimpleNamespace(
+        iteration=done[0], consumed_train_samples=done[1], max_steps=own.train_iters, last_model_checkpoint=None
+    )
+    nothing = SimpleNamespace(
+        should_disable_forward_pre_hook=lambda args: False, maybe_finalize_async_save=lambda *rest, **options: None
+    )
+    with mock.patch.object(megatron, "_trainer_module", lambda: nothing):
+        trainer.train(dataset, None)
+    found.ended = found.ended or kill is None
+    return found
+
+
+def _megatron() -> ModuleType:
+    """Returns `swift.megatron.trainers.base`, extended."""
+    real = load("megatron/trainers/batch_sampler.py")
+    module = ModuleType("swift.megatron.trainers.base")
+
+    class BaseMegatronTrainer:
+        def _prepare_dataloader(self: Any, train_dataset: Any, val_dataset: Any = None) -> Any:
+            args = self.args
+            sampler = real.MegatronPretrainingRandomSampler(
+                train_dataset,
+                total_samples=len(train_dataset),
+                consumed_samples=self.state.consumed_train_samples,
+                micro_batch_size=args.micro_batch_size,
+                data_parallel_rank=self.rank.dp_rank,
+                data_parallel_size=self.rank.dp_size,
+                data_sharding=args.data_sharding,
+                shuffle=args.train_dataloader_shuffle,
+                seed=args.data_seed,
+            )
+            return (train_dataset.__getitems__(batch) for batch in sampler)
+
+        def train(self: Any, train_dataset: Any, val_dataset: Any) -> None:
+            self.call_event("on_train_begin")
+            batches: Iterator[list[int]] = self._prepare_dataloader(train_dataset)
+            args, state = self.args, self.state
+            per_step = args.global_batch_size // (args.micro_batch_size * self.rank.dp_size)
+            while state.iteration < args.train_iters:
+                if state.iteration == self.kill:
+                    return
+                self.call_event("on_step_begin")
+                self.found.steps[state.iteration] = [i for _ in range(per_step) for i in next(batches)]
+                state.iteration += 1
+                state.consumed_train_samples += args.global_batch_size
+                self.call_event("on_step_end")
+                if state.iteration % args.save_steps == 0:
+                    self.save_checkpoint()
+            self.found.ended = True
+
+        def save_checkpoint(self: Any) -> None:
+            self.found.saved.append(self.state.iteration)
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.iteration}")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "latest_checkpointed_iteration.txt").write_text(str(self.state.iteration))
+
+        def call_event(self: Any, event: str, **options: Any) -> None:
+            for callback in self.callbacks:
+                getattr(callback, event)(**options)
+
+    vars(module).update(BaseMegatronTrainer=BaseMegatronTrainer)
+    megatron.extend(module)
+    return module

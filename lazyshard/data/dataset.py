@@ -285,9 +285,10 @@ class LazyShardedDataset(Dataset[Any]):
         Args:
             samples: half-open ranges of sample numbers.
             chunks: half-open ranges of chunks.
-            steps: half-open ranges of optimiser steps that are still to be trained, by number, as the run would go on;
-                needs `micro_batches_per_step`. The next ones are passed over; in the place of later ones the steps of
-                these numbers train what follows.
+            steps: half-open ranges of optimiser steps that are still to be trained, as the run would go on, numbered as
+                `lazyshard trace` and trainers' logs do: the first one of a run is step 1; needs
+                `micro_batches_per_step`. The next ones are passed over; in the place of later ones the steps of these
+                numbers train what follows.
 
         Raises:
             ValueError: a range is empty or negative, or of steps that are not known or trained already.

@@ -116,7 +116,7 @@ class RunStates:
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self._order.known_total(reader.refresh())
-        now = steps_of(state.parts[-1])
+        now = steps_of(state.parts[-1]) + 1
         # All by the steps as they would be trained; the next ones are passed over as they are.
         for start, stop in wanted:
             if start != now:

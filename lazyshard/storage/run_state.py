@@ -106,12 +106,14 @@ def without_samples(state: RunState, ranges: Iterable[tuple[int, int]]) -> RunSt
 def without_steps(state: RunState, start: int, stop: int, total: int | None) -> RunState:
     """Returns the state of a run that leaves out what the steps [start, stop) would train, counted as the run goes now.
 
+    Steps have the numbers that trainers log: the first step of a run is step 1, and checkpoint-40 lies before step 41.
+
     Steps that would come next are passed over as a part that is not trained. Of later ones the samples are left out, so
     the steps of these numbers then train what would have followed.
 
     Args:
         state: where the run stands.
-        start: the first of these steps, by number; the first step of a run has number 0.
+        start: the first of these steps, by number.
         stop: the one behind the last.
         total: the end of the stream, None while it is not known.
 
@@ -123,8 +125,8 @@ def without_steps(state: RunState, start: int, stop: int, total: int | None) -> 
     if start != now:
         return without_samples(state, ranges_of_steps(state, start, stop, total))
     part = state.parts[-1]
-    out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now)
-    after = replace(part, draws=0, epoch=None, skip=(), first_step=now)
+    out = replace(part, draws=last - first, epoch=None, trained=False, skip=(), first_step=now - 1)
+    after = replace(part, draws=0, epoch=None, skip=(), first_step=now - 1)
     return _behind(_behind(state, out), after)
 
 
@@ -144,7 +146,7 @@ def ranges_of_steps(state: RunState, start: int, stop: int, total: int | None) -
     dp = state.parts[-1].dp
     if (last - first) * dp > _MAX_SAMPLES_OF_STEPS:
         raise ValueError(
-            f"steps [{start}, {stop}) train {(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
+            f"steps {start}:{stop} train {(last - first) * dp} samples, more than {_MAX_SAMPLES_OF_STEPS}: "
             f"go on from a checkpoint right before them"
         )
     _, samples = course_of(state).draws(np.arange(dp)[:, None], np.arange(first, last), total)
@@ -195,9 +197,11 @@ def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, i
     part = state.parts[-1]
     if not part.draws_per_step:
         raise ValueError("the state does not say how many samples a step has, so steps cannot be named; name samples")
-    now = steps_of(part)
+    now = steps_of(part) + 1
     if not now <= start < stop:
-        raise ValueError(f"steps [{start}, {stop}): expected now = {now} <= start < stop, since {now} are trained")
+        raise ValueError(
+            f"steps {start}:{stop}: expected FIRST:STOP with {now} <= FIRST < STOP, since {now - 1} steps are trained"
+        )
     return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.plan.segment import Segment
 from tests.crash import run_rank
+from tests.crash.run_checkpoints import Checkpoint
 from tests.crash.run_plan import RunPlan, make_plan
 
 
@@ -67,7 +68,7 @@ def _own_state() -> None:
     """Each rank goes on from a state of its own; the odd ones have saved theirs one micro batch later."""
     original = run_rank.state_of
 
-    def state_of(checkpoint: run_rank.Checkpoint, rank: int) -> dict[str, Any]:
+    def state_of(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
         state = original(checkpoint, rank)
         part = state["parts"][-1]
         if not rank % 2:

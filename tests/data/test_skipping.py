@@ -68,7 +68,7 @@ def test_run_can_begin_without_some_samples(stream: Path) -> None:
 
 
 def test_next_steps_are_passed_over(stream: Path, state: State) -> None:
-    ranks = skipping(stream, 2, state, steps=[(3, 5)])
+    ranks = skipping(stream, 2, state, steps=[(4, 6)])
     whole = read(open_ranks(stream, 2))
     assert [lane[6:10] for lane in whole] == [[10, 11, 16, 17], [14, 15, 20, 21]]
     assert read(ranks, 2) == [[18, 19], [22, 23]]
@@ -82,7 +82,7 @@ def test_next_steps_are_passed_over(stream: Path, state: State) -> None:
 
 
 def test_later_steps_train_something_else(stream: Path, state: State) -> None:
-    ranks = skipping(stream, 2, state, steps=[(4, 5), (6, 7)])
+    ranks = skipping(stream, 2, state, steps=[(5, 6), (7, 8)])
     whole = read(open_ranks(stream, 2))
     out = set(chain(*(lane[8:10] + lane[12:14] for lane in whole)))
     assert out == {16, 17, 20, 21, 24, 25, 28, 29}
@@ -91,7 +91,7 @@ def test_later_steps_train_something_else(stream: Path, state: State) -> None:
 
 
 def test_next_steps_and_later_ones_are_those_of_the_run_as_it_was(stream: Path, state: State) -> None:
-    ranks = skipping(stream, 2, state, steps=[(5, 6), (3, 4)])
+    ranks = skipping(stream, 2, state, steps=[(6, 7), (4, 5)])
     whole = read(open_ranks(stream, 2))
     out = set(chain(*(lane[6:8] + lane[10:12] for lane in whole)))
     assert out == {10, 11, 14, 15, 18, 19, 22, 23}
@@ -99,7 +99,7 @@ def test_next_steps_and_later_ones_are_those_of_the_run_as_it_was(stream: Path, 
 
 
 def test_steps_of_other_ranks_are_theirs(stream: Path, state: State) -> None:
-    ranks = skipping(stream, 1, state, steps=[(3, 4)])
+    ranks = skipping(stream, 1, state, steps=[(4, 5)])
     assert read(open_ranks(stream, 1, state), 4) == [[10, 11, 14, 15]]
     assert read(ranks, 3) == [[14, 15, 16]]
 
@@ -110,8 +110,8 @@ def test_steps_of_other_ranks_are_theirs(stream: Path, state: State) -> None:
         ({"samples": [(4, 4)]}, "stop of a range must be an int >= 5, got 4"),
         ({"samples": [(-1, 4)]}, "start of a range must be an int >= 0, got -1"),
         ({"chunks": [(2, 1)]}, "stop of a range must be an int >= 9, got 4"),
-        ({"steps": [(2, 4)]}, r"steps \[2, 4\): expected now = 3 <= start < stop, since 3 are trained"),
-        ({"steps": [(4, 4)]}, r"steps \[4, 4\): expected now = 3 <= start < stop"),
+        ({"steps": [(3, 5)]}, "steps 3:5: expected FIRST:STOP with 4 <= FIRST < STOP, since 3 steps are trained"),
+        ({"steps": [(5, 5)]}, "steps 5:5: expected FIRST:STOP with 4 <= FIRST < STOP"),
     ],
 )
 def test_range_that_cannot_be_is_refused(stream: Path, state: State, skip: Any, message: str) -> None:
@@ -121,7 +121,7 @@ def test_range_that_cannot_be_is_refused(stream: Path, state: State, skip: Any, 
 
 def test_steps_of_a_run_that_does_not_know_them_are_refused(stream: Path) -> None:
     with pytest.raises(ValueError, match="does not say how many samples a step has, so steps cannot be named"):
-        open_ranks(stream, 2)[0].skip(steps=[(1, 2)])
+        open_ranks(stream, 2)[0].skip(steps=[(2, 3)])
 
 
 def test_what_to_skip_is_said_before_the_data_set_is_used(stream: Path, state: State) -> None:

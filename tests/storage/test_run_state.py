@@ -128,11 +128,11 @@ def test_samples_are_left_out_from_here_on() -> None:
 @pytest.mark.parametrize(
     ("start", "stop", "total", "ranges"),
     [
-        (3, 4, None, [(10, 12), (14, 16)]),
-        (3, 5, None, [(10, 12), (14, 18), (20, 22)]),
-        (5, 6, None, [(18, 20), (22, 24)]),
+        (4, 5, None, [(10, 12), (14, 16)]),
+        (4, 6, None, [(10, 12), (14, 18), (20, 22)]),
+        (6, 7, None, [(18, 20), (22, 24)]),
         # The stream has ended with 22: 16 to 21 are dealt one by one, and the next epoch begins one draw early.
-        (5, 6, 22, [(0, 1), (4, 5), (20, 22)]),
+        (6, 7, 22, [(0, 1), (4, 5), (20, 22)]),
     ],
 )
 def test_samples_of_steps_to_come(start: int, stop: int, total: int | None, ranges: list[tuple[int, int]]) -> None:
@@ -141,7 +141,7 @@ def test_samples_of_steps_to_come(start: int, stop: int, total: int | None, rang
 
 def test_next_steps_are_passed_over_as_a_part_of_their_own() -> None:
     following = PartState(2, 1, first_step=3, draws_per_step=2)
-    assert without_steps(state(BEFORE), 3, 5, None).parts == (
+    assert without_steps(state(BEFORE), 4, 6, None).parts == (
         BEFORE,
         replace(following, draws=4, trained=False),
         following,
@@ -149,33 +149,33 @@ def test_next_steps_are_passed_over_as_a_part_of_their_own() -> None:
 
 
 def test_samples_of_later_steps_are_left_out() -> None:
-    assert without_steps(state(BEFORE), 4, 5, None).parts == (
+    assert without_steps(state(BEFORE), 5, 6, None).parts == (
         BEFORE,
         PartState(2, 1, skip=((16, 18), (20, 22)), first_step=3, draws_per_step=2),
     )
 
 
-@pytest.mark.parametrize(("start", "stop"), [(2, 4), (4, 4), (5, 4)])
+@pytest.mark.parametrize(("start", "stop"), [(3, 5), (5, 5), (6, 5)])
 def test_steps_that_are_not_to_come_are_refused(start: int, stop: int) -> None:
     for use in (without_steps, ranges_of_steps):
-        with pytest.raises(ValueError, match=rf"steps \[{start}, {stop}\): expected now = 3 <= start < stop"):
+        with pytest.raises(
+            ValueError, match=f"steps {start}:{stop}: expected FIRST:STOP with 4 <= FIRST < STOP, since 3 steps"
+        ):
             use(state(BEFORE), start, stop, None)
 
 
 def test_steps_of_a_state_that_does_not_know_them_are_refused() -> None:
     with pytest.raises(ValueError, match="steps cannot be named; name samples"):
-        without_steps(state(replace(BEFORE, draws_per_step=0)), 3, 4, None)
+        without_steps(state(replace(BEFORE, draws_per_step=0)), 4, 5, None)
 
 
 def test_more_steps_than_can_be_looked_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_state, "_MAX_SAMPLES_OF_STEPS", 8)
-    assert len(ranges_of_steps(state(BEFORE), 4, 6, None)) > 0
-    with pytest.raises(
-        ValueError, match=r"steps \[4, 7\) train 12 samples, more than 8: go on from a checkpoint right"
-    ):
-        without_steps(state(BEFORE), 4, 7, None)
+    assert len(ranges_of_steps(state(BEFORE), 5, 7, None)) > 0
+    with pytest.raises(ValueError, match="steps 5:8 train 12 samples, more than 8: go on from a checkpoint right"):
+        without_steps(state(BEFORE), 5, 8, None)
     # The next ones are only passed over.
-    assert without_steps(state(BEFORE), 3, 100, None).parts[1].draws == 194
+    assert without_steps(state(BEFORE), 4, 101, None).parts[1].draws == 194
 
 
 @pytest.mark.parametrize(

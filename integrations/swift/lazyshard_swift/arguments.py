@@ -109,8 +109,8 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         field(
             default=None,
             metadata={
-                "help": "What not to train from here on: 'samples 120:180, chunks 7:8, steps 40:60', each from the "
-                "first to the one before the last. Steps 40:60 are those between checkpoint-40 and checkpoint-60, and "
+                "help": "What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the "
+                "first to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and "
                 "need a checkpoint to go on from. Kept in the checkpoints; given again, it leaves nothing out twice."
             },
         ),

@@ -1,8 +1,8 @@
-"""What a run is told not to train: `--sharded_lazy_skip "samples 120:180, chunks 7:8, steps 40:60"`.
+"""What a run is told not to train: `--sharded_lazy_skip "samples 120:180, chunks 7:8, steps 41:61"`.
 
 The known remedy for a loss spike: go on from the checkpoint before it, without the samples that came then. All ranges
-are half-open and counted from 0, so the steps 40:60 are those between checkpoint-40 and checkpoint-60, which the log
-counts from 41 to 60.
+are half-open. Samples and chunks count from 0; steps as in the trainer's log and in `lazyshard trace`, so 41:61 are
+those between checkpoint-40 and checkpoint-60.
 
 What was asked for is kept in the checkpoints, so a command that is started again with the same argument, from a later
 checkpoint, leaves nothing out twice.
@@ -14,17 +14,12 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from lazyshard.format.state import RunState
 from lazyshard.plan import Gaps
 from lazyshard.storage.run_state import course_of, ranges_of_steps, steps_of, without_samples, without_steps
 
 KINDS: Final = ("samples", "chunks", "steps")
 _ITEM: Final = re.compile(rf"({'|'.join(KINDS)})\s+(\d{{1,18}}):(\d{{1,18}})")
-
-_MOST: Final = 20_000_000
-"""Samples of steps that are looked up."""
 
 
 class Skip(NamedTuple):
@@ -42,8 +37,8 @@ class Skip(NamedTuple):
 def parse_skips(text: str) -> tuple[Skip, ...]:
     """Reads the argument.
 
-    >>> [str(one) for one in parse_skips("samples 120:180, steps 40:60")]
-    ['samples 120:180', 'steps 40:60']
+    >>> [str(one) for one in parse_skips("samples 120:180, steps 41:61")]
+    ['samples 120:180', 'steps 41:61']
 
     Raises:
         ValueError: it is not of this form.
@@ -53,7 +48,7 @@ def parse_skips(text: str) -> tuple[Skip, ...]:
         match = _ITEM.fullmatch(item.strip())
         if match is None or int(match[2]) >= int(match[3]):
             raise ValueError(
-                f'expected ranges such as "samples 120:180, chunks 7:8, steps 40:60", each FIRST:STOP with FIRST < '
+                f'expected ranges such as "samples 120:180, chunks 7:8, steps 41:61", each FIRST:STOP with FIRST < '
                 f"STOP, got {item.strip()!r}"
             )
         found.append(Skip(match[1], int(match[2]), int(match[3])))
@@ -80,12 +75,11 @@ def without(state: RunState, skips: Sequence[Skip], total: int | None, published
     samples += [(one.start * size, one.stop * size) for one in skips if one.kind == "chunks"]
     # Joined, so that at most one range comes next.
     steps = Gaps((one.start, one.stop) for one in skips if one.kind == "steps").ranges
-    now = steps_of(state.parts[-1])
+    now = steps_of(state.parts[-1]) + 1
     after = state
     for start, stop in steps:
-        passed = without_steps(state, start, stop, total) if start == now else None
-        if passed is not None and _passes_over(passed, state, (start, stop), total, published):
-            after = passed
+        if start == now:
+            after = without_steps(state, start, stop, total)
             continue
         if not _known(state, stop, total, published):
             raise ValueError(
@@ -97,27 +91,8 @@ def without(state: RunState, skips: Sequence[Skip], total: int | None, published
     return without_samples(after, samples)
 
 
-def _passes_over(passed: RunState, state: RunState, steps: tuple[int, int], total: int | None, published: int) -> bool:
-    """Returns whether a part that is not trained has the samples of these steps, the next ones of a run.
-
-    It is the shorter way to say so. But where it ends within a window, that window may be shuffled otherwise.
-    """
-    part = state.parts[-1]
-    count = (steps[1] - steps[0]) * part.draws_per_step
-    if not _known(state, steps[1], total, published) or count * part.dp > _MOST:
-        # Nobody has trained them yet, or they are too many for the edge to matter.
-        return True
-    lanes = np.arange(part.dp)[:, None]
-    out = course_of(passed).until(len(passed.parts) - 2)
-    found = out.draws(lanes, np.arange(count) + out.current.draws - count, total)
-    wanted = course_of(state).draws(lanes, np.arange(count) + part.draws, total)
-    return all(
-        np.array_equal(np.sort(one, None), np.sort(other, None)) for one, other in zip(found, wanted, strict=True)
-    )
-
-
 def _known(state: RunState, stop: int, total: int | None, published: int) -> bool:
     """Returns whether it is known what all steps before `stop` train."""
     part = state.parts[-1]
-    last = part.draws + (stop - steps_of(part)) * part.draws_per_step - 1
+    last = part.draws + (stop - 1 - steps_of(part)) * part.draws_per_step - 1
     return total is not None or course_of(state).needed(last) <= published

@@ -42,7 +42,7 @@ def test_argument_is_read(text: str, found: list[tuple[str, int, int]]) -> None:
     ["", "samples", "samples 5", "samples 5:5", "samples 6:5", "sample 1:2", "1:2", "steps -1:2", "steps 1:2,", "x"],
 )
 def test_other_text_is_refused_naming_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match=r"samples 120:180, chunks 7:8, steps 40:60.*FIRST < STOP, got"):
+    with pytest.raises(ValueError, match=r"samples 120:180, chunks 7:8, steps 41:61.*FIRST < STOP, got"):
         parse_skips(text)
 
 
@@ -80,7 +80,7 @@ def test_next_steps_are_passed_over(history: History, after: Shape) -> None:
     shape = Shape(2, 1, 2)
     steps = uninterrupted(history, shape)
     history.start(shape, 4)
-    assert history.start(after, sharded_lazy_skip="steps 4:7")
+    assert history.start(after, sharded_lazy_skip="steps 5:8")
     out = {sample for step in steps[4:7] for sample in step}
     assert len(out) == 12
     assert_trained(history, out, after.step)
@@ -92,7 +92,7 @@ def test_later_steps_are_those_of_the_run_as_it_went(history: History) -> None:
     shape = Shape(2, 1, 2)
     steps = uninterrupted(history, shape)
     history.start(shape, 2)
-    assert history.start(shape, sharded_lazy_skip="steps 8:9, steps 2:3, steps 3:4")
+    assert history.start(shape, sharded_lazy_skip="steps 9:10, steps 3:4, steps 4:5")
     out = {sample for step in (2, 3, 8) for sample in steps[step]}
     assert sorted(ids(history)) == sorted(set(range(TOTAL)) - out)
 
@@ -114,7 +114,7 @@ def test_new_run_leaves_samples_out_from_its_beginning(history: History) -> None
 
 
 def test_command_that_is_started_again_leaves_nothing_out_twice(history: History) -> None:
-    shape, again = Shape(2, 1, 2), "steps 4:6, samples 40:42"
+    shape, again = Shape(2, 1, 2), "steps 5:7, samples 40:42"
     steps = uninterrupted(history, shape)
     history.start(shape, 4)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_steps_that_end_with_a_window_are_passed_over_as_a_part(tmp_path: Path, 
             "megatron", stream, tmp_path / f"{window}", train_iters=50, sharded_lazy_shuffle_window=window
         )
         history.start(Shape(2, 1, 2), 4)
-        assert history.start(Shape(2, 1, 2), sharded_lazy_skip=f"steps 4:{last}")
+        assert history.start(Shape(2, 1, 2), sharded_lazy_skip=f"steps 5:{last + 1}")
         parts = history.plans[0].state.parts
         assert [(part.trained, part.draws, part.skip) for part in parts[:2]] == [
             (True, 8, ()),
@@ -145,7 +145,7 @@ def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path
     for kind in ("swift", "megatron"):
         history = History(kind, stream, tmp_path / kind, num_train_epochs=2, sharded_lazy_shuffle_window=0)
         history.start(Shape(2, 1, 1), 6)
-        assert history.start(Shape(2, 1, 1), sharded_lazy_skip="steps 6:8, samples 44:48")
+        assert history.start(Shape(2, 1, 1), sharded_lazy_skip="steps 7:9, samples 44:48")
         second = sorted(sample for epoch, sample in history.trained if epoch == 1)
         assert second == list(range(44))
         assert len(ids(history)) == len(set(history.trained))
@@ -155,7 +155,7 @@ def test_epochs_are_trained_to_their_end_without_what_is_left_out(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("steps 2:4", r"expected now = 3 <= start < stop"),
+        ("steps 3:5", r"expected FIRST:STOP with 4 <= FIRST < STOP"),
         (f"samples 1:{10**18 * 9}", "expected ranges such as"),
     ],
 )
@@ -170,7 +170,7 @@ def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History
 def test_steps_of_a_run_that_begins_anew_are_refused() -> None:
     for make, options in ((megatron, {"train_iters": 9}), (hugging_face, {"max_steps": 9})):
         with pytest.raises(SettingsRefused, match="this one begins anew"):
-            decide(make(**options, sharded_lazy_skip="steps 1:2"), "/streams/one", facts(), Rank(0, 2))
+            decide(make(**options, sharded_lazy_skip="steps 2:3"), "/streams/one", facts(), Rank(0, 2))
 
 
 def test_ms_swifts_own_shuffle_leaves_nothing_out() -> None:
@@ -187,8 +187,8 @@ def test_later_steps_of_a_live_stream_that_are_not_published_are_refused(tmp_pat
     def decided(text: str) -> RunPlan:
         return plan(history.args(Shape(2, 1, 1), sharded_lazy_skip=text), directory, 0, 2)
 
-    assert decided("steps 5:12").state.parts[-1].skip
-    with pytest.raises(SettingsRefused, match="the steps before 13 would train is not published yet"):
-        decided("steps 5:13")
+    assert decided("steps 6:13").state.parts[-1].skip
+    with pytest.raises(SettingsRefused, match="the steps before 14 would train is not published yet"):
+        decided("steps 6:14")
     # What comes next is passed over, whatever it is.
-    assert decided("steps 3:40").state.parts[-2].draws == 37
+    assert decided("steps 4:41").state.parts[-2].draws == 37

@@ -15,6 +15,7 @@ from lazyshard.cli.audit_view import audit_lines, audit_values
 from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.wording import complain, say
 from lazyshard.errors import FormatInvalid, LazyShardError
+from lazyshard.storage.auditing_findings import Finding, Note
 from lazyshard.storage.auditing_report import audit, newest
 from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.opening import open_now
@@ -30,8 +31,8 @@ over at an epoch's end, or skipped on purpose. Checkpoints from which the run ha
 they trained that is not in the model.
 
 It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and holds
-what they tell, and whether any chunk is deleted, or given free, that a checkpoint still needs. Rows are not read:
-`lazyshard verify` does that."""
+what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows are not
+read: `lazyshard verify` does that."""
 
 EPILOG: Final = """[bold]Examples[/bold]
 
@@ -95,25 +96,30 @@ def command(
 
 def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer: str | None, as_json: bool) -> int:
     states, unusable = _states(folders)
+    notes: list[Note] = []
     head = None if state is None else read_state(state)
     if head is not None:
         states = [saved for saved in states if not _same(saved, head)] + [head]
-    consumers = _consumers(directory, states, consumer)
+    consumers = _consumers(directory, states, consumer, notes)
     cursors = [one.cursor for one in consumers if one.cursor is not None]
-    unusable += [(one.name, one.problem) for one in consumers if one.problem is not None]
+    unusable += [Finding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
     states += [saved for cursor in cursors if (saved := state_of_cursor(directory, cursor)) is not None]
     if not states:
-        for file, why in unusable:
+        for _, file, why in unusable:
             complain(why if why.startswith(file) else f"{file}: {why}")
         complain(
             f"{directory}: there is no state to audit: neither in a checkpoint in the folders given, nor in a cursor; "
             f"give the folder in which the checkpoints lie"
         )
         return exits.STREAM_DAMAGED if unusable else exits.REFUSED
-    head = newest(states) if head is None else head
+    if head is None:
+        head, chosen = newest(states)
+        notes += [] if chosen is None else [Note(str(head.file), chosen)]
     stream = open_now(directory, head.state.samples_per_chunk if head.state.stream_id is None else None)
     with chunk_bar() as show:
-        found = audit(stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, report=show)
+        found = audit(
+            stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, notes=notes, report=show
+        )
     if as_json:
         say(json.dumps(audit_values(found, str(directory))))
     else:
@@ -122,36 +128,57 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     return exits.DONE if found.ok else exits.STREAM_DAMAGED
 
 
-def _states(folders: Sequence[Path]) -> tuple[list[SavedState], list[tuple[str, str]]]:
+def _states(folders: Sequence[Path]) -> tuple[list[SavedState], list[Finding]]:
     """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason."""
-    states, unusable = [], []
+    states: list[SavedState] = []
+    unusable: list[Finding] = []
     for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
         try:
             states.append(read_state(file))
         except FormatInvalid as error:
-            unusable.append((str(file), _without(str(error), str(file))))
+            contradicts = (error.field or "").endswith("consumed")
+            why = _without(str(error), str(file))
+            unusable.append(Finding("samples" if contradicts else "unusable", str(file), why))
         except LazyShardError as error:
-            unusable.append((str(file), str(error)))
+            unusable.append(Finding("unusable", str(file), str(error)))
     return states, unusable
 
 
-def _consumers(directory: Path, states: Sequence[SavedState], consumer: str | None) -> list[Consumer]:
-    """Returns the run's cursors: those that were asked for, or that its checkpoints name, or the only one."""
+def _consumers(
+    directory: Path, states: Sequence[SavedState], consumer: str | None, notes: list[Note]
+) -> list[Consumer]:
+    """Returns the run's cursors: those that were asked for, or that its checkpoints name, or the only one.
+
+    Where there are some and none of them is taken, a note says so.
+    """
     known = list_consumers(directory)
     if consumer is not None:
         found = [one for one in known if one.name == consumer]
         if not found:
-            there = f"there are: {', '.join(one.name for one in known)}" if known else "there is none"
-            raise typer.BadParameter(f"no consumer {consumer!r}; {there}", param_hint="--consumer")
+            others = f"there are: {', '.join(one.name for one in known)}" if known else "there is none"
+            raise typer.BadParameter(f"no consumer {consumer!r}; {others}", param_hint="--consumer")
         return found
     named = {saved.consumer for saved in states if saved.consumer is not None}
+    there = ", ".join(one.name for one in known)
     if named:
-        return [one for one in known if one.name in named]
+        found = [one for one in known if one.name in named]
+        if known and not found:
+            notes.append(
+                Note(
+                    str(directory),
+                    f"no cursor is looked at: the checkpoints are of {', '.join(sorted(named))}, and there are the "
+                    f"cursors of {there}; name the run's with --consumer",
+                )
+            )
+        return found
     if len(known) > 1 and not states:
         raise typer.BadParameter(
-            f"{directory} has the cursors of {', '.join(one.name for one in known)}: choose one",
+            f"{directory} has the cursors of {there}: choose one",
             param_hint="--consumer",
         )
+    if len(known) > 1:
+        what = f"no cursor is looked at: there are those of {there}, and the checkpoints name none; name one with"
+        notes.append(Note(str(directory), f"{what} --consumer"))
     return list(known) if len(known) == 1 else []
 
 

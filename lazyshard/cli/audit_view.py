@@ -28,6 +28,8 @@ def audit_lines(found: Audit, where: str) -> Iterator[str]:
         yield from _branch_lines(one)
     for epoch in found.epochs:
         yield _epoch_line(epoch, facts.ended)
+    for note in found.notes:
+        yield f"note: {note.where}: {note.what}"
     for finding in found.findings:
         yield f"not in order: {finding.where}: {finding.what}"
     yield _verdict(found)
@@ -52,6 +54,7 @@ def audit_values(found: Audit, where: str) -> dict[str, Any]:
         "states": [_state_values(one) for one in found.states],
         "epochs": [_epoch_values(one) for one in found.epochs],
         "findings": [finding._asdict() for finding in found.findings],
+        "notes": [note._asdict() for note in found.notes],
     }
 
 
@@ -99,8 +102,13 @@ def _epoch_line(one: EpochAudit, ended: bool) -> str:
 
 
 def _verdict(found: Audit) -> str:
-    if not found.proven:
+    if not found.counted:
         return "NOT proven: see what is trained twice or passed over"
+    if not found.proven:
+        return (
+            "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
+            "or the stream, see above"
+        )
     text = "proven: no sample was trained twice, and none was passed over"
     return text if found.ok else f"{text}; but {count(len(found.findings), 'thing')} not in order, see above"
 

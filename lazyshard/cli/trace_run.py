@@ -147,16 +147,20 @@ def _show_steps(this: _Run, first: int, stop: int, rank: int | None) -> None:
     table = StepTable(tracing, stop)
     if not rows.as_json:
         say(table.heading())
-    coming = False
+    coming, last = False, tracing.epochs[-1]
+    farthest = last
     for step in range(first, stop):
         if rank is not None and rank >= tracing.state.parts[tracing.place(step).part].dp:
             continue
         for drawn in tracing.at_step(step, rank):
-            coming = coming or drawn.became == "to come"
+            coming, farthest = coming or drawn.became == "to come", max(farthest, drawn.epoch)
             _answer(this, drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
     if coming and not rows.as_json:
         trained = count(tracing.steps.trained, "step")
-        say(f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.")
+        beyond = ""
+        if farthest > last:
+            beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
+        say(f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}")
 
 
 def _show_samples(this: _Run, samples: Iterable[int]) -> None:
@@ -220,9 +224,13 @@ def _show_text(this: _Run, text: str, matches: int | None) -> int:
         # One more than is shown tells whether there are more.
         samples = list(found if matches is None else islice(found, matches + 1))
     _show_samples(this, samples[:matches])
+    deleted = "" if not facts.retired else f"{count(facts.retired, 'chunk')} not searched: deleted by the producer"
     if not samples:
-        complain(f"{this.stream.directory}: no row in the chunks that are there holds this text")
+        why = f"; {deleted}" if deleted else ""
+        complain(f"{this.stream.directory}: no row in the chunks that are there holds this text{why}")
         return exits.REFUSED
+    if deleted and not this.rows.as_json:
+        say(f"{deleted}.")
     if matches is not None and len(samples) > matches and not this.rows.as_json:
         say(f"These are the first {matches}; --all shows all.")
     return exits.DONE

@@ -28,8 +28,10 @@ from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.run_states import Ranges, RunStates
 from lazyshard.data.samples import SampleMaker
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
+from lazyshard.data.state_checks import check_data
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
+from lazyshard.format.state import RunState
 from lazyshard.plan import Draw
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.chunk import parse_lines
@@ -243,9 +245,21 @@ class LazyShardedDataset(Dataset[Any]):
                 was loaded.
 
         Raises:
-            ValueError: it is not the same number of samples for each rank, or fewer than when the run went on last.
+            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
+                or more than there are indices.
+            TypeError: it is no integer.
         """
-        return self._states.after(consumed, self.epoch, self.rank.dp_size).to_dict()
+        return self._state_after(consumed).to_dict()
+
+    def _state_after(self, consumed: int | None) -> RunState:
+        state, space = self._states.after(consumed, self.epoch, self.rank.dp_size), self._indices()
+        block, course = space.layout.block, space.course
+        if consumed is not None and state.parts[-1].draws > max(block, course.current.draws):
+            most = course.consumed_before + course.dp * block
+            raise ValueError(
+                f"{self.directory}: consumed is at most {most}, all that this data set has, got {consumed}"
+            )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a run stands, with any number of ranks: `rank_indices` then are what is left.
@@ -280,7 +294,8 @@ class LazyShardedDataset(Dataset[Any]):
     def skip(self, samples: Ranges = (), chunks: Ranges = (), steps: Ranges = ()) -> None:
         """Leaves samples out from here on, in every epoch: the known remedy for a loss spike. The state keeps them.
 
-        To be called once, after `load_state_dict` and before the data set is used: a state that is saved later has it.
+        To be called after `load_state_dict` and before the data set is used; again to leave out more. A state that is
+        saved later has it.
 
         Args:
             samples: half-open ranges of sample numbers.
@@ -319,6 +334,7 @@ class LazyShardedDataset(Dataset[Any]):
         Raises:
             CursorTaken: another run commits under the same name.
             StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run.
+            StateMismatch: the first time also if chunks are deleted that come next, as where a run starts anew.
             OSError: the filesystem refused; the cursor before may be the one that counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
@@ -327,10 +343,13 @@ class LazyShardedDataset(Dataset[Any]):
             raise ValueError(f"{self.directory}: a commit is that of a consumer; make the data set with consumer=NAME")
         if get_worker_info() is not None:
             raise RuntimeError(f"{self.directory}: a DataLoader worker reads ahead and commits nothing")
-        state = self._states.after(consumed, self.epoch, self.rank.dp_size)
+        state = self._state_after(consumed)
         states = [state, *map(self._states.read, keep)]
         if self.rank.dp_rank != 0:
             return False
+        if not self._commits.begun:
+            # Before the cursor of a run that is further is overwritten by one that cannot go on.
+            check_data(state, self._order, self._reader)
         done = chunks_done(states, self._order.known_total(self.published())) if last_epoch else 0
         self._commits.write(state, done, take_over=take_over)
         return True

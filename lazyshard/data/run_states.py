@@ -6,6 +6,7 @@ trained before decides nothing any more.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -111,8 +112,9 @@ class RunStates:
     ) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
         size = self._anew.samples_per_chunk
-        out = [*samples, *((start * size, stop * size) for start, stop in chunks)]
-        state, wanted = self._loaded, sorted(steps)
+        out = _ranges("samples", samples)
+        out += [(start * size, stop * size) for start, stop in _ranges("chunks", chunks)]
+        state, wanted = self._loaded, sorted(_ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
         total = self._order.known_total(reader.refresh())
@@ -144,10 +146,28 @@ class RunStates:
         """Returns the state after so many samples, None for that with which the epoch began or was gone on with.
 
         Raises:
-            ValueError: no such number of samples is trained at the end of a step.
+            ValueError: no such number of samples is trained at the end of a micro batch, or it was fewer before.
+            TypeError: it is no integer.
         """
         state = self.of(epoch, dp)
-        return state if consumed is None else with_consumed(state, consumed)
+        if consumed is None:
+            return state
+        try:
+            count = operator.index(consumed)
+        except TypeError:
+            raise TypeError(f"consumed is a number of samples, an int, got {consumed!r}") from None
+        if count < state.consumed:
+            raise ValueError(
+                f"consumed is at least {state.consumed}, what was trained when the loaded state was saved, got "
+                f"{count}: count on from dataset.consumed"
+            )
+        after, size = with_consumed(state, count), self._order.batch_size
+        if after.parts[-1].draws % size:
+            raise ValueError(
+                f"consumed counts whole micro batches of all ranks, so it grows by dp_size * batch_size = {dp} * "
+                f"{size} a batch, got {count}"
+            )
+        return after
 
     def consumed(self, epoch: int) -> int:
         """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
@@ -161,6 +181,21 @@ class RunStates:
 def epoch_of(state: RunState) -> int:
     """Returns the epoch with which the run that a state tells began, or begins anew: what was set by `set_epoch`."""
     return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
+
+
+def _ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
+    found = []
+    for one in given if isinstance(given, Iterable) else [given]:
+        try:
+            start, stop = (
+                (one.start, one.stop) if isinstance(one, range) and one.step == 1 else map(operator.index, one)
+            )
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} are half-open ranges such as [(120, 180)], got {given!r}") from None
+        if not 0 <= start < stop:
+            raise ValueError(f"{name}: expected ranges (FIRST, STOP) with 0 <= FIRST < STOP, got {one!r}")
+        found.append((start, stop))
+    return found
 
 
 def _gaps(state: RunState) -> Gaps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Cursor
@@ -16,9 +16,12 @@ from lazyshard.storage.tracing_facts import Facts
 from lazyshard.storage.tracing_states import SavedState
 
 Kind = Literal[
-    "twice", "missing", "count", "steps", "ahead", "other-settings", "other-stream", "unusable", "cursor", "deleted",
-    "stream",
+    "twice", "missing", "count", "steps", "samples", "ahead", "other-settings", "other-stream", "unusable", "cursor",
+    "deleted", "stream",
 ]  # fmt: skip
+
+CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
+"""Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing."""
 
 
 class Finding(NamedTuple):
@@ -31,6 +34,18 @@ class Finding(NamedTuple):
     """
 
     kind: Kind
+    where: str
+    what: str
+
+
+class Note(NamedTuple):
+    """Something that is in order, and good to know.
+
+    Attributes:
+        where: the file, or the stream's directory.
+        what: in words.
+    """
+
     where: str
     what: str
 
@@ -102,29 +117,51 @@ def of_steps(saved: SavedState, tracing: Tracing) -> Iterator[Finding]:
 
 
 def of_chunks(
-    states: Sequence[tuple[SavedState, Tracing]], facts: Facts, cursors: Sequence[Cursor], where: str
-) -> Iterator[Finding]:
-    """Yields what is deleted, or may be, although a checkpoint that is there still needs it."""
+    states: Sequence[tuple[SavedState, Tracing]],
+    wanted: Sequence[SavedState],
+    facts: Facts,
+    cursors: Sequence[Cursor],
+    where: str,
+) -> Iterator[Finding | Note]:
+    """Yields what is deleted, or may be, although a checkpoint that is there still needs it.
+
+    Of those that are wanted it is not in order. Others are only noted: a run that goes on lets go of what its older
+    checkpoints need.
+
+    Args:
+        states: of the run, those in cursors among them.
+        wanted: those from which the run must be able to go on, by identity: the newest, and the audited one.
+        facts: the stream's.
+        cursors: the run's.
+        where: the stream's directory.
+    """
     epoch = max((tracing.epochs[-1] for _, tracing in states), default=0)
-    needs = [(needed_chunk(tracing, epoch), saved) for saved, tracing in states if saved.cursor is None]
-    for need, saved in needs:
+    files = [(saved, needed_chunk(tracing, epoch)) for saved, tracing in states if saved.cursor is None]
+    for saved, need in files:
+        must = any(saved is one for one in wanted)
+        needs = f"needs chunk {need}, and those below"
         if need < facts.retired:
-            yield Finding(
-                "deleted",
-                str(saved.file),
-                f"it cannot be gone on from: that needs chunk {need}, and those below {facts.retired} are deleted",
-            )
+            if must:
+                what = f"it cannot be gone on from: that {needs} {facts.retired} are deleted"
+                yield Finding("deleted", str(saved.file), what)
+            else:
+                yield Note(str(saved.file), f"can no longer be gone on from: {needs} {facts.retired} are deleted")
+        for cursor in cursors:
+            before = cursor.chunks_before
+            if before <= need:
+                continue
+            if must:
+                what = f"it lets the chunks below {before} be deleted, but {saved.file} needs chunk {need}"
+                yield Finding("cursor", _file(where, cursor), what)
+            elif need >= facts.retired:
+                what = f"may soon no longer be gone on from: {needs} {before} may be deleted, by the run's cursor"
+                yield Note(str(saved.file), what)
     for cursor in cursors:
-        name = str(Path(where) / CURSORS / cursor_name(cursor.consumer))
-        if needs:
-            need, oldest = min(needs, key=lambda pair: pair[0])
-            if cursor.chunks_before > need:
-                yield Finding(
-                    "cursor",
-                    name,
-                    f"it lets the chunks below {cursor.chunks_before} be deleted, but {oldest.file} needs chunk {need}",
-                )
-        yield from _of_cursor(cursor, [saved for _, saved in needs], name)
+        yield from _of_cursor(cursor, [saved for saved, _ in files], _file(where, cursor))
+
+
+def _file(where: str, cursor: Cursor) -> str:
+    return str(Path(where) / CURSORS / cursor_name(cursor.consumer))
 
 
 def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterator[Finding]:

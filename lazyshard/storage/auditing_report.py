@@ -9,16 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.storage.auditing import Branch, BranchAudit, EpochAudit, count_epochs
-from lazyshard.storage.auditing_findings import Finding, of_chunks, of_epochs, of_steps, of_stream
+from lazyshard.storage.auditing_findings import (
+    CONTRADICTIONS,
+    Finding,
+    Note,
+    of_chunks,
+    of_epochs,
+    of_steps,
+    of_stream,
+)
 from lazyshard.storage.auditing_lineage import Related, relate
 from lazyshard.storage.stream import Stream
 from lazyshard.storage.tracing import Tracing
 from lazyshard.storage.tracing_facts import Facts
 from lazyshard.storage.tracing_states import SavedState
+
+_SAME_TIME_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class Audit:
         states: all of them, the audited one among them, in the order of what they had trained.
         epochs: what was counted.
         findings: what is not in order.
+        notes: what is in order, and good to know.
     """
 
     facts: Facts
@@ -57,11 +69,17 @@ class Audit:
     states: tuple[AuditedState, ...]
     epochs: tuple[EpochAudit, ...]
     findings: tuple[Finding, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether each sample was trained once, or is known not to be, by what the audited state says."""
+        return all(one.proven for one in self.epochs)
 
     @property
     def proven(self) -> bool:
-        """Whether each sample was trained once, or is known not to be."""
-        return all(one.proven for one in self.epochs)
+        """Whether that is so, and nothing contradicts what the states say."""
+        return self.counted and not any(finding.kind in CONTRADICTIONS for finding in self.findings)
 
     @property
     def ok(self) -> bool:
@@ -69,10 +87,33 @@ class Audit:
         return self.proven and not self.findings
 
 
-def newest(states: Sequence[SavedState]) -> SavedState:
-    """Returns the checkpoint that was saved last; a cursor only where there is no checkpoint."""
+def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
+    """Returns the checkpoint that was saved last, and what is to be said of the choice; a cursor only without those.
+
+    Where two were saved at about the same time, or some do not say when, it is the one that has trained most: times of
+    files tell nothing where a folder was copied.
+    """
     files = [saved for saved in states if saved.cursor is None] or list(states)
-    return max(files, key=lambda saved: (saved.saved_at, saved.state.consumed, str(saved.file)))
+    dated = all(saved.dated for saved in files)
+    if dated:
+        last = max(saved.saved_at for saved in files)
+        files = [saved for saved in files if last - saved.saved_at <= _SAME_TIME_SECONDS]
+    steps = [saved.step if saved.step is not None else saved.folder_step for saved in files]
+    known = None not in steps
+
+    def trained(at: int) -> tuple[int, int, int, float, str]:
+        saved, step = files[at], steps[at]
+        # A run that begins its epochs by itself counts the samples of each anew.
+        epoch = saved.state.parts[0].epoch or 0
+        return step if known and step is not None else 0, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
+
+    chosen = files[max(range(len(files)), key=trained)]
+    if dated or len(files) == 1:
+        return chosen, None
+    return chosen, (
+        f"audited as the one that has trained the most {'steps' if known else 'samples'}: not every state says when it "
+        f"was saved, and the times of files tell nothing where they were copied; name another one by --state"
+    )
 
 
 def audit(
@@ -82,7 +123,8 @@ def audit(
     head: SavedState,
     *,
     cursors: Sequence[Cursor] = (),
-    unusable: Sequence[tuple[str, str]] = (),
+    unusable: Sequence[Finding] = (),
+    notes: Sequence[Note] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Audit:
     """Audits a run.
@@ -94,6 +136,7 @@ def audit(
         head: that one.
         cursors: the run's cursors.
         unusable: files of states that cannot be used, each with the reason.
+        notes: what is to be told besides.
         report: is told a phase, how many chunks of it are done, and how many there are.
 
     Raises:
@@ -101,8 +144,7 @@ def audit(
     """
     where = str(stream.directory)
     tracing = Tracing(head, facts, where)
-    findings = [Finding("unusable", file, why) for file, why in unusable]
-    findings += of_stream(stream, facts)
+    findings = [*unusable, *of_stream(stream, facts)]
     related = [_related(saved, head, tracing, where, findings) for saved in states]
     chosen = _longest(related)
     branches = [Branch(one.tracing, one.related.beyond) for one in chosen if one.tracing is not None]
@@ -114,9 +156,11 @@ def audit(
     kept = [(one.saved, one.tracing) for one in found if one.tracing is not None]
     for saved, run in kept:
         findings += of_steps(saved, run)
-    findings += of_chunks(kept, facts, cursors, where)
+    told_of_chunks = list(of_chunks(kept, (head, newest(states)[0]), facts, cursors, where))
+    findings += [one for one in told_of_chunks if isinstance(one, Finding)]
+    said = (*notes, *(one for one in told_of_chunks if isinstance(one, Note)))
     order = sorted(found, key=lambda one: (one.saved.state.consumed, one.saved.saved_at, str(one.saved.file)))
-    return Audit(facts, head, tracing, tuple(order), tuple(epochs), tuple(findings))
+    return Audit(facts, head, tracing, tuple(order), tuple(epochs), tuple(findings), said)
 
 
 def _related(

@@ -81,6 +81,9 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
         left = expected - age
         when = f"so expect it in about {format_seconds(left)}" if left >= 1 else "so it should be there by now"
         doing = f"is {head.state} at {head.rate:,.1f} samples/s, {when}"
+        if head.note and left < 1:
+            # Held, or failing: what it says of itself tells more than a rate that was.
+            doing = f"is {head.state}"
     elif head.state == "failed":
         doing = "has failed; look at its log and start it again"
         if head.note:

@@ -124,9 +124,15 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         digests = _seal(directory, chunk).digests
         for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
             found.append(chunk * samples_per_chunk + row)
-    gone = " or is in one of those that are deleted" if first < chunks.start else ""
-    why = None if found else f"no row there is as that line is: rows are made otherwise, or the file has changed{gone}"
-    return SourceRows((first, last + 1), tuple(found), why)
+    if found:
+        return SourceRows((first, last + 1), tuple(found))
+    why = "rows are not published as the lines are, or the file has changed since"
+    if first < chunks.start:
+        gone = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them"
+        why = f"{gone}; if not, {why}"
+    else:
+        why = f"no row there equals that line, so {why}"
+    return SourceRows((first, last + 1), why=why)
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:

@@ -1,7 +1,8 @@
 """Saved states of runs: read from checkpoints' files and from cursors, with what those say besides.
 
 A file holds the state alone, as `RunState.encode` writes it, or an object with the state in its field ``state``, as the
-``lazyshard.json`` in ms-swift's checkpoints; those of format 1 hold no state, but the numbers that it is made of.
+``lazyshard.json`` in ms-swift's checkpoints, or in ``data``; those of format 1 hold no state, but the numbers that it
+is made of.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from lazyshard.format.stream_id import is_stream_id
 NAME: Final = "lazyshard.json"
 """The file in a checkpoint's folder."""
 
+_PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
+"""How files of torch.save begin: a zip archive; those of old releases, a pickle."""
+
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 
 
@@ -39,6 +43,7 @@ class SavedState:
         saved_at: seconds since 1970 by the writer's clock, or the file's own time where it does not say.
         folder_step: the number in the name of the checkpoint's folder, None where it has none.
         cursor: the cursor that it was found in, None for a file.
+        dated: whether `saved_at` is what the file says, not its own time.
     """
 
     state: RunState
@@ -48,6 +53,7 @@ class SavedState:
     saved_at: float = 0.0
     folder_step: int | None = None
     cursor: Cursor | None = None
+    dated: bool = True
 
 
 def read_state(path: Path) -> SavedState:
@@ -69,6 +75,14 @@ def read_state(path: Path) -> SavedState:
             f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME}",
             file=str(file),
         ) from cause
+    if data[:2] in _PICKLED:
+        raise StateInvalid(
+            f"{file}: this is a file of torch.save, which is not read here, as that would run what is in it; write the "
+            f'state beside it, with json.dump({{"state": dataset.state_dict(consumed)}}, file), as checkpoint-N/{NAME}',
+            file=str(file),
+            expected="a JSON object",
+            actual="a file of torch.save",
+        )
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as cause:
@@ -82,13 +96,15 @@ def read_state(path: Path) -> SavedState:
     state = _state(value, str(file))
     match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
     saved_at = value.get("saved_at")
+    dated = isinstance(saved_at, int | float)
     return SavedState(
         state,
         file,
         step=_count(value.get("step")),
         consumer=value["consumer"] if isinstance(value.get("consumer"), str) else None,
-        saved_at=float(saved_at) if isinstance(saved_at, int | float) else file.stat().st_mtime,
+        saved_at=float(saved_at) if dated else file.stat().st_mtime,
         folder_step=None if match is None else int(match[1]),
+        dated=dated,
     )
 
 
@@ -145,13 +161,21 @@ def _state(value: Any, file: str) -> RunState:
         state = RunState.from_dict(value["state"], file, within="state")
     elif "parts" in value:
         return RunState.from_dict(value, file)
+    elif isinstance(data := value.get("data"), dict) and "parts" in data:
+        state = RunState.from_dict(data, file, within="data")
     elif "dp_size" in value and "consumed" in value:
         state = _of_format_1(value, file)
     else:
-        raise _refused(file, "the state of a run in its field 'state'", "none")
+        keys = ", ".join(sorted(map(str, value))[:8]) + (", ..." if len(value) > 8 else "")
+        raise StateInvalid(
+            f"{file}: expected the state of a run in its field 'state' (or 'data'), found the fields {keys or 'none'}; "
+            f'write it with json.dump({{"state": dataset.state_dict(consumed)}}, file)',
+            file=str(file),
+            field="state",
+        )
     consumed = _count(value.get("consumed"))
     if consumed is not None and consumed != state.consumed:
-        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed))
+        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), "consumed")
     return state
 
 
@@ -183,10 +207,11 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
     )
 
 
-def _refused(file: str, expected: str, actual: str) -> StateInvalid:
+def _refused(file: str, expected: str, actual: str, field: str | None = None) -> StateInvalid:
     return StateInvalid(
         f"{file}: expected {expected}, found {actual}; take another checkpoint",
         file=file,
+        field=field,
         expected=expected,
         actual=actual,
     )

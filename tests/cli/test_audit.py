@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,7 @@ def test_json(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
         "consumed": 14,
         "steps": 4,
         "findings": [],
+        "notes": [],
     }
 
 
@@ -240,25 +242,113 @@ def test_a_live_stream_is_counted_as_far_as_it_is_published(tmp_path: Path, caps
     assert (code, lines[-2]) == (0, "epoch 0: 15 samples published so far: 8 trained, 7 to come")
 
 
-def test_chunks_that_a_checkpoint_needs_must_be_kept(
+def test_chunks_that_only_older_checkpoints_need_may_go(
     history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Checkpoint 1 stands in the first stripe, whose chunks are 0 and 1; checkpoint 4 needs chunk 4."""
+    """Checkpoints 1 and 2 stand in the first stripes, whose chunks are 0 to 3; checkpoint 4 needs chunk 4."""
     stream, state = history
     out = stream.parent / "out"
     commit(stream, state, chunks_before=2)
     code, lines, _ = report(capsys, stream, out)
-    assert code == 5
-    assert lines[-2:] == [
-        f"not in order: {stream}/cursors/sft.json: it lets the chunks below 2 be deleted, but "
-        f"{out}/v0-20251121-101500/checkpoint-1/lazyshard.json needs chunk 0",
-        "proven: no sample was trained twice, and none was passed over; but 1 thing not in order, see above",
-    ]
+    assert code == 0
+    assert (
+        f"note: {out}/v0-20251121-101500/checkpoint-1/lazyshard.json: may soon no longer be gone on from: needs chunk "
+        f"0, and those below 2 may be deleted, by the run's cursor" in lines
+    )
+    assert lines[-1] == "proven: no sample was trained twice, and none was passed over"
     retire(stream, 2, 8)
+    code, lines, _ = report(capsys, stream, out)
+    assert (code, lines[0]) == (0, f"{stream}: 8 chunks, those below 2 deleted, 24 samples, ended")
+    told = f"{out}/v0-20251121-101500/checkpoint-1/lazyshard.json"
+    what = "can no longer be gone on from: needs chunk 0, and those below 2 are deleted"
+    assert f"note: {told}: {what}" in lines
+    assert not any("checkpoint-4/lazyshard.json" in line for line in lines)
+    values = json.loads(report(capsys, stream, out, "--json")[1][0])
+    assert (values["ok"], {"where": told, "what": what} in values["notes"]) == (True, True)
+
+
+def test_chunks_that_the_newest_checkpoint_needs_must_be_kept(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, state = history
+    out = stream.parent / "out"
+    commit(stream, state, chunks_before=7)
+    newest = f"{out}/v1-20251121-111500/checkpoint-4/lazyshard.json"
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 5
+    [found] = [line for line in lines if line.startswith("not in order: ")]
+    assert found.startswith(
+        f"not in order: {stream}/cursors/sft.json: it lets the chunks below 7 be deleted, but {newest} needs chunk "
+    )
+    assert lines[-1] == (
+        "proven: no sample was trained twice, and none was passed over; but 1 thing not in order, see above"
+    )
+    retire(stream, 7, 8)
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 5
+    assert any(line.startswith(f"not in order: {newest}: it cannot be gone on from: that needs") for line in lines)
+
+
+def test_cursors_that_are_not_looked_at_are_named(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, state = history
+    plain = stream.parent / "checkpoint-4" / "lazyshard.json"
+    plain.parent.mkdir()
+    plain.write_bytes(state.encode())
+    commit(stream, state, consumer="other")
+    code, lines, _ = report(capsys, stream, plain)
+    assert code == 0
+    assert (
+        f"note: {stream}: no cursor is looked at: there are those of other, sft, and the checkpoints name none; name "
+        f"one with --consumer" in lines
+    )
+    assert not any(line.startswith("note: ") for line in report(capsys, stream, plain, "--consumer", "sft")[1])
+    save(stream.parent / "named", 4, state, consumer="gone")
+    assert (
+        f"note: {stream}: no cursor is looked at: the checkpoints are of gone, and there are the cursors of other, "
+        f"sft; name the run's with --consumer" in report(capsys, stream, stream.parent / "named")[1]
+    )
+
+
+@pytest.mark.parametrize("values", [{"step": 40}, {"consumed": 13}])
+def test_nothing_is_proven_where_states_are_contradicted(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str], values: dict[str, Any]
+) -> None:
+    stream, _ = history
+    out = stream.parent / "out"
+    file = out / "v1-20251121-111500" / "checkpoint-4" / "lazyshard.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    code, lines, _ = report(capsys, stream, out)
+    assert code == 5
+    assert lines[-1] == (
+        "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples or "
+        "the stream, see above"
+    )
+    assert json.loads(report(capsys, stream, out, "--json")[1][0])["proven"] is False
+
+
+def test_a_copied_folder_is_audited_from_the_state_that_trained_most(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without times in the files, and those of the files the wrong way round; then all of one time."""
+    stream, state = history
+    out = stream.parent / "copy"
+    for step, saved in ((10, state), (2, run_of(state.stream_id, two_ranks(2)))):
+        save(out, step, saved, saved_at=None)
+        os.utime(out / f"checkpoint-{step}" / "lazyshard.json", (1e9 - 100 * step, 1e9 - 100 * step))
     lines = report(capsys, stream, out)[1]
-    assert lines[0] == f"{stream}: 8 chunks, those below 2 deleted, 24 samples, ended"
-    assert any("checkpoint-1/lazyshard.json: it cannot be gone on from: that needs chunk 0" in line for line in lines)
-    assert not any("checkpoint-4/lazyshard.json: it cannot" in line for line in lines)
+    assert any(line.startswith(f"  {out}/checkpoint-10 ") and "audited" in line for line in lines)
+    assert (
+        f"note: {out}/checkpoint-10/lazyshard.json: audited as the one that has trained the most steps: not every "
+        f"state says when it was saved, and the times of files tell nothing where they were copied; name another one "
+        f"by --state" in lines
+    )
+    for step, saved, at in ((10, state, 500.0), (2, run_of(state.stream_id, two_ranks(2)), 501.0)):
+        save(stream.parent / "same", step, saved, saved_at=at)
+    lines = report(capsys, stream, stream.parent / "same")[1]
+    assert any("/checkpoint-10 " in line and "audited" in line for line in lines)
+    assert not any(line.startswith("note: ") for line in lines)
 
 
 def test_a_cursor_without_a_state_is_compared(

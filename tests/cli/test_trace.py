@@ -140,6 +140,24 @@ def test_deleted_chunks_are_still_told_of(run: tuple[Path, Path], capsys: pytest
     assert json.loads(lines[0])["value"] is None
 
 
+def test_chunks_that_are_not_searched_are_counted(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    stream, checkpoint = run
+    retire(stream, 3, 8)
+    _, lines, _ = answer(capsys, stream, "--state", checkpoint, "--text", "row 11")
+    assert lines[-1] == "3 chunks not searched: deleted by the producer."
+    code, lines, err = answer(capsys, stream, "--state", checkpoint, "--text", "row 1,")
+    assert (code, lines) == (3, [])
+    assert err.endswith("holds this text; 3 chunks not searched: deleted by the producer\n")
+
+
+def test_steps_beyond_the_end_of_the_epoch_say_so(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    stream, checkpoint = run
+    assert answer(capsys, stream, "--state", checkpoint, "--step", 50)[1][-1] == (
+        "The state has trained 4 steps; what is to come holds if the run goes on with the same ranks. It reaches "
+        "epoch 7, beyond the end of epoch 0, in which the state stands."
+    )
+
+
 def test_the_only_cursor_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream_id = make_stream(tmp_path, 18, end=False)
     commit(tmp_path, run_of(stream_id, two_ranks(2)))

@@ -46,7 +46,12 @@ def _shifted(steps: int) -> None:
     def state_dict(self: LazyShardedDataset, consumed: int | None = None) -> dict[str, Any]:
         first = self.consumed
         assert consumed is not None
-        return original(self, max(first, consumed + steps * self.rank.dp_size * self._order.batch_size))
+        shifted = max(first, consumed + steps * self.rank.dp_size * self._order.batch_size)
+        try:
+            return original(self, shifted)
+        except ValueError:
+            # More than there is is refused.
+            return original(self, consumed)
 
     LazyShardedDataset.state_dict = state_dict  # type: ignore[method-assign]
 

@@ -106,7 +106,8 @@ def test_run_that_stops_in_a_part_and_starts_again_is_the_same_run(stream: Path,
         begun, state_before = consumed, state
         consumed += dp * draws
         state = open_ranks(stream, dp, state, batch_size=batch_size, **options)[0].state_dict(consumed)
-    stop = min(stop, draws)
+    # At the end of a micro batch.
+    stop = min(stop, draws) // batch_size * batch_size
     ranks = open_ranks(stream, dp, state_before, batch_size=batch_size, **options)
     again = open_ranks(stream, dp, ranks[0].state_dict(begun + dp * stop), batch_size=batch_size, **options)
     for dataset, lane in zip(again, run.expected()[-1], strict=True):

@@ -107,11 +107,13 @@ def test_steps_of_other_ranks_are_theirs(stream: Path, state: State) -> None:
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        ({"samples": [(4, 4)]}, "stop of a range must be an int >= 5, got 4"),
-        ({"samples": [(-1, 4)]}, "start of a range must be an int >= 0, got -1"),
-        ({"chunks": [(2, 1)]}, "stop of a range must be an int >= 9, got 4"),
+        ({"samples": [(4, 4)]}, r"samples: expected ranges \(FIRST, STOP\) with 0 <= FIRST < STOP, got \(4, 4\)"),
+        ({"samples": [(-1, 4)]}, r"samples: expected ranges .* got \(-1, 4\)"),
+        ({"chunks": [(2, 1)]}, r"chunks: expected ranges .* got \(2, 1\)"),
         ({"steps": [(3, 5)]}, "steps 3:5: expected FIRST:STOP with 4 <= FIRST < STOP, since 3 steps are trained"),
-        ({"steps": [(5, 5)]}, "steps 5:5: expected FIRST:STOP with 4 <= FIRST < STOP"),
+        ({"steps": [(5, 5)]}, r"steps: expected ranges .* got \(5, 5\)"),
+        ({"samples": (3, 5)}, r"samples are half-open ranges such as \[\(120, 180\)\], got \(3, 5\)"),
+        ({"samples": 3}, r"samples are half-open ranges such as .* got 3"),
     ],
 )
 def test_range_that_cannot_be_is_refused(stream: Path, state: State, skip: Any, message: str) -> None:

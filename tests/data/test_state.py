@@ -200,7 +200,9 @@ def test_number_that_no_step_ends_with_is_refused(stream: Path, consumed: int, m
 
 def test_fewer_than_when_the_run_went_on_are_refused(stream: Path) -> None:
     dataset = open_ranks(stream, 3, saved(stream, 2, 12))[0]
-    with pytest.raises(ValueError, match="consumed is at least 12, what was trained when the run went on last, got 9"):
+    with pytest.raises(
+        ValueError, match="consumed is at least 12, what was trained when the loaded state was saved, got 9"
+    ):
         dataset.state_dict(9)
 
 
@@ -335,3 +337,29 @@ def test_run_that_went_on_with_another_epoch_after_an_early_end_goes_on_there(tm
 def test_micro_batches_that_cannot_be_are_refused(tmp_path: Path, steps: Any) -> None:
     with pytest.raises(ValueError, match="micro_batches_per_step is an integer from 1, got "):
         LazyShardedDataset(tmp_path / "none", micro_batches_per_step=steps)
+
+
+def test_counting_anew_behind_a_loaded_state_is_refused_with_the_same_ranks_too(stream: Path) -> None:
+    dataset = open_ranks(stream, 2, saved(stream, 2, 12))[0]
+    with pytest.raises(ValueError, match=r"at least 12, .* got 4: count on from dataset.consumed"):
+        dataset.state_dict(4)
+
+
+@pytest.mark.parametrize(
+    ("consumed", "error", "message"),
+    [
+        (10, ValueError, r"grows by dp_size \* batch_size = 2 \* 2 a batch, got 10"),
+        (44, ValueError, "consumed is at most 40, all that this data set has, got 44"),
+        ("8", TypeError, "consumed is a number of samples, an int, got '8'"),
+        (8.0, TypeError, "consumed is a number of samples, an int, got 8.0"),
+    ],
+)
+def test_a_count_that_cannot_be_is_refused(stream: Path, consumed: Any, error: type[Exception], message: str) -> None:
+    dataset = open_ranks(stream, 2, batch_size=2)[0]
+    with pytest.raises(error, match=message):
+        dataset.state_dict(consumed)
+
+
+def test_a_count_may_be_any_integer(stream: Path) -> None:
+    dataset = open_ranks(stream, 2)[0]
+    assert dataset.state_dict(torch.tensor(8))["consumed"] == 8  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -
         f"deadlock: --max-disk {full}: 5 chunks on disk take {full}, the next chunk may take {one} bytes; consumer "
         f"'sft' waits for 8 chunks, 6 are published; chunk 1 and those after it are kept for consumer 'sft', whose "
         f"cursor is 2.0 min old; raise --max-disk to {8 * one} bytes ({show_bytes(8 * one)}) or more or let that "
-        f"consumer save checkpoints more often"
+        f"consumer save checkpoints, and commit them (dataset.commit), more often"
     )
     # It goes on as soon as it can: here the consumer commits after all.
     bench.commit("sft", 3)

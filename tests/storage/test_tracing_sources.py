@@ -64,7 +64,9 @@ def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(LINES).replace("7", "8"), encoding="utf-8")
     found = find(tmp_path, line=8)
     assert (found.chunks, found.samples) == ((1, 2), ())
-    assert found.why == "no row there is as that line is: rows are made otherwise, or the file has changed"
+    assert found.why == (
+        "no row there equals that line, so rows are not published as the lines are, or the file has changed since"
+    )
     (tmp_path / "in.jsonl").unlink()
     assert find(tmp_path, line=8).why == "the file cannot be read (No such file or directory)"
 
@@ -73,7 +75,10 @@ def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
     retire(produced(tmp_path), 2, 5)
     found = find(tmp_path, 2, line=2)
     assert found.chunks == (0, 3)
-    assert str(found.why).endswith("or is in one of those that are deleted")
+    assert found.why == (
+        "the chunks below 2 are deleted, and the row was most likely in one of them; if not, rows are not published as "
+        "the lines are, or the file has changed since"
+    )
     assert find(tmp_path, 2, line=9).samples == (8,)
 
 

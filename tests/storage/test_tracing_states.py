@@ -77,7 +77,8 @@ def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
         ({"state": STATE.to_dict(), "consumed": 11}, "expected consumed = 12 as in the state, found 11"),
         ({"state": STATE.to_dict() | {"consumed": 11}}, "field 'state.consumed': expected 12"),
         ({"state": STATE.to_dict(), "layout": "block"}, "the trainer's own sampler shuffled the whole data set"),
-        ({"step": 3}, "expected the state of a run in its field 'state', found none"),
+        ({"step": 3, "model": 1}, "in its field 'state' \\(or 'data'\\), found the fields model, step; write it with"),
+        ({}, "found the fields none; write it with json.dump"),
         (FORMAT_1 | {"consumed": 11}, "consumed: a multiple of dp_size = 2, found 11"),
         (FORMAT_1 | {"seed": None}, "seed: an integer from 0, found None"),
     ],
@@ -96,6 +97,20 @@ def test_files_that_are_torn_or_gone_are_refused(tmp_path: Path, data: bytes | N
         (tmp_path / "lazyshard.json").write_bytes(data)
     with pytest.raises(StateInvalid, match=expected):
         read_state(tmp_path)
+
+
+def test_files_of_torch_save_are_told_what_to_do(tmp_path: Path) -> None:
+    for data in (b"PK\x03\x04rest", b"\x80\x02}q\x00."):
+        (tmp_path / "state.pt").write_bytes(data)
+        with pytest.raises(StateInvalid, match="this is a file of torch") as raised:
+            read_state(tmp_path / "state.pt")
+        assert str(raised.value).endswith(
+            'json.dump({"state": dataset.state_dict(consumed)}, file), as checkpoint-N/lazyshard.json'
+        )
+
+
+def test_a_state_under_data(tmp_path: Path) -> None:
+    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
 
 
 def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:

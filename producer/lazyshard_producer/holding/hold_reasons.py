@@ -132,7 +132,9 @@ def _advice(situation: Situation, kept: Kept, stock: Stock, room: Room, wanted: 
         size = (wanted - situation.published) * room.chunk + room.limit - room.free
         ways = [f"make {size} bytes ({show_bytes(size)}) of room or more"]
     if kept.by == "consumer":
-        ways.append(f"let {'that consumer' if len(kept.names) == 1 else 'those consumers'} save checkpoints more often")
+        who = "that consumer" if len(kept.names) == 1 else "those consumers"
+        # Saving alone moves no cursor: ms-swift commits by itself, a loop of one's own has to.
+        ways.append(f"let {who} save checkpoints, and commit them (dataset.commit), more often")
     elif kept.by == "all":
         ways.append("choose --retain consumed")
     elif kept.by == "last" and situation.limits.retain != "consumed":

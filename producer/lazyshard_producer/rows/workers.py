@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -125,6 +126,9 @@ def _make(lines: list[bytes | RowInvalid], index: int) -> tuple[list[Made], floa
     assert _maker is not None
     started = time.perf_counter()
     made = [_maker.make(line, index + number) for number, line in enumerate(lines)]
+    # What a function has printed must not be lost where this process is killed with its parent.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     return made, time.perf_counter() - started
 
 

@@ -290,4 +290,4 @@ def test_training_is_known_by_the_class_of_the_arguments(args: Any, trains: bool
 def test_skip_of_another_form_is_refused_with_the_form(skip: str) -> None:
     error = refusal(megatron(train_iters=5, sharded_lazy_skip=skip))
     assert error.argument == "sharded_lazy_skip"
-    assert 'ranges such as "samples 120:180, chunks 7:8, steps 40:60"' in str(error)
+    assert 'ranges such as "samples 120:180, chunks 7:8, steps 41:61"' in str(error)

@@ -22,20 +22,21 @@ class Commits:
     Args:
         directory: the stream's directory.
         consumer: the consumer's name.
-
-    Attributes:
-        begun: whether it has written the cursor.
     """
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory = directory
         self._consumer = consumer
         self._owner: CursorOwner | None = None
-        self.begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the cursor to the process that owns it."""
-        return self.__dict__ | {"_owner": None, "begun": False}
+        return self.__dict__ | {"_owner": None}
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has written the cursor."""
+        return self._owner is not None and self._owner.begun
 
     def write(self, state: RunState, chunks_before: int, *, take_over: bool) -> None:
         """Writes the cursor durably.
@@ -64,11 +65,7 @@ class Commits:
         )
         if self._owner is None:
             self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
-        if self.begun:
-            self._owner.write(cursor)
-        else:
-            self._owner.begin(cursor)
-            self.begun = True
+        self._owner.put(cursor)
 
 
 def chunks_done(states: Iterable[RunState], total: int | None) -> int:

@@ -155,28 +155,6 @@ class Course:
         """Return the course as it was in the part of that number, from 0."""
         return Course(self.rules, self.parts[: number + 1]) if number + 1 < len(self.parts) else self
 
-    def rescaled(self, dp: int, batch_size: int, draws: int, skip: tuple[tuple[int, int], ...] = ()) -> Course:
-        """Return the course that goes on with other lanes after `draws` positions of the current part.
-
-        Where nothing changes it is the same part that goes on.
-        """
-        ended = replace(self.current, draws=draws)
-        if (dp, batch_size, skip) == (self.dp, self.batch_size, ()):
-            return Course(self.rules, (*self.parts[:-1], ended))
-        if not draws:
-            # Nothing was drawn in the part that ends, which then is none; but what it left out stays out.
-            joined = Gaps((*ended.skip, *skip)).ranges
-            return Course(self.rules, (*self.parts[:-1], replace(ended, dp=dp, batch_size=batch_size, skip=joined)))
-        return Course(self.rules, (*self.parts[:-1], ended, Part(dp, batch_size, skip=skip)))
-
-    def skipped(self, draws: int, skipped: int) -> Course:
-        """Return the course going on after `draws` positions of the current part without the next `skipped` ones."""
-        if not skipped:
-            return Course(self.rules, (*self.parts[:-1], replace(self.current, draws=draws)))
-        out = Part(self.dp, self.batch_size, skipped, trained=False)
-        ended = replace(self.current, draws=draws)
-        return Course(self.rules, (*self.parts[:-1], ended, out, Part(self.dp, self.batch_size)))
-
     def in_epoch(self, epoch: int) -> Course:
         """Return the course whose current part begins an epoch instead, with the same lanes, and the same left out."""
         skip = self._gaps(len(self.parts) - 1).ranges

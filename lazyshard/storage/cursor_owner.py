@@ -75,6 +75,18 @@ class CursorOwner:
             self._lock.release()
             raise
 
+    @property
+    def begun(self) -> bool:
+        """Whether the cursor with which the run starts is written."""
+        return self._begun
+
+    def put(self, cursor: Cursor) -> None:
+        """Writes the cursor: the first time as `begin` does, then as `write`. Raises as they do."""
+        if self._begun:
+            self.write(cursor)
+        else:
+            self.begin(cursor)
+
     def begin(self, cursor: Cursor) -> None:
         """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
 

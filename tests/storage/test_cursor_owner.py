@@ -108,6 +108,19 @@ def test_second_run_in_the_same_process_is_refused_and_names_the_holder(tmp_path
     assert written(tmp_path) == 2
 
 
+def test_put_begins_once_and_then_writes(tmp_path: Path) -> None:
+    with CursorOwner(tmp_path, "sft") as first:
+        assert not first.begun
+        first.put(at(8))
+        assert first.begun
+        with CursorOwner(tmp_path, "sft", take_over=True) as second:
+            second.put(at(4))
+            # It does not begin again.
+            with pytest.raises(CursorTaken):
+                first.put(at(9))
+            assert written(tmp_path) == 4
+
+
 def test_second_run_in_another_process_is_refused_before_and_after_the_first_has_begun(tmp_path: Path) -> None:
     with CursorOwner(tmp_path, "sft") as owner:
         for _ in range(2):

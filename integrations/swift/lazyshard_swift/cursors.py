@@ -5,19 +5,10 @@ The lock that keeps a second run of the same name out is held as long as the pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from lazyshard.format import Cursor
 from lazyshard.storage import CursorOwner
 
-
-@dataclass(slots=True)
-class _Held:
-    owner: CursorOwner
-    begun: bool = False
-
-
-_held: dict[tuple[str, str], _Held] = {}
+_held: dict[tuple[str, str], CursorOwner] = {}
 
 
 def put(directory: str, cursor: Cursor, *, take_over: bool = False) -> None:
@@ -34,17 +25,13 @@ def put(directory: str, cursor: Cursor, *, take_over: bool = False) -> None:
         OSError: the filesystem refused; may be called again.
     """
     key = (directory, cursor.consumer)
-    held = _held.get(key)
-    if held is None:
-        held = _held[key] = _Held(CursorOwner(directory, cursor.consumer, take_over=take_over))
-    if held.begun:
-        held.owner.write(cursor)
-    else:
-        held.owner.begin(cursor)
-        held.begun = True
+    owner = _held.get(key)
+    if owner is None:
+        owner = _held[key] = CursorOwner(directory, cursor.consumer, take_over=take_over)
+    owner.put(cursor)
 
 
 def let_go() -> None:
     """Lets other runs in."""
     while _held:
-        _held.popitem()[1].owner.close()
+        _held.popitem()[1].close()

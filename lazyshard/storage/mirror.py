@@ -1,0 +1,298 @@
+"""Copies of the chunks of a stream in an object store, on this node: fetched when they are asked for, and ahead.
+
+One cache serves all processes of a node. Of those that want the same chunk at a time one fetches it, under a temporary
+name that is locked while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and
+its rows are those that its seal tells. See `mirror_room` for the files, and for what goes when there is no room.
+
+Killed at any moment, a process leaves at the most a part that nobody has locked, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from lazyshard.errors import SealInvalid
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage.durable import create, remove, write_all
+from lazyshard.storage.files import PART_BYTES, OpenFile, read_file
+from lazyshard.storage.mirror_place import BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, folder_of
+from lazyshard.storage.mirror_room import PART_SUFFIX, drop, is_at, lock, note_use, part_of, reserve
+from lazyshard.storage.urls import UrlPath
+
+_LOOK_S: Final = 0.02
+"""How often to look whether another process has fetched what this one waits for."""
+
+_STALLED_S: Final = 60.0
+"""One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""
+
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_CHECK_BYTES: Final = 8 << 20
+
+_fetching: set[int] = set()
+"""Descriptors of the parts that threads of this process are fetching."""
+
+
+def _close_parts() -> None:
+    """Lets go of what a parent's threads are fetching, so that a fork does not keep it locked."""
+    while _fetching:
+        with contextlib.suppress(OSError):
+            os.close(_fetching.pop())
+
+
+os.register_at_fork(after_in_child=_close_parts)
+
+
+class Mirror:
+    """The copies of one stream.
+
+    Args:
+        directory: the stream's URL.
+        stream_id: its identity.
+        check_identity: raises if another stream is at the URL now.
+
+    Attributes:
+        folder: where they lie; made if it was not there.
+        fetched: chunks that this process has fetched.
+    """
+
+    def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
+        self._directory = directory
+        self._check_identity = check_identity
+        self._most = cache_bytes()
+        self.folder = folder_of(str(directory), stream_id)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.fetched = 0
+
+    def open(self, chunk: int) -> tuple[Seal, OpenFile]:
+        """Opens a chunk's copy, fetched if it is not there yet.
+
+        A data object that is not what its seal tells is fetched twice, and then opened as it is, for this process
+        alone: what is wrong with it is found where its rows are read.
+
+        Raises:
+            FileNotFoundError: an object of it is not there (yet); its `filename` is the URL.
+            SealInvalid: the seal is.
+            StreamMismatch: another stream is at the URL now.
+            StoreRefused, StoreUnavailable: the store does not give it.
+            OSError: the copy cannot be written here.
+        """
+        seal, fd = self._get(chunk, ahead=False)
+        assert seal is not None and fd is not None
+        return seal, OpenFile(fd, self._directory / chunk_name(chunk), os.fstat(fd).st_size)
+
+    def fetch(self, chunk: int) -> None:
+        """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
+        if (self.folder / chunk_name(chunk)).exists():
+            return
+        _, fd = self._get(chunk, ahead=True)
+        if fd is not None:
+            os.close(fd)
+
+    def drop(self, chunk: int) -> None:
+        """Removes a copy that is not what its seal tells; who has it open keeps it."""
+        remove(self.folder / chunk_name(chunk))
+
+    def _get(self, chunk: int, *, ahead: bool) -> tuple[Seal | None, int | None]:
+        part = part_of(self.folder / chunk_name(chunk))
+        moved_at, progress = time.monotonic(), -1
+        while True:
+            try:
+                found = self._opened(chunk, read=not ahead)
+            except BlockingIOError:
+                # Its process is about to read it, or somebody is removing it: a matter of a moment.
+                time.sleep(_LOOK_S)
+                continue
+            if found is not None:
+                return found
+            fd = self._part(part)
+            _fetching.add(fd)
+            keep = False
+            try:
+                if lock(fd, shared=False):
+                    if not is_at(fd, part):
+                        # Fetched and renamed, or removed, since it was opened.
+                        continue
+                    # Between the look and the lock another one may have come to its end.
+                    if (self.folder / chunk_name(chunk)).exists():
+                        remove(part)
+                        continue
+                    seal = self._fill(fd, part, chunk, ahead=ahead)
+                    keep = seal is not None
+                    return seal, fd if keep else None
+                now, at = time.monotonic(), os.fstat(fd).st_mtime_ns
+                if at != progress:
+                    moved_at, progress = now, at
+                if ahead:
+                    return None, None
+                if now - moved_at > _STALLED_S:
+                    return self._alone(chunk)
+            finally:
+                _fetching.discard(fd)
+                if not keep:
+                    os.close(fd)
+            time.sleep(_LOOK_S)
+
+    def _part(self, part: Path) -> int:
+        try:
+            return os.open(part, _FLAGS | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            # Whoever removed the last copy has removed the folder.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(part, _FLAGS | os.O_CREAT, 0o600)
+
+    def _opened(self, chunk: int, *, read: bool) -> tuple[Seal, int] | None:
+        """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
+        data, sealed = self.folder / chunk_name(chunk), self.folder / seal_name(chunk)
+        try:
+            fd = os.open(data, _FLAGS)
+        except FileNotFoundError:
+            return None
+        try:
+            if not lock(fd, shared=True):
+                raise BlockingIOError(errno.EAGAIN, "is locked", str(data))
+            if not is_at(fd, data):
+                return None
+            with contextlib.suppress(FileNotFoundError, SealInvalid):
+                seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
+                if os.fstat(fd).st_size == seal.size:
+                    if read:
+                        note_use(fd, read=True)
+                    copy, fd = fd, -1
+                    return seal, copy
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        # Nobody of ours has left it so; another program has been here.
+        drop(data)
+        return None
+
+    def _fill(self, fd: int, part: Path, chunk: int, *, ahead: bool) -> Seal | None:
+        """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
+        try:
+            seal, sealed = self._seal(chunk)
+            if self._is_other_size(fd, seal):
+                remove(part)
+                return seal
+            if not reserve(self.folder.parent, fd, seal.size + len(sealed), self._most, ahead=ahead):
+                remove(part)
+                return None
+            whole = self._download(fd, seal)
+            # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
+            self._check_identity()
+            if not whole:
+                remove(part)
+                return seal
+            os.ftruncate(fd, seal.size)
+            # In place: nobody looks at it before the data has its name.
+            self._write_seal(chunk, sealed)
+            note_use(fd, read=not ahead)
+            os.rename(part, self.folder / chunk_name(chunk))
+            lock(fd, shared=True)
+            return seal
+        except OSError as error:
+            remove(part)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left for a copy of chunk {chunk} of {self._directory}: free some, or set {BYTES_VARIABLE}, "
+                f"or {FOLDER_VARIABLE} to a folder on another disk",
+                str(self.folder),
+            ) from error
+        except BaseException:
+            remove(part)
+            raise
+
+    def _write_seal(self, chunk: int, sealed: bytes) -> None:
+        fd = create(self.folder / seal_name(chunk))
+        try:
+            write_all(fd, sealed)
+        finally:
+            os.close(fd)
+
+    def _alone(self, chunk: int) -> tuple[Seal, int]:
+        """Fetches a chunk for this process alone, into a file without a name."""
+        path = self.folder / f".{chunk_name(chunk)}.{os.getpid()}{PART_SUFFIX}"
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            remove(path)
+            seal, _ = self._seal(chunk)
+            if not self._is_other_size(fd, seal):
+                self._download(fd, seal)
+            self._check_identity()
+        except BaseException:
+            os.close(fd)
+            raise
+        return seal, fd
+
+    def _seal(self, chunk: int) -> tuple[Seal, bytes]:
+        path = self._directory / seal_name(chunk)
+        data = read_file(path)
+        return Seal.decode(data, chunk, str(path)), data
+
+    def _is_other_size(self, fd: int, seal: Seal) -> bool:
+        """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
+
+        If not, the file gets the size that was found, so that who opens it says so.
+        """
+        if seal.size <= PART_BYTES:
+            return False
+        path = self._directory / chunk_name(seal.chunk)
+        found = path.store.size(path.key)
+        if found != seal.size:
+            os.ftruncate(fd, found)
+        return found != seal.size
+
+    def _download(self, fd: int, seal: Seal) -> bool:
+        """Fetches the data object; returns whether it is what the seal tells."""
+        path = self._directory / chunk_name(seal.chunk)
+        for _ in range(2):
+            start = 0
+            while start < seal.size:
+                # One byte more than there should be, to see that there are no more.
+                wanted = min(PART_BYTES, seal.size + 1 - start)
+                data = path.store.get_range(path.key, start, start + wanted)
+                _write_at(fd, data, start)
+                start += len(data)
+                if len(data) < wanted:
+                    break
+            self.fetched += 1
+            if start == seal.size and _rows_are(fd, seal):
+                return True
+        # So that who opens it says what it has found.
+        os.ftruncate(fd, path.store.size(path.key) if start != seal.size else start)
+        return False
+
+
+def _write_at(fd: int, data: bytes, start: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, start)
+        view, start = view[written:], start + written
+
+
+def _rows_are(fd: int, seal: Seal) -> bool:
+    """Returns whether a file's rows are those of which a seal has the digests."""
+    offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
+    row, rows = 0, len(digests)
+    while row < rows:
+        start = offsets[row]
+        stop = row + 1
+        while stop < rows and offsets[stop + 1] - start <= _CHECK_BYTES:
+            stop += 1
+        data = memoryview(os.pread(fd, offsets[stop] - start, start))
+        for at in range(row, stop):
+            if xxhash.xxh3_64_intdigest(data[offsets[at] - start : offsets[at + 1] - start]) != digests[at]:
+                return False
+        row = stop
+    return True

@@ -1,0 +1,141 @@
+"""Where a run publishes, and what it has to do for that: the one place that tells a directory from an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from lazyshard_producer.configuration.problems import is_url
+from lazyshard_producer.configuration.settings import Limits, Settings
+from lazyshard_producer.holding.holdback import Holdback
+from lazyshard_producer.holding.shelf import DirectoryShelf, Shelf
+from lazyshard_producer.loop import Gate
+from lazyshard_producer.stop import Stop
+
+
+class Destination(Protocol):
+    """Where a run publishes. A context manager; leaving it lets go of all that is held."""
+
+    @property
+    def directory(self) -> str:
+        """The directory in which the run publishes."""
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where the published chunks lie in the end."""
+
+    def begin(self, published_chunks: int) -> None:
+        """The run's writer is open, with so many chunks."""
+
+    def check(self) -> None:
+        """Is called now and then; raises what has gone wrong behind the run's back."""
+
+    def gate(self, holdback: Holdback | None) -> Gate | None:
+        """Returns what is to be asked before each chunk and told after it; `holdback` is what the limits ask for."""
+
+    def settle(self, published_chunks: int) -> bool:
+        """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet."""
+
+    def __enter__(self) -> Destination:
+        """Returns itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Lets go."""
+
+
+class DirectoryDestination:
+    """A directory: what is published is where it belongs."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.shelf: Shelf = DirectoryShelf(Path(directory))
+
+    def begin(self, published_chunks: int) -> None:
+        """See `Destination`."""
+
+    def check(self) -> None:
+        """See `Destination`."""
+
+    def gate(self, holdback: Holdback | None) -> Gate | None:
+        """See `Destination`."""
+        return holdback
+
+    def settle(self, published_chunks: int) -> bool:
+        """See `Destination`."""
+        return True
+
+    def __enter__(self) -> DirectoryDestination:
+        """See `Destination`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """See `Destination`."""
+
+
+def open_destination(
+    settings: Settings, *, warn: Callable[[str], None], stop: Stop, prepare: Callable[[], None]
+) -> Destination:
+    """Returns the destination for `settings.out`.
+
+    Args:
+        settings: of the run.
+        warn: is told what is odd.
+        stop: the signals that have come.
+        prepare: is called before another producer is fenced, unless the stream has ended: raises where the run cannot
+            be.
+
+    Raises:
+        LazyShardError, OSError: the object store, or the spool, cannot be used.
+    """
+    if not is_url(settings.out):
+        return DirectoryDestination(settings.out)
+    # Only here: a run into a directory needs none of it.
+    from lazyshard_producer.shipping.object_opening import open_objects
+
+    return open_objects(settings, warn=warn, stop=stop, prepare=prepare)
+
+
+@contextlib.contextmanager
+def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
+    """Yields a directory that tells how far a stream is: its own, or a copy of what is newest in an object store.
+
+    Of a stream in an object store that is not there yet, it is none that exists.
+
+    Args:
+        place: the directory or URL.
+        samples_per_chunk: what is asked for; None takes what the manifest says.
+
+    Raises:
+        LazyShardError, OSError: the object store cannot be looked at, or holds another stream.
+    """
+    if not is_url(place):
+        yield place
+        return
+    from lazyshard_producer.shipping.object_opening import copy_newest
+
+    with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
+        copy = Path(folder, "stream")
+        copy_newest(place, samples_per_chunk, copy)
+        yield str(copy)
+
+
+def make_holdback(
+    limits: Limits,
+    destination: Destination,
+    samples_per_chunk: int,
+    *,
+    check: Callable[[], None],
+    warn: Callable[[str], None],
+) -> Holdback | None:
+    """Returns what holds a run back at its limits, None where there are none."""
+    if limits == Limits():
+        return None
+    return Holdback(limits, destination.shelf, samples_per_chunk, check=check, warn=warn)

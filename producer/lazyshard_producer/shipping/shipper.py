@@ -1,0 +1,272 @@
+"""Puts what a run has published in its spool to the store, in a thread of its own and in the order of its publishing.
+
+For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the rows; the seal, which publishes k;
+the head. Then chunk k is deleted from the spool. `stream.end` comes after the last seal, and the head that says so
+after that. So whatever moment this stops at, the store holds what a directory could hold after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace as changed
+from typing import Any, Final
+
+from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
+from lazyshard.format import End, Head, Manifest, ProducerState, Seal
+from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, chunk_name, seal_name
+from lazyshard.storage.files import read_file
+from lazyshard.storage.objects import ObjectStore
+from lazyshard.storage.retire import retire
+from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
+from lazyshard_producer.shipping.backlog import Backlog
+from lazyshard_producer.shipping.chunks import put_chunk, replace
+from lazyshard_producer.shipping.found import Found, look, names_in
+from lazyshard_producer.shipping.ownership import Ownership
+from lazyshard_producer.shipping.retiring import Retiring
+from lazyshard_producer.shipping.spool import Spool
+from lazyshard_producer.shipping.tries import GivenUp, Tries
+
+LOOK_S: Final = 0.25
+"""How often it looks whether the head in the spool has changed while no chunk comes."""
+
+HEAD_S: Final = 0.5
+"""The head is put no more often than this while chunks come: each is two requests, and readers wait longer than it."""
+
+
+class Shipper:
+    """Puts what is in a spool to the store. All of its calls of the store are made by its own thread.
+
+    Args:
+        store: of the stream.
+        tries: calls it; for the thread alone.
+        spool: with the stream's directory.
+        ownership: the right to put.
+        retiring: deletes in the store, and knows the consumers.
+        backlog: what is still to be put.
+        found: what is in the store.
+        stop: is set where the thread is to give up at once.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tries: Tries,
+        spool: Spool,
+        ownership: Ownership,
+        retiring: Retiring,
+        backlog: Backlog,
+        found: Found,
+        stop: threading.Event,
+    ) -> None:
+        self._store = store
+        self._tries = tries
+        self._spool = spool
+        self._ownership = ownership
+        self._retiring = retiring
+        self._backlog = backlog
+        self._stop = stop
+        self._has_manifest = found.manifest is not None
+        self._has_end = found.end is not None
+        self._samples_per_chunk = 0
+        self._head_put: bytes | None = None
+        self._head_at = float("-inf")
+        self._quarantined: int | None = None
+        self._journals: dict[str, int] = {}
+        self._failure: BaseException | None = None
+        self._complete = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lazyshard-shipper", daemon=True)
+
+    def start(self) -> None:
+        """Begins, once the run's directory is there."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what the thread has ended with, if it has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def begin_to_close(self) -> None:
+        """Has the thread end once all is put that is in the spool by now."""
+        self._closing.set()
+        self._backlog.wake()
+
+    def is_complete(self) -> bool:
+        """Returns whether all is put that was in the spool when the thread was told to end.
+
+        Raises:
+            LazyShardError, OSError: what the thread has failed with.
+        """
+        self.check()
+        return self._complete
+
+    def give_up(self, wait_s: float) -> None:
+        """Has the thread end at once; waits for the request in hand no longer than so many seconds."""
+        self._stop.set()
+        self._closing.set()
+        self._backlog.wake()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                # Looked at first: what is in the spool by then is put before the thread ends.
+                closing = self._closing.is_set()
+                self._put_all(closing)
+                if closing:
+                    self._complete = True
+                if closing or self._stop.is_set():
+                    return
+                self._backlog.wait(LOOK_S)
+        except GivenUp:
+            return
+        except BaseException as error:
+            if isinstance(error, OSError) and error.filename is None and not isinstance(error, LazyShardError):
+                error.filename = str(self._spool.folder)
+            self._failure = error
+
+    def _put_all(self, closing: bool) -> None:
+        self._put_manifest()
+        while (chunk := self._backlog.next()) is not None:
+            if self._stop.is_set():
+                raise GivenUp
+            self._put_chunk(chunk)
+            self._put_head()
+            self._retiring.go_on()
+        if closing:
+            self._put_quarantine(None)
+        if self._spool.ended and not self._has_end:
+            self._put_end()
+        self._put_head(at_once=closing)
+        if not closing:
+            self._retiring.go_on()
+            self._drop_journals()
+            return
+        self._retiring.finish()
+        if self._has_end:
+            self._drop_all_journals()
+
+    def _put_manifest(self) -> None:
+        if self._samples_per_chunk:
+            return
+        try:
+            data = read_file(self._spool.stream / MANIFEST)
+        except FileNotFoundError:
+            return
+        if not self._has_manifest:
+            self._ownership.check()
+            if not self._tries(lambda: self._store.put_new(MANIFEST, data)):
+                found = self._tries(lambda: self._store.get(MANIFEST))
+                if found != data:
+                    self._ownership.check()
+                    raise StreamInvalid(
+                        f"{self._store.url}: somebody else has created a stream here at the same time; nothing of it "
+                        f"was changed",
+                        directory=self._store.url,
+                    )
+            self._has_manifest = True
+        self._samples_per_chunk = Manifest.decode(data).samples_per_chunk
+
+    def _put_chunk(self, chunk: int) -> None:
+        stream = self._spool.stream
+        seal = read_file(stream / seal_name(chunk))
+        rows = (stream / chunk_name(chunk)).read_bytes()
+        decoded = Seal.decode(seal, chunk)
+        source: Any = decoded.source
+        if isinstance(source, dict):
+            self._put_quarantine(source.get("quarantine_bytes", 0))
+        self._put_journals()
+        put_chunk(self._store, self._tries, self._ownership.check, chunk, rows, seal)
+        # Before it is deleted here: who asks for its size finds it.
+        self._backlog.put(chunk, len(rows) + len(seal))
+        if not self._closing.is_set():
+            self._delete_here(chunk + 1)
+
+    def _delete_here(self, chunks_before: int) -> None:
+        """Deletes chunks that are put from the spool; the newest one stays, whose seal says where to go on."""
+        with contextlib.suppress(OSError):
+            retire(self._spool.stream, chunks_before, self._backlog.announced)
+
+    def _put_quarantine(self, size: int | None) -> None:
+        """Puts the file of refused rows, up to so many bytes; None: whole."""
+        try:
+            with open(self._spool.stream / QUARANTINE, "rb") as file:
+                data = file.read() if size is None else file.read(size)
+        except FileNotFoundError:
+            return
+        if data and (size is None or len(data) != self._quarantined):
+            replace(self._store, self._tries, self._ownership.check, QUARANTINE, data)
+            self._quarantined = len(data)
+
+    def _put_journals(self) -> None:
+        for path in self._spool.journals():
+            data = path.read_bytes()
+            if len(data) != self._journals.get(path.name):
+                name = f"{JOURNALS}/{path.name}"
+                replace(self._store, self._tries, self._ownership.check, name, data)
+                self._journals[path.name] = len(data)
+
+    def _drop_journals(self) -> None:
+        """Deletes the journals that no seal can name any more."""
+        for name in self._backlog.when_empty(lambda: self._spool.drop_journals(self._spool.stream / JOURNALS)):
+            if self._journals.pop(name, None) is not None:
+                self._delete(f"{JOURNALS}/{name}")
+
+    def _drop_all_journals(self) -> None:
+        for name in names_in(self._store, self._tries, JOURNALS):
+            self._delete(f"{JOURNALS}/{name}")
+
+    def _delete(self, name: str) -> None:
+        self._ownership.check()
+        self._tries(lambda: self._store.delete(name))
+
+    def _put_end(self) -> None:
+        data = read_file(self._spool.stream / END)
+        if End.decode(data).chunks != self._backlog.shipped:
+            # Its last chunk is about to be announced.
+            return
+        for name in look(self._store, self._tries, None).unsealed:
+            self._delete(name)
+        self._ownership.check()
+        if not self._tries(lambda: self._store.put_new(END, data)):
+            found = self._tries(lambda: self._store.get(END))
+            if found != data:
+                self._ownership.check()
+                raise StreamInvalid(
+                    f"{self._store.name_of(END)}: somebody else has ended this stream otherwise; this producer stops, "
+                    f"nothing of the stream was changed",
+                    directory=self._store.url,
+                )
+        self._has_end = True
+
+    def _put_head(self, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._head_at < HEAD_S:
+            return
+        try:
+            seen = read_file(self._spool.stream / HEAD)
+            here = Head.decode(seen)
+        except (FileNotFoundError, FormatInvalid):
+            return
+        shipped = self._backlog.shipped
+        data = seen if self._is_true(here, shipped) else self._lagging(here, shipped).encode()
+        if not self._has_manifest or data == self._head_put:
+            return
+        replace(self._store, self._tries, self._ownership.check, HEAD, data)
+        self._head_put, self._head_at = data, now
+
+    def _is_true(self, head: Head, shipped: int) -> bool:
+        return head.chunks <= shipped and (not head.ended or self._has_end)
+
+    def _lagging(self, head: Head, shipped: int) -> Head:
+        """Returns the head for readers who find only so many chunks."""
+        chunks = min(head.chunks, shipped)
+        if head.ended and chunks == head.chunks:
+            # The last one may be a partial chunk, which no head names before the end.
+            chunks = min(chunks, head.samples // self._samples_per_chunk)
+        samples = chunks * self._samples_per_chunk
+        state: ProducerState = "running" if head.state == "finished" else head.state
+        return changed(head, chunks=chunks, samples=samples, ended=False, state=state)

@@ -1,0 +1,184 @@
+"""The spool: a folder of this machine in which a run publishes what is then put to an object store.
+
+Files, in a folder of its own for each URL:
+
+```
+lock          held while a producer of this machine runs on the URL; stays
+owners.json   under which tokens this spool has owned the stream in the store
+stream/       the newest chunks of the stream, a directory like any other; those put to the store are deleted from it
+journals/     hard links to journals of followed directories that a chunk still to be put may name
+restoring/    a `stream/` that is being made from what is in the store
+```
+
+The spool counts only as long as the owner in the store is one of `owners.json`: then nobody else has published since.
+Otherwise it is thrown away, for what is in the store is newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import filelock
+import orjson
+import xxhash
+
+from lazyshard.errors import ProducerLocked
+from lazyshard.format.names import END
+from lazyshard.storage.durable import create, remove, rename, sync, sync_directory, write_all
+
+_OWNERS: Final = "owners.json"
+_NAME_BYTES: Final = 60
+
+
+def default_root() -> Path:
+    """Returns the folder for the spools of this user: it outlives processes and reboots."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(state, "lazyshard", "spool")
+
+
+def folder_name(url: str) -> str:
+    """Returns the name of the folder for a URL: something to be recognised by, and what tells it from all others.
+
+    >>> folder_name("s3://bucket/run 1")
+    'bucket-run-1-3ed38f673c3ab8a0'
+    """
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", url.partition("://")[2]).strip("-")[:_NAME_BYTES]
+    return f"{readable}-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}"
+
+
+class Spool:
+    """A spool, locked.
+
+    Args:
+        root: folder for all spools; made if it is not there.
+        url: of the stream.
+
+    Attributes:
+        folder: the spool's own.
+        stream: the directory in which the run publishes.
+
+    Raises:
+        ProducerLocked: a producer of this machine is running on the URL.
+        OSError: the filesystem refused.
+    """
+
+    def __init__(self, root: Path, url: str) -> None:
+        self.folder: Final = root.absolute() / folder_name(url)
+        self.stream: Final = self.folder / "stream"
+        self._journals = self.folder / "journals"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = filelock.FileLock(self.folder / "lock", timeout=0, thread_local=False)
+        try:
+            self._lock.acquire()
+        except filelock.Timeout as cause:
+            raise ProducerLocked(
+                f"{url}: a process of this machine is already producing into this stream (it holds "
+                f"{self.folder / 'lock'}); stop it first, or choose another place",
+                directory=url,
+                holder="a process of this machine",
+            ) from cause
+
+    def release(self) -> None:
+        """Lets the next producer in. May be called twice."""
+        self._lock.release()
+
+    def tokens(self) -> tuple[str, ...]:
+        """Returns the tokens under which this spool may own the stream in the store; none where that is not known."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            tokens = orjson.loads((self.folder / _OWNERS).read_bytes())["tokens"]
+            if all(isinstance(token, str) for token in tokens):
+                return tuple(tokens)
+        return ()
+
+    def note_tokens(self, tokens: Iterable[str]) -> None:
+        """Replaces these tokens durably.
+
+        Raises:
+            OSError: the filesystem refused.
+        """
+        write_durably(self.folder / _OWNERS, orjson.dumps({"tokens": list(tokens)}, option=orjson.OPT_APPEND_NEWLINE))
+
+    def clear(self) -> None:
+        """Throws away all of the stream that is here. What is left by an interrupted call is nobody's: see `tokens`.
+
+        Raises:
+            OSError: the filesystem refused.
+        """
+        remove(self.folder / _OWNERS)
+        sync_directory(self.folder)
+        for name in ("stream", "journals", "restoring"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.folder / name)
+        sync_directory(self.folder)
+
+    def put_in_place(self, made: Path) -> None:
+        """Makes a directory, all of whose files are written, the stream's.
+
+        Raises:
+            OSError: the filesystem refused.
+        """
+        sync_directory(made)
+        rename(made, self.stream)
+        sync_directory(self.folder)
+
+    def keep_journals(self, folder: Path) -> None:
+        """Keeps the journals that are in a folder now, until `drop_journals`: their own run deletes them as it likes.
+
+        Raises:
+            OSError: the filesystem refused.
+        """
+        for path in _files(folder):
+            self._journals.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(path, self._journals / path.name)
+
+    def journals(self) -> list[Path]:
+        """Returns the journals that are kept, by name."""
+        return _files(self._journals)
+
+    def drop_journals(self, folder: Path) -> list[str]:
+        """Lets go of the kept journals that are not in a folder any more, and returns their names.
+
+        Raises:
+            OSError: the filesystem refused.
+        """
+        there = {path.name for path in _files(folder)}
+        gone = [path for path in self.journals() if path.name not in there]
+        for path in gone:
+            remove(path)
+        return [path.name for path in gone]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended here."""
+        return os.path.lexists(self.stream / END)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Makes a file appear whole and durably, in place of any of its name.
+
+    Raises:
+        OSError: the filesystem refused.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    fd = create(temporary)
+    try:
+        write_all(fd, data)
+        sync(fd)
+    finally:
+        os.close(fd)
+    rename(temporary, path)
+    sync_directory(path.parent)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,230 @@
+"""`--dataset A B --interleave_prob 0.8 0.2`: a blend of streams as ms-swift's training data set.
+
+To ms-swift and its trainers it is one stream, whose samples are the positions of the blend: what they count by
+(`RunPlan`) is that of such a stream. Which stream and sample each position is, and where each of them stands, is the
+blend's own state, which the checkpoints hold beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lazyshard import BlendedDataset
+from lazyshard.data.rank import Rank
+from lazyshard.errors import ChunkRetired, StateMismatch
+from lazyshard.format import Cursor
+from lazyshard.format.blend_state import BlendState
+from lazyshard_swift import settings
+from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
+from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.gate import Gate, check_present
+from lazyshard_swift.parallel import Facts, stream_id_of
+from lazyshard_swift.planning import decide
+from lazyshard_swift.position import BLENDED, Position
+from lazyshard_swift.rows import RowEncoder
+from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
+from lazyshard_swift.stream import ENDLESS, TrainStream, begin, check_whole, facts_of, open_samples
+
+__all__ = ["BlendStream", "open_blend"]
+
+
+class BlendStream(TrainStream):
+    """A blend as ms-swift's training data set.
+
+    Args:
+        plan: what was decided, as of a stream of the blend's positions.
+        streams: the streams.
+        encoder: makes samples of rows.
+        max_wait: how many seconds a step may wait for its data.
+        on_bad_sample: "substitute" or "raise".
+        samples_per_chunk: for foreign directories.
+
+    Raises:
+        ResumeRefused: the checkpoint's state does not fit one of the streams.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        streams: Streams,
+        encoder: RowEncoder,
+        *,
+        max_wait: float,
+        on_bad_sample: settings.OnBadSample,
+        samples_per_chunk: int | None,
+    ) -> None:
+        self.gate: _Gate
+        own: dict[str, Any] = {
+            "samples_per_chunk": samples_per_chunk,
+            "shuffle_window": plan.window,
+            "seed": plan.seed,
+            "on_bad_sample": on_bad_sample,
+        }
+        of_blend: dict[str, Any] = {
+            "layout": "strided",
+            "num_samples": ENDLESS,
+            "batch_size": plan.batch_size,
+            "micro_batches_per_step": plan.state.parts[-1].draws_per_step // plan.batch_size or None,
+        }
+        # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
+        waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer}
+        self._dataset: BlendedDataset = streams.open(plan.rank, encoder, waiting, of_blend)  # type: ignore[assignment]
+        for dataset in self._dataset.datasets:
+            dataset.reader.quiet = True
+        self._asked = streams.open(plan.rank, None, own | {"max_wait": max_wait}, of_blend)
+        if plan.saved is not None and plan.saved.blend is not None:
+            for blend in (self._dataset, self._asked):
+                _load(blend, plan.saved.blend, str(plan.checkpoint))
+        # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
+        shift = (plan.consumed_before - self._asked.consumed_before) // plan.rank.dp_size
+        self._offset = plan.index_offset + shift * plan.rank.dp_size
+        self._streams = streams
+        self.plan = replace(plan, blend=_Kept(plan, streams, self._asked))
+        self.gate = _Gate(self._asked, streams, plan.stop_at_end, shift, begun=plan.state.consumed > 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How the blend's state calls the streams."""
+        return self._asked.names
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves behind what is the main process's."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("gate", "_asked")}
+        return state | {"plan": replace(self.plan, blend=None)}
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns an encoded sample. Raises as `LazyShardedDataset` does."""
+        return self._dataset[index + self._offset]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Returns the encoded samples of a batch."""
+        return self._dataset.__getitems__([index + self._offset for index in indices])
+
+    def __repr__(self) -> str:
+        """Says what is read, for the log."""
+        plan, shares = self.plan, self._dataset.shares
+        shown = [
+            f"{share:.4g} of {directory} ({facts.samples} samples{'' if facts.ended else ', still being produced'})"
+            for directory, facts, share in zip(self._streams.directories, self._streams.facts, shares, strict=True)
+        ]
+        some = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+        order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the streams"
+        return f"BlendStream({some}; rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
+
+    def first_sample(self) -> Any | None:
+        """Returns the first sample that the first rank trains if it is there already, without waiting."""
+        index = (self.plan.draws + self.gate.shift) * self.plan.rank.dp_size
+        try:
+            return self._dataset[index] if self._asked.ready(index) else None
+        except ChunkRetired:
+            # Trained to the end: no sample follows, and the first one was deleted.
+            return None
+
+    def _check_present(self, draws: int) -> None:
+        for number, dataset in enumerate(self._asked.datasets):
+            course = dataset._indices().course
+            position, lane = course.current.draws, self.plan.rank.dp_rank
+            total = self._streams.total(number)
+            check_present(dataset.reader, open_samples(course, lane, position, total, self.plan.stop_at_end))
+
+
+class _Gate(Gate):
+    """The gate of a blend: its end is where the blend's is.
+
+    Attributes:
+        shift: how many positions the blend's own part has behind it where the plan's begins.
+    """
+
+    def __init__(self, blend: BlendedDataset, streams: Streams, stop_at_end: bool, shift: int, *, begun: bool) -> None:
+        super().__init__(blend.datasets[0], stop_at_end, begun=begun)
+        self._blend = blend
+        self._streams = streams
+        self.shift = shift
+
+    @property
+    def where(self) -> str:
+        """What is read, for messages."""
+        return self._streams.where
+
+    def published_samples(self) -> int:
+        """Returns how many samples are published now, of all streams."""
+        return sum(dataset.published().samples for dataset in self._blend.datasets)
+
+    def _past(self, position: int) -> bool:
+        rank = self._blend.rank
+        return not self._blend.in_epoch((position + self.shift) * rank.dp_size + rank.dp_rank)
+
+
+class _Kept:
+    """What checkpoints and cursors keep of a blend: `lazyshard_swift.run_plan.Blended`."""
+
+    def __init__(self, plan: RunPlan, streams: Streams, blend: BlendedDataset) -> None:
+        self._plan = plan
+        self._streams = streams
+        self._blend = blend
+
+    def state_after(self, consumed: int) -> BlendState:
+        """Returns the state of the blend after so many samples of the run."""
+        return BlendState.from_dict(self._blend.state_dict(consumed), self._streams.where)
+
+    def left_over(self, consumed: int) -> int:
+        """Returns how many samples of all streams were not trained in their first epoch, after so many of the run."""
+        state = self.state_after(consumed)
+        counts = dict(zip(state.names, (member.consumed for member in state.members), strict=True))
+        samples = [dataset.published().samples for dataset in self._blend.datasets]
+        return sum(max(0, count - counts[name]) for count, name in zip(samples, self._blend.names, strict=True))
+
+    def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
+        """Returns the cursors of all streams; see `RunPlan.cursors`."""
+        plan, streams, found = self._plan, self._streams, []
+        ends = plan.stop_at_end and streams.stopping == "first_exhausted"
+        for number, (directory, name) in enumerate(zip(streams.directories, self._blend.names, strict=True)):
+            facts, total = streams.facts[number], streams.total(number)
+            states = [member_of(position, name) for position in (newest, *others)]
+            done = [chunks_before(state, total) if state is not None and ends else 0 for state in states]
+            cursor = make_cursor(plan, stream_id_of(facts.stream), facts.samples_per_chunk, states[0], min(done))
+            found.append((directory, cursor))
+        return found
+
+
+def open_blend(args: Any, rank: Rank, encoder: RowEncoder) -> BlendStream:
+    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
+
+    Raises: as `lazyshard_swift.stream.open_train_stream`.
+    """
+    directories = tuple(args.dataset)
+    facts = tuple(facts_of(args, directory, rank) for directory in directories)
+    streams = Streams(directories, facts, weights_of(args, directories, facts), args.stopping_strategy)
+    ended = all(one.ended for one in facts)
+    if ended and settings.progress(args, live=False).steps is None:
+        samples = length_of(args, streams, rank)
+    else:
+        # Steps decide, and the gate finds the end.
+        ended, samples = False, sum(one.samples for one in facts)
+    plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
+    streams = replace(streams, units=units_of(args, streams, plan))
+    stream = BlendStream(
+        plan,
+        streams,
+        encoder,
+        max_wait=args.sharded_lazy_max_wait,
+        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
+        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
+    )
+    for number, directory in enumerate(directories):
+        name = stream.names[number]
+        if plan.saved is None or plan.saved.blend is None or name not in plan.saved.blend.names:
+            check_whole(directory, stream_id_of(facts[number].stream), plan.consumer)
+    begin(stream, args)
+    return stream
+
+
+def _load(blend: BlendedDataset, state: BlendState, checkpoint: str) -> None:
+    try:
+        blend.load_state_dict(state.to_dict())
+    except StateMismatch as cause:
+        raise ResumeRefused(
+            f"{checkpoint}: {cause}", checkpoint=checkpoint, expected=cause.expected, actual=cause.actual
+        ) from cause

@@ -1,0 +1,233 @@
+"""Where a run over a blend stands: what was loaded, with which part it goes on, and the state after so many samples."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lazyshard.data.rank import Rank
+from lazyshard.data.run_states import epoch_of
+from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.format.blend_state import BlendPartState, BlendState, Piece
+from lazyshard.format.fields import MAX_SAMPLES
+from lazyshard.format.state import RunState
+from lazyshard.plan.blend_course import BlendCourse, BlendPiece
+from lazyshard.plan.blend_schedule import BlendSchedule
+
+__all__ = ["BlendStates", "epoch_of_blend"]
+
+Stand = tuple[int, int]
+"""Number of the part of a stream's own state, and draws of a lane in that."""
+
+
+class BlendStates:
+    """The state of a run over a blend, as loaded, in each epoch.
+
+    Args:
+        names: of the streams that are blended.
+        schedule: their weights.
+        batch_size: samples of one rank in a micro batch.
+        draws_per_step: positions of a lane in a step; 0 where it is not known.
+    """
+
+    def __init__(self, names: Sequence[str], schedule: BlendSchedule, batch_size: int, draws_per_step: int) -> None:
+        self._names = tuple(names)
+        self._schedule = schedule
+        self._batch_size = batch_size
+        self._draws_per_step = draws_per_step
+        self._loaded: BlendState | None = None
+
+    def load(self, found: BlendState) -> dict[str, RunState]:
+        """Goes on from a state; returns where each of the streams that it knows stands, by name.
+
+        Raises:
+            StateInvalid: it contradicts itself.
+            StateMismatch: it knows none of the streams.
+        """
+        last = found.parts[-1]
+        course = _course(last)
+        if _steps(last) > MAX_SAMPLES or last.pieces[-1][2] + last.draws > MAX_SAMPLES:
+            raise StateInvalid(
+                "the state of a blend: it has more steps or draws than any run",
+                field="parts",
+                expected=f"at most {MAX_SAMPLES}",
+                actual=str(max(_steps(last), last.draws)),
+            )
+        for member, begin, drawn in zip(last.members, last.begins, course.counts(last.draws), strict=True):
+            epochs = epoch_of_blend(found), epoch_of(found.members[member])
+            if epochs[0] != epochs[1]:
+                raise StateInvalid(
+                    f"the state of a blend: it has begun epoch {epochs[0]}, and its stream {found.names[member]} epoch "
+                    f"{epochs[1]}",
+                    field=f"members[{member}]",
+                    expected=str(epochs[0]),
+                    actual=str(epochs[1]),
+                )
+            stands = _stand(found.members[member])
+            if stands != (begin[0], begin[1] + drawn):
+                raise StateInvalid(
+                    f"the state of a blend: its last part has drawn {drawn} of stream {found.names[member]} behind "
+                    f"{begin[1]} of part {begin[0]}, the stream's own state stands at {stands[1]} of part {stands[0]}",
+                    field=f"members[{member}]",
+                    expected=str((begin[0], begin[1] + drawn)),
+                    actual=str(stands),
+                )
+        known = {name: one for name, one in zip(found.names, found.members, strict=True) if name in self._names}
+        if not known:
+            raise StateMismatch(
+                f"the state is of a blend of {', '.join(found.names)}, here are {', '.join(self._names)}: none of them "
+                f"goes on; start anew without the state",
+                field="names",
+                expected=", ".join(found.names),
+                actual=", ".join(self._names),
+            )
+        self._loaded = found
+        return known
+
+    def goes_on(self, epoch: int) -> bool:
+        """Returns whether the run goes on, in this epoch, where a loaded state stands."""
+        return self._of(epoch) is not None
+
+    def consumed(self, epoch: int) -> int:
+        """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
+        loaded = self._of(epoch)
+        return 0 if loaded is None else loaded.consumed
+
+    def part(self, epoch: int, rank: Rank, stands: Sequence[Stand]) -> BlendPartState:
+        """Returns the part with which the run begins or goes on.
+
+        Args:
+            epoch: that is set.
+            rank: whose ranks there are.
+            stands: where each stream's own state stands, with these ranks.
+        """
+        anew = BlendPartState(
+            rank.dp_size,
+            self._batch_size,
+            0,
+            self._members(),
+            self._pieces(0),
+            tuple(stands),
+            epoch or None,
+            draws_per_step=self._draws_per_step,
+        )
+        loaded = self._of(epoch)
+        if loaded is None:
+            return anew
+        last = loaded.parts[-1]
+        if self._same(last, anew):
+            return replace(last, draws_per_step=self._draws_per_step or last.draws_per_step)
+        steps = _steps(last)
+        pieces = self._pieces(steps)
+        first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
+        if last.members == anew.members and parts == pieces[0][1]:
+            # The same weights go on where they are in their period.
+            pieces = ((0, parts, offset + last.draws - first), *pieces[1:])
+        begun = None if last.draws or len(loaded.parts) > 1 else last.epoch
+        return replace(anew, pieces=pieces, epoch=begun, first_step=steps)
+
+    def _same(self, last: BlendPartState, anew: BlendPartState) -> bool:
+        """Returns whether a part can go on: nothing that decides its draws is another."""
+        if (last.dp, last.batch_size, last.members) != (anew.dp, anew.batch_size, anew.members):
+            return False
+        first, *others = self._pieces(last.first_step)
+        if ((*first[:2], last.pieces[0][2]), *others) != last.pieces:
+            return False
+        drawn = _course(last).counts(last.draws)
+        there = tuple((part, begin + more) for (part, begin), more in zip(last.begins, drawn, strict=True))
+        return there == anew.begins
+
+    def _pieces(self, step: int) -> tuple[Piece, ...]:
+        pieces = self._schedule.pieces(step, self._draws_per_step)
+        return tuple((piece.first, piece.parts, piece.offset) for piece in pieces)
+
+    def before(self, epoch: int, part: BlendPartState) -> tuple[BlendPartState, ...]:
+        """Returns the parts before the one with which the run goes on; one that has drawn nothing is not kept."""
+        loaded = self._of(epoch)
+        if loaded is None:
+            return ()
+        last = loaded.parts[-1]
+        same = replace(last, draws_per_step=part.draws_per_step) == part
+        return loaded.parts if last.draws and not same else loaded.parts[:-1]
+
+    def position(self, epoch: int, part: BlendPartState, consumed: int | None, block: int) -> int:
+        """Returns the position of the part after so many samples; None for that with which it goes on.
+
+        Args:
+            epoch: that is set.
+            part: with which the run goes on.
+            consumed: samples since the run began.
+            block: positions that there are.
+
+        Raises:
+            ValueError, TypeError: as `BlendedDataset.state_dict`.
+        """
+        if consumed is None:
+            return part.draws
+        try:
+            count = operator.index(consumed)
+        except TypeError:
+            raise TypeError(f"consumed is a number of samples, an int, got {consumed!r}") from None
+        before = _trained(self.before(epoch, part))
+        least, most = before + part.dp * part.draws, before + part.dp * block
+        if count < least:
+            raise ValueError(
+                f"consumed is at least {least}, what was trained when the loaded state was saved, got {count}: count "
+                f"on from dataset.consumed"
+            )
+        if count > most:
+            raise ValueError(f"consumed is at most {most}, all that this data set has, got {count}")
+        position, beside = divmod(count - before, part.dp)
+        if beside or position % part.batch_size:
+            raise ValueError(
+                f"consumed counts whole micro batches of all ranks, so it grows by dp_size * batch_size = {part.dp} * "
+                f"{part.batch_size} a batch, got {count}"
+            )
+        return position
+
+    def after(self, epoch: int, part: BlendPartState, position: int, members: Mapping[str, RunState]) -> BlendState:
+        """Returns the state at a position of the part.
+
+        Args:
+            epoch: that is set.
+            part: with which the run goes on.
+            position: of that.
+            members: where each of the blended streams then stands, by name.
+        """
+        # Streams that are blended no more stay, so that they may come back.
+        known = {} if self._loaded is None else dict(zip(self._loaded.names, self._loaded.members, strict=True))
+        known |= members
+        parts = (*self.before(epoch, part), replace(part, draws=position))
+        return BlendState(tuple(known), tuple(known.values()), parts, _trained(parts))
+
+    def _members(self) -> tuple[int, ...]:
+        known = [] if self._loaded is None else list(self._loaded.names)
+        known += [name for name in self._names if name not in known]
+        return tuple(known.index(name) for name in self._names)
+
+    def _of(self, epoch: int) -> BlendState | None:
+        loaded = self._loaded
+        return loaded if loaded is not None and epoch_of_blend(loaded) == epoch else None
+
+
+def epoch_of_blend(state: BlendState) -> int:
+    """Returns the epoch with which the run that a state tells began, or begins anew: what was set by `set_epoch`."""
+    return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
+
+
+def _course(part: BlendPartState) -> BlendCourse:
+    return BlendCourse([BlendPiece(*piece) for piece in part.pieces])
+
+
+def _steps(part: BlendPartState) -> int:
+    """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
+    return part.first_step + (part.draws // part.draws_per_step if part.draws_per_step else 0)
+
+
+def _stand(state: RunState) -> Stand:
+    return len(state.parts) - 1, state.parts[-1].draws
+
+
+def _trained(parts: Sequence[BlendPartState]) -> int:
+    return sum(part.dp * part.draws for part in parts)

@@ -1,0 +1,233 @@
+"""The state of a run over a blend of streams: the state of each, and how they were blended.
+
+A JSON object with a format number of its own, for checkpoints as `lazyshard.format.state`. A blend's course is a row of
+parts too, each with one number of ranks, one micro batch and one set of streams and weights. Here a run of 4 ranks over
+two streams was given a third one, and other weights, after 100 samples a rank::
+
+    part  dp  draws  members  pieces
+    0      4    100    0 1    (0: 4 1)
+    1      4     30    0 1 2  (0: 2 1 1)    so far
+
+Streams that are blended no more stay members, so that they go on where they were once they come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lazyshard.errors import StateInvalid, VersionUnsupported
+from lazyshard.format.fields import MAX_SAMPLES
+from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state_fields import check_integer, check_version, inside, members, refused, tuples
+
+__all__ = ["BLEND", "BLEND_FORMAT", "BlendPartState", "BlendState", "Piece"]
+
+BLEND_FORMAT: Final = 1
+"""The only format of a blend's state that there is."""
+
+BLEND: Final = "blend"
+"""The `kind` of a blend's state; that of one stream has none."""
+
+_MAX_STREAMS: Final = 100_000
+
+_MAX_PERIOD: Final = 1 << 20
+"""Longer than any that is made: a table of a piece's period is computed."""
+
+Piece = tuple[int, tuple[int, ...], int]
+"""Position at which it begins, draws of each stream in a period, how far into its period it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlendPartState:
+    """A stretch of a run under one number of ranks, one micro batch and one set of streams.
+
+    Attributes:
+        dp: its data-parallel ranks.
+        batch_size: samples of a rank in a micro batch.
+        draws: the positions of the half-open range [0, draws) of each of its lanes were drawn, over all streams; of the
+            current part: so far, as the trainer counts.
+        members: which of the state's members are blended, in order.
+        pieces: with which weights, from which position on: (position, draws of each in a period, offset).
+        begins: where each of `members` stood: the number of the part of its own state, and draws of a lane in that.
+        epoch: the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0).
+        first_step: steps that were trained before it.
+        draws_per_step: positions of a lane in a step; 0 where it is not known.
+
+    Raises:
+        StateInvalid: a field is out of its range.
+    """
+
+    dp: int
+    batch_size: int
+    draws: int
+    members: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    begins: tuple[tuple[int, int], ...]
+    epoch: int | None = None
+    first_step: int = 0
+    draws_per_step: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        # The fields that a part over one stream has as well.
+        PartState(
+            self.dp,
+            self.batch_size,
+            self.draws,
+            self.epoch,
+            first_step=self.first_step,
+            draws_per_step=self.draws_per_step,
+        )
+        if not isinstance(self.members, tuple) or not self.members:
+            raise refused("members", "numbers of members, at least one", self.members)
+        for number, member in enumerate(self.members):
+            check_integer(f"members[{number}]", member, 0, _MAX_STREAMS)
+        if len(set(self.members)) != len(self.members):
+            raise refused("members", "numbers of members, none of them twice", self.members)
+        if not isinstance(self.pieces, tuple) or not self.pieces:
+            raise refused("pieces", "at least one piece", self.pieces)
+        least = 0
+        for number, piece in enumerate(self.pieces):
+            with inside(f"pieces[{number}]"):
+                self._check_piece(piece, least, 0 if number == 0 else MAX_SAMPLES)
+            least = piece[0] + 1
+        if not isinstance(self.begins, tuple) or len(self.begins) != len(self.members):
+            raise refused("begins", f"one for each of {len(self.members)} members", self.begins)
+        for number, one in enumerate(self.begins):
+            if not isinstance(one, tuple) or len(one) != 2:
+                raise refused(f"begins[{number}]", "a part and its draws", one)
+            check_integer(f"begins[{number}][0]", one[0], 0, MAX_SAMPLES)
+            check_integer(f"begins[{number}][1]", one[1], 0, MAX_SAMPLES)
+
+    def _check_piece(self, piece: Any, low: int, high: int) -> None:
+        if not isinstance(piece, tuple) or len(piece) != 3:
+            raise refused("", "a position, the draws of each stream in a period, and an offset", piece)
+        first, parts, offset = piece
+        check_integer("0", first, low, high)
+        if not isinstance(parts, tuple) or len(parts) != len(self.members):
+            raise refused("1", f"draws of each of {len(self.members)} members", parts)
+        for number, part in enumerate(parts):
+            check_integer(f"1[{number}]", part, 0, MAX_SAMPLES)
+        if not 1 <= sum(parts) <= _MAX_PERIOD:
+            raise refused("1", f"from 1 to {_MAX_PERIOD} draws in a period", parts)
+        check_integer("2", offset, 0, MAX_SAMPLES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the part as plain JSON values."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        values["members"] = list(self.members)
+        values["pieces"] = [[first, list(parts), offset] for first, parts, offset in self.pieces]
+        values["begins"] = [list(one) for one in self.begins]
+        return values
+
+    @classmethod
+    def _read(cls, value: Any) -> BlendPartState:
+        found = members(value, cls.__slots__)
+        found["members"] = _tuple(found["members"])
+        found["begins"] = tuples(found["begins"])
+        pieces = tuples(found["pieces"])
+        found["pieces"] = tuple(map(tuples, pieces)) if isinstance(pieces, tuple) else pieces
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class BlendState:
+    """What must be known of a run over a blend to go on with it, or to tell later what it trained when.
+
+    Attributes:
+        names: of the members: the identity of each stream, or its directory where it has none.
+        members: where each stream stands, those included that are blended no more.
+        parts: the course of the run so far, at least one part; the last one is current.
+        consumed: samples trained since the run began, over all ranks, parts and epochs: the sum of `dp * draws`.
+
+    Raises:
+        StateInvalid: a field is out of its range, or contradicts another one.
+    """
+
+    names: tuple[str, ...]
+    members: tuple[RunState, ...]
+    parts: tuple[BlendPartState, ...]
+    consumed: int
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        if not isinstance(self.names, tuple):
+            raise refused("names", "a list of names", self.names)
+        for number, name in enumerate(self.names):
+            if not isinstance(name, str) or not name:
+                raise refused(f"names[{number}]", "a name", name)
+        if len(set(self.names)) != len(self.names):
+            raise refused("names", "names, none of them twice", self.names)
+        if not isinstance(self.members, tuple) or len(self.members) != len(self.names):
+            raise refused("members", f"the state of each of {len(self.names)} streams", self.members)
+        if not isinstance(self.parts, tuple) or not self.parts:
+            raise refused("parts", "at least one part", self.parts)
+        for number, part in enumerate(self.parts):
+            for place, member in enumerate(part.members):
+                check_integer(f"parts[{number}].members[{place}]", member, 0, len(self.members) - 1)
+                check_integer(
+                    f"parts[{number}].begins[{place}][0]", part.begins[place][0], 0, len(self.members[member].parts) - 1
+                )
+        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
+        trained = sum(part.dp * part.draws for part in self.parts)
+        if self.consumed != trained:
+            raise refused("consumed", f"{trained}, the sum of dp * draws of the parts", self.consumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
+        return {
+            "kind": BLEND,
+            "format": BLEND_FORMAT,
+            "names": list(self.names),
+            "members": [member.to_dict() for member in self.members],
+            "parts": [part.to_dict() for part in self.parts],
+            "consumed": self.consumed,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> BlendState:
+        """Reads what `to_dict` returned; fields that are not known are ignored, since a later release may add some.
+
+        Args:
+            value: the values, as JSON or pickle gave them back.
+            where: how to call the file, or whatever they are from, in messages.
+
+        Raises:
+            StateInvalid: it is the state of one stream; or a field is missing, out of its range, or contradicts another
+                one.
+            VersionUnsupported: a later format.
+        """
+        try:
+            return cls._read(value)
+        except (StateInvalid, VersionUnsupported) as error:
+            if error.file is None:
+                error.file = where
+                error.args = (f"{where}: {error}",)
+            raise
+
+    @classmethod
+    def _read(cls, value: Any) -> BlendState:
+        if isinstance(value, dict) and "kind" not in value and "stream_id" in value:
+            raise StateInvalid("expected the state of a blend, found that of one stream", field="kind", expected=BLEND)
+        kind = members(value, ("kind",))["kind"]
+        if kind != BLEND:
+            raise refused("kind", repr(BLEND), kind)
+        check_version(value, BLEND_FORMAT, "the state of a blend")
+        found = members(value, cls.__slots__)
+        for name in ("names", "members", "parts"):
+            if not isinstance(found[name], (list, tuple)):
+                raise refused(name, "a list", found[name])
+        runs = []
+        for number, member in enumerate(found["members"]):
+            with inside(f"members[{number}]"):
+                runs.append(RunState._read(member))
+        parts = []
+        for number, part in enumerate(found["parts"]):
+            with inside(f"parts[{number}]"):
+                parts.append(BlendPartState._read(part))
+        return cls(tuple(found["names"]), tuple(runs), tuple(parts), found["consumed"])
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,84 @@
+"""Weights of a blend by tokens: from shares of tokens to shares of samples, by the lengths in the seals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from lazyshard.errors import StreamInvalid
+from lazyshard.format import Seal
+from lazyshard.format.names import seal_name
+from lazyshard.storage.files import read_file
+from lazyshard.storage.opening import open_now
+from lazyshard.storage.tracing_facts import facts_of
+from lazyshard.storage.urls import stream_path
+
+__all__ = ["mean_tokens", "weights_by_tokens"]
+
+_MOST_CHUNKS: Final = 256
+"""Seals that are read of a stream: the mean of some hundred chunks is that of all, within a percent or so."""
+
+
+def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
+    """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
+
+    Args:
+        directory: the stream's directory.
+        most_chunks: how many seals to read at the most, evenly spaced over the chunks that are there.
+
+    Raises:
+        StreamMissing: there is no stream.
+        StreamInvalid: no chunk is there, or a seal does not say how many tokens its samples have.
+        SealInvalid, OSError: a seal cannot be read.
+    """
+    path = stream_path(directory)
+    facts = facts_of(open_now(path))
+    chunks = range(facts.retired, facts.chunks)
+    if not chunks or facts.stream_id is None:
+        why = "no chunk is there yet" if facts.stream_id is not None else "another program fills it"
+        raise StreamInvalid(f"{path}: {why}, so how long its samples are is not known", directory=str(path))
+    count = min(len(chunks), most_chunks)
+    samples = tokens = 0
+    for number in range(count):
+        chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
+        file = path / seal_name(chunk)
+        seal = Seal.decode(read_file(file), chunk, str(file))
+        if seal.tokens is None:
+            raise StreamInvalid(
+                f"{file}: it does not say how many tokens its samples have; give them to "
+                f"`ChunkWriter.write(row, tokens=N)`, or weights in samples to the blend",
+                directory=str(path),
+                chunk=chunk,
+            )
+        samples += len(seal.tokens)
+        tokens += int(seal.tokens.sum())
+    if not tokens:
+        raise StreamInvalid(f"{path}: its samples have no tokens at all", directory=str(path))
+    return tokens / samples
+
+
+def weights_by_tokens(
+    shares: Iterable[tuple[str | os.PathLike[str], float]], most_chunks: int = _MOST_CHUNKS
+) -> tuple[float, ...]:
+    """Returns the weights, in samples, that give each stream of a blend its share of the tokens.
+
+    What ranks ask of streams that are still produced may differ from one to the next, and a resumed run may see other
+    means: ask once, and give the numbers to all.
+
+    Args:
+        shares: directories of streams, and what each should have of all tokens.
+        most_chunks: as of `mean_tokens`.
+
+    Returns:
+        Weights for `lazyshard.BlendedDataset`, in order, rounded to 4 digits: shape (streams,).
+
+    Raises: as `mean_tokens`; ValueError if a share is not above 0.
+    """
+    weights = []
+    for directory, share in shares:
+        if not share > 0:
+            raise ValueError(f"{os.fspath(directory)}: a share is a number above 0, got {share!r}")
+        weights.append(share / mean_tokens(directory, most_chunks))
+    total = sum(weights)
+    return tuple(float(f"{weight / total:.4g}") for weight in weights)

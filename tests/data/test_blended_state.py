@@ -1,0 +1,338 @@
+"""A run over a blend that is stopped and gone on with: other ranks, other weights, other streams; nothing twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
+from lazyshard.storage import read_cursor
+from tests.data.blends import State, Stream, blend, ids, take, write
+
+STREAMS = (Stream("a", 264, 12), Stream("b", 250, 10), Stream("c", 271, 9))
+"""Longer than what five stages of ten positions of four ranks draw."""
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("blends")
+    for stream in STREAMS:
+        write(directory, stream)
+    return directory
+
+
+def train(
+    directory: Path, weights: dict[str, float], dp: int, positions: int, state: State | None, **options: Any
+) -> tuple[list[list[str]], State]:
+    """Trains so many positions on every rank; returns what each read and the state behind it."""
+    ranks = [
+        blend(directory, weights, rank, dp, state, **{"num_samples": 10_000, "batch_size": 2, **options})
+        for rank in range(dp)
+    ]
+    read = [take(one, positions, 2) for one in ranks]
+    states = [one.state_dict(one.consumed + dp * positions) for one in ranks]
+    assert states[1:] == states[:-1], "ranks disagree on the state"
+    return read, json.loads(json.dumps(states[0]))
+
+
+STAGE = st.tuples(
+    st.integers(1, 4),
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1),
+    st.integers(0, 5).map(lambda batches: 2 * batches),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STAGE, min_size=1, max_size=5), st.sampled_from([0, 1, 3]))
+def test_every_stream_goes_on_where_it_was_whatever_changes(
+    streams: Path, stages: list[tuple[int, dict[str, float], int]], window: int
+) -> None:
+    state: State | None = None
+    drawn: list[str] = []
+    for dp, weights, positions in stages:
+        known = set(state["names"]) if state else None
+        if known is not None and not known & {str(one.stream_id) for one in blend(streams, weights).datasets}:
+            continue
+        read, state = train(streams, weights, dp, positions, state, shuffle_window=window)
+        drawn += [one for rank in read for one in rank]
+        assert {tuple(one[0] for one in rank) for rank in read} == {tuple(one[0] for one in read[0])}
+    if state is None:
+        return
+    for stream in STREAMS:
+        before = [one for one in drawn if one[0] == stream.letter]
+        if not before:
+            continue
+        rest = blend(streams, {stream.letter: 1}, state=state, shuffle_window=window)
+        after = ids([rest[index] for index in rest.rank_indices])
+        assert Counter(before + after) == Counter(f"{stream.letter}{i}" for i in range(stream.samples))
+
+
+def test_the_same_weights_go_on_where_they_are_in_their_period(streams: Path) -> None:
+    whole, _ = train(streams, {"a": 3, "b": 2}, 1, 40, None)
+    first, state = train(streams, {"a": 3, "b": 2}, 1, 12, None)
+    second, state = train(streams, {"a": 3, "b": 2}, 2, 6, state)
+    third, state = train(streams, {"a": 3, "b": 2}, 1, 16, state)
+    letters = [one[0] for one in whole[0]]
+    assert [one[0] for one in first[0]] == letters[:12]
+    assert [one[0] for one in second[0]] == letters[12:18]
+    assert [one[0] for one in third[0]] == letters[18:34]
+    assert [part["pieces"] for part in state["parts"]] == [[[0, [3, 2], 0]], [[0, [3, 2], 12]], [[0, [3, 2], 18]]]
+
+
+def test_with_nothing_changed_it_is_the_same_run(streams: Path) -> None:
+    whole, after = train(streams, {"a": 2, "b": 1}, 2, 24, None)
+    first, state = train(streams, {"a": 2, "b": 1}, 2, 10, None)
+    second, state = train(streams, {"a": 2, "b": 1}, 2, 14, state)
+    assert [one + other for one, other in zip(first, second, strict=True)] == whole
+    assert state == after
+    assert len(state["parts"]) == 1
+
+
+def test_a_stream_that_was_left_out_comes_back_where_it_was(streams: Path) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
+    read, state = train(streams, {"a": 1, "c": 1}, 1, 8, state)
+    assert read == [["a4", "c0", "a5", "c1", "a6", "c2", "a7", "c3"]]
+    read, state = train(streams, {"b": 1, "c": 1}, 1, 4, state)
+    assert read == [["b4", "c4", "b5", "c5"]]
+    assert [part["members"] for part in state["parts"]] == [[0, 1], [0, 2], [1, 2]]
+    assert state["consumed"] == 20
+
+
+def test_steps_are_counted_through_changes(streams: Path) -> None:
+    options = {"micro_batches_per_step": 2}
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None, **options)
+    _, state = train(streams, {"a": 1, "b": 3}, 1, 12, state, **options)
+    _, state = train(streams, {"a": 1, "b": 3}, 2, 4, state, **options)
+    assert [(part["first_step"], part["draws_per_step"]) for part in state["parts"]] == [(0, 4), (2, 4), (5, 4)]
+
+
+def test_samples_that_one_stream_leaves_out(streams: Path) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 4, None)
+    blended = blend(streams, {"a": 1, "b": 1}, state=state, num_samples=100, batch_size=2)
+    blended.datasets[0].skip([(2, 6)])
+    assert take(blended, 6, 2) == ["a6", "b2", "a7", "b3", "a8", "b4"]
+    later = blend(streams, {"a": 1, "b": 1}, state=blended.state_dict(10), num_samples=100, batch_size=2)
+    assert take(later, 4, 2) == ["a9", "b5", "a10", "b6"]
+
+
+def test_epochs_are_resumed_in(streams: Path) -> None:
+    def run(epoch: int, state: State | None = None) -> Any:
+        one = blend(streams, {"a": 1, "b": 1}, state=state, shuffle_window=4, batch_size=2)
+        if state is None:
+            one.set_epoch(epoch)
+        return one
+
+    whole = take(run(2), 40, 2)
+    state = run(2).state_dict(16)
+    again = run(0, state)
+    assert (again.epoch, again.consumed, len(again.rank_indices)) == (2, 16, len(run(2)) - 16)
+    assert take(again, 24, 2) == whole[16:]
+    again.set_epoch(3)
+    assert again.consumed == 0
+    assert take(again, 10, 2) == take(run(3), 10, 2)
+
+
+def test_a_run_to_its_end_has_nothing_left(streams: Path) -> None:
+    whole = blend(streams, {"a": 1, "b": 1}, batch_size=2)
+    state = whole.state_dict(len(whole))
+    again = blend(streams, {"a": 1, "b": 1}, state=state, batch_size=2)
+    assert list(again.rank_indices) == []
+    other = blend(streams, {"a": 1, "b": 1}, 0, 2, state=state, batch_size=2)
+    assert list(other.rank_indices) == []
+
+
+def test_the_length_of_a_run_counts_what_was_trained_before(streams: Path) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 2, 10, None, num_samples=60)
+    assert len(blend(streams, {"a": 1, "b": 1}, 0, 4, state, num_samples=60, batch_size=2).rank_indices) == 10
+    assert len(blend(streams, {"a": 1, "b": 2}, 0, 1, state, num_samples=60, batch_size=2).rank_indices) == 40
+    assert len(blend(streams, {"a": 1, "b": 2}, 0, 1, state, num_samples=6, batch_size=2).rank_indices) == 0
+
+
+def test_a_commit_is_every_streams(streams: Path, tmp_path: Path) -> None:
+    for stream in STREAMS[:2]:
+        write(tmp_path, stream)
+    blended = blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run")
+    older = blended.state_dict(12)
+    for done, how in (
+        ((0, 0), {"last_epoch": True, "keep": [older]}),
+        ((3, 2), {"last_epoch": True}),
+        ((0, 0), {"last_epoch": False}),
+    ):
+        options: dict[str, Any] = how
+        assert blended.commit(60, **options)
+        for letter, consumed, chunks in zip("ab", (40, 20), done, strict=True):
+            cursor = read_cursor(tmp_path / letter, "run")
+            assert cursor is not None
+            assert cursor.state is not None
+            assert (cursor.state.consumed, cursor.chunks_before) == (consumed, chunks)
+    second = blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run")
+    with pytest.raises(CursorTaken):
+        second.commit(0, last_epoch=True)
+    with pytest.raises(ValueError, match="a commit is that of a consumer; make the data sets of the blend with"):
+        blend(tmp_path, {"a": 1}).commit(0, last_epoch=True)
+
+
+def test_a_stream_that_was_added_is_kept_whole_while_an_older_checkpoint_does_not_know_it(tmp_path: Path) -> None:
+    for stream in STREAMS[:2]:
+        write(tmp_path, stream)
+    older = blend(tmp_path, {"a": 1}, batch_size=12).state_dict(24)
+    blended = blend(tmp_path, {"a": 1, "b": 1}, state=older, batch_size=12, consumer="run")
+    for keep, done in (([older], {"a": 2, "b": 0}), ([], {"a": 4, "b": 2})):
+        assert blended.commit(72, last_epoch=True, keep=keep)
+        found = {letter: read_cursor(tmp_path / letter, "run") for letter in "ab"}
+        assert {letter: cursor.chunks_before for letter, cursor in found.items() if cursor is not None} == done
+
+
+@pytest.mark.parametrize(
+    ("consumed", "error", "message"),
+    [
+        (3, ValueError, r"grows by dp_size \* batch_size = 2 \* 2 a batch, got 3"),
+        (-4, ValueError, "consumed is at least 0"),
+        (10**7, ValueError, "consumed is at most 10000, all that this data set has, got 10000000"),
+        ("4", TypeError, "consumed is a number of samples, an int, got '4'"),
+    ],
+)
+def test_what_cannot_have_been_trained(streams: Path, consumed: Any, error: type[Exception], message: str) -> None:
+    blended = blend(streams, {"a": 1, "b": 1}, 0, 2, num_samples=10_000, batch_size=2)
+    with pytest.raises(error, match=message):
+        blended.state_dict(consumed)
+
+
+def test_states_that_do_not_belong_here_are_refused(streams: Path, tmp_path: Path) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
+    write(tmp_path, Stream("z", 8, 2))
+    with pytest.raises(StateMismatch, match="none of them goes on; start anew without the state"):
+        blend(tmp_path, {"z": 1}, state=state)
+    with pytest.raises(StateMismatch, match="the state was saved with seed 0, here it is 1"):
+        blend(streams, {"a": 1, "b": 1}, state=state, seed=1)
+    with pytest.raises(StateInvalid, match="expected the state of a blend, found that of one str"):
+        blend(streams, {"a": 1, "b": 1}, state=state["members"][0])
+    used = blend(streams, {"a": 1, "b": 1}, num_samples=100, batch_size=2)
+    used.load_state_dict(used.state_dict())
+    with pytest.raises(RuntimeError, match="this blend is in use already and stands elsewhere"):
+        used.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="a blend takes data sets that are new"):
+        blend(streams, {"a": 1}, state=None).datasets[0]._enter_blend()
+
+
+def spoilt(path: str, value: Any) -> Any:
+    def spoil(state: State) -> None:
+        *way, last = path.split(".")
+        place: Any = state
+        for name in way:
+            place = place[int(name) if name.isdigit() else name]
+        place[int(last) if last.isdigit() else last] = value
+
+    return pytest.param(spoil, path, id=f"{path}={value!r}"[:60])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        spoilt("kind", "other"),
+        spoilt("format", 0),
+        spoilt("names", "ab"),
+        spoilt("names.0", ""),
+        spoilt("names.1", 7),
+        spoilt("members", None),
+        spoilt("members.0.seed", -1),
+        spoilt("parts", []),
+        spoilt("parts.0.dp", 0),
+        spoilt("parts.0.batch_size", 0),
+        spoilt("parts.0.draws", -1),
+        spoilt("parts.0.members", [0, 0]),
+        spoilt("parts.0.members.1", 2),
+        spoilt("parts.0.pieces", []),
+        spoilt("parts.0.pieces.0", [0, [1, 1]]),
+        spoilt("parts.0.pieces.0.0", 1),
+        spoilt("parts.0.pieces.0.1", [1]),
+        spoilt("parts.0.pieces.0.1", [0, 0]),
+        spoilt("parts.0.pieces.0.1", [1, 2**40]),
+        spoilt("parts.0.pieces.0.2", -1),
+        spoilt("parts.0.begins", [[0, 0]]),
+        spoilt("parts.0.begins.0", [0]),
+        spoilt("parts.0.begins.0.0", 1),
+        spoilt("parts.0.begins.1.1", 3),
+        spoilt("parts.0.epoch", "x"),
+        spoilt("consumed", 7),
+    ],
+)
+def test_damaged_states_are_refused_by_the_name_of_the_field(streams: Path, spoil: Any, field: str) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
+    spoil(state)
+    with pytest.raises(StateInvalid) as caught:
+        blend(streams, {"a": 1, "b": 1}, state=state)
+    assert "the state of a blend" in str(caught.value)
+    assert caught.value.field is not None
+
+
+def test_fields_that_are_lost_and_formats_to_come(streams: Path) -> None:
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None)
+    for name in state:
+        with pytest.raises(StateInvalid):
+            blend(streams, {"a": 1, "b": 1}, state={key: value for key, value in state.items() if key != name})
+    for name in state["parts"][0]:
+        part = {key: value for key, value in state["parts"][0].items() if key != name}
+        with pytest.raises(StateInvalid, match=f"parts\\[0\\].{name}"):
+            blend(streams, {"a": 1, "b": 1}, state=state | {"parts": [part]})
+    with pytest.raises(VersionUnsupported, match="the state of a blend in format 2"):
+        blend(streams, {"a": 1, "b": 1}, state=state | {"format": 2})
+    values: list[Any] = [[], 7, "x", {}]
+    for value in values:
+        with pytest.raises(StateInvalid):
+            blend(streams, {"a": 1, "b": 1}, state=value)
+
+
+def test_a_worker_checks_the_state_that_it_is_given(streams: Path) -> None:
+    blended = blend(streams, {"a": 1, "b": 1}, num_samples=40, batch_size=2)
+    state = blended.state_dict(8)
+
+    def load(rows: list[Any]) -> str:
+        blended.load_state_dict(blended.state_dict())
+        try:
+            blended.load_state_dict(state)
+        except RuntimeError as error:
+            return str(error)
+        return ids(rows)[0]
+
+    found = list(DataLoader(blended, 20, num_workers=1, collate_fn=load))
+    assert all("in use already" in one for one in found)
+
+
+def test_weights_follow_the_steps_of_a_run_however_often_it_is_stopped(streams: Path) -> None:
+    options: dict[str, Any] = {"micro_batches_per_step": 2, "schedule": [(2, (1, 1)), (5, (0, 1))]}
+    whole, _ = train(streams, {"a": 1, "b": 0}, 1, 40, None, **options)
+    by_step = ["".join(one[0] for one in whole[0][at : at + 4]) for at in range(0, 40, 4)]
+    assert by_step == ["aaaa", "aaaa", "abab", "abab", "abab", *["bbbb"] * 5]
+    assert whole[0][20:22] == ["b6", "b7"]
+    state: State | None = None
+    read: list[str] = []
+    for dp, steps in ((1, 1), (1, 2), (1, 1), (1, 4)):
+        some, state = train(streams, {"a": 1, "b": 0}, dp, 4 * steps, state, **options)
+        read += some[0]
+    assert read == whole[0][: len(read)]
+    assert state is not None
+    assert len(state["parts"]) == 1
+    two, state = train(streams, {"a": 1, "b": 0}, 2, 4, None, **options)
+    two, state = train(streams, {"a": 1, "b": 0}, 1, 8, state, **options)
+    two, state = train(streams, {"a": 1, "b": 0}, 2, 12, state, **options)
+    assert ["".join(one[0] for one in two[0][at : at + 4]) for at in range(0, 12, 4)] == ["abab", "abab", "bbbb"]
+    assert [part["pieces"] for part in state["parts"]][-1] == [[0, [1, 1], 6], [8, [0, 1], 1]]
+
+
+def test_a_schedule_may_be_changed_on_the_way(streams: Path) -> None:
+    options: dict[str, Any] = {"micro_batches_per_step": 1}
+    _, state = train(streams, {"a": 1, "b": 1}, 1, 8, None, schedule=[(100, (1, 0))], **options)
+    read, _ = train(streams, {"a": 1, "b": 1}, 1, 8, state, schedule=[(5, (1, 0))], **options)
+    assert read == [["a4", "b4", "a5", "a6", "a7", "a8", "a9", "a10"]]
+    blended = blend(streams, {"a": 1, "b": 1}, schedule=[(4, (0, 1))], ramp="linear", **options)
+    assert [blended.shares_at(step) for step in (0, 3, 4)] == [(7 / 15, 8 / 15), (1 / 9, 8 / 9), (0, 1)]
+    with pytest.raises(ValueError, match="a schedule counts in optimiser steps: give micro_batches_per_step"):
+        blend(streams, {"a": 1, "b": 1}, schedule=[(5, (1, 0))])

@@ -1,0 +1,89 @@
+"""`lazyshard check-config`: finds all mistakes of a configuration at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+
+from lazyshard.cli import exits
+from lazyshard.cli.wording import complain, count, explain, say
+from lazyshard.config.checks import Checked, examine
+
+HELP: Final = """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
+
+The modules of the functions that it names are imported, to see whether these are there: look at a file that somebody
+else has made first, or give --no-imports. No stream is opened."""
+
+EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard check-config train.yaml
+
+lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'
+
+[bold]Exit codes[/bold]
+
+  0  it is in order; also where it is of an older version, which is told
+
+  1  PyYAML is missing: pip install 'lazyshard\\[config]'; or typer or rich is: pip install 'lazyshard\\[cli]'
+
+  2  usage
+
+  3  there are mistakes: each is told in a line
+
+  7  the file cannot be read
+
+ 70  unexpected error
+
+130  Ctrl-C"""
+
+
+def command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The configuration, YAML.")],
+    no_imports: Annotated[
+        bool, typer.Option("--no-imports", help="Import nothing: whether the functions are there stays unknown.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+) -> Callable[[], int]:
+    """Returns what is to be done; see `lazyshard.cli.command`."""
+    if not file or os.path.isdir(file):
+        raise typer.BadParameter(f"{file!r} is not a file", param_hint="FILE")
+    return lambda: _run(file, not no_imports, as_json)
+
+
+def _run(file: str, imports: bool, as_json: bool) -> int:
+    try:
+        checked = examine(file, imports=imports)
+    except ImportError as error:
+        complain(str(error))
+        return exits.NO_EXTRA
+    if as_json:
+        say(json.dumps(_values(checked)))
+    else:
+        for mistake in checked.mistakes:
+            line = "" if mistake.line is None else f"{mistake.line}:"
+            where = f" {mistake.path}:" if mistake.path else ""
+            say(f"{file}:{line}{where} {mistake.text}")
+        say(f"{file}: {_result(checked)}")
+        if checked.notice is not None:
+            explain(f"{file}: {checked.notice}")
+    return exits.REFUSED if checked.mistakes else exits.DONE
+
+
+def _result(checked: Checked) -> str:
+    if checked.config is None:
+        return count(len(checked.mistakes), "mistake")
+    steps = sum(len(dataset.steps) for dataset in checked.config.datasets)
+    return f"in order: {count(len(checked.config.datasets), 'data set')}, {count(steps, 'step')}"
+
+
+def _values(checked: Checked) -> dict[str, object]:
+    return {
+        "file": checked.name,
+        "ok": not checked.mistakes,
+        "older": checked.notice is not None,
+        "mistakes": [mistake._asdict() for mistake in checked.mistakes],
+    }

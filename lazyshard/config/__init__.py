@@ -1,0 +1,15 @@
+"""One file that says what is trained: tokenizer, data sets with their weights and steps, and the loader.
+
+Reading and checking only; `lazyshard.data.loading` makes of it what it says. Imports no torch, and PyYAML just where a
+file is read.
+
+- `checks`: reads it, and finds all that is wrong with it; by `entries`, values that know their lines, and `section`
+- `config`: what it says; `version_0`: the older form
+- `mistakes`: what is wrong, in words; `named_function`: functions by their names
+"""
+
+from lazyshard.config.checks import Checked, check_config, read_config
+from lazyshard.config.config import Config
+from lazyshard.config.mistakes import Mistake
+
+__all__ = ["Checked", "Config", "Mistake", "check_config", "read_config"]

@@ -1,0 +1,249 @@
+"""What one rank draws in a pass, micro batch by micro batch, until the end of the epoch: of a stream, or of a blend.
+
+Positions are those of the part of the run that is current, as everywhere. `drawn` is where the pass begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, get_args
+
+from torch.utils.data import get_worker_info
+
+from lazyshard.data.blend_states import epoch_of_blend
+from lazyshard.data.blended import BlendedDataset
+from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.format.blend_state import BlendState
+from lazyshard.plan import AtEnd, Ending
+
+__all__ = ["LanePasses", "passes_of"]
+
+
+class LanePasses(Protocol):
+    """What a rank draws in the epoch that is set."""
+
+    def batch_size(self) -> int:
+        """Returns the samples of a rank in a micro batch."""
+
+    def stands(self) -> int:
+        """Returns the position at which the data set's own state stands."""
+
+    def consumed(self, position: int) -> int:
+        """Returns the samples that were trained, over all ranks, once each rank has drawn so many positions."""
+
+    def position(self, consumed: int) -> tuple[int, int]:
+        """Returns the position of each rank after so many samples, and how many of them fill none."""
+
+    def samples(self, drawn: int, position: int, within: int) -> list[Any]:
+        """Returns the micro batch that begins at a position without its first `within` samples; none behind the end.
+
+        Waits, and raises, as the data set does.
+        """
+
+    def stop(self, drawn: int) -> int | None:
+        """Returns the position behind the whole micro batches, without waiting; None as long as that is open."""
+
+    def completes(self, drawn: int) -> bool:
+        """Returns whether one more micro batch follows there, completed by samples that were drawn before."""
+
+    def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        """Loads a state; returns its epoch and position, None where the data set was not used yet.
+
+        Raises: as `load_state_dict` of the data set.
+        """
+
+
+class StreamPasses:
+    """What a rank draws of one stream: up to the end of the epoch, or to `num_samples`.
+
+    Args:
+        dataset: of the stream.
+        at_end: what becomes of the samples left over; "drop" with `num_samples`.
+        by_epoch: whether passes end with the epoch.
+        tells: whether to log, on rank 0, what was left over.
+    """
+
+    def __init__(self, dataset: LazyShardedDataset, at_end: AtEnd, *, by_epoch: bool, tells: bool) -> None:
+        self._dataset = dataset
+        self._at_end = at_end
+        self._by_epoch = by_epoch
+        self._tells = tells
+
+    def batch_size(self) -> int:
+        """See `LanePasses`."""
+        return self._dataset._order.batch_size
+
+    def stands(self) -> int:
+        """See `LanePasses`."""
+        return self._dataset._indices().course.current.draws
+
+    def consumed(self, position: int) -> int:
+        """See `LanePasses`."""
+        course = self._dataset._indices().course
+        return course.consumed_before + course.dp * position
+
+    def position(self, consumed: int) -> tuple[int, int]:
+        """See `LanePasses`."""
+        course = self._dataset._indices().course
+        return divmod(consumed - course.consumed_before, course.dp)
+
+    def samples(self, drawn: int, position: int, within: int) -> list[Any]:
+        """See `LanePasses`."""
+        dataset = self._dataset
+        indices = dataset._indices().lane_indices(position)[: self.batch_size()]
+        if not indices:
+            return []
+        if self._by_epoch and (end := dataset._end_of(drawn, position)) is not None and position >= end[0]:
+            return self._last(drawn, end[1], within) if position == end[0] else []
+        # The rest of one alone would be taken for the batch of a loader with another batch size.
+        return [dataset[index] for index in indices[within:]] if within else dataset.__getitems__(list(indices))
+
+    def stop(self, drawn: int) -> int | None:
+        """See `LanePasses`."""
+        space = self._dataset._indices()
+        if not self._by_epoch:
+            return space.layout.block
+        total = self._total()
+        return None if total is None else space.course.epoch_stop(drawn, total)
+
+    def completes(self, drawn: int) -> bool:
+        """See `LanePasses`."""
+        if self._at_end == "drop" or (total := self._total()) is None:
+            return False
+        return Ending.of(self._dataset._indices().course, drawn, total).leftover > 0
+
+    def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        """See `LanePasses`."""
+        return self._dataset._go_on(state)
+
+    def _total(self) -> int | None:
+        dataset = self._dataset
+        total = dataset._order.known_total(dataset.reader.seen)
+        return dataset._order.known_total(dataset.published()) if total is None else total
+
+    def _last(self, drawn: int, total: int, within: int) -> list[Any]:
+        """Returns what the epoch ends with, behind its whole micro batches."""
+        dataset = self._dataset
+        space = dataset._indices()
+        rank, worker = space.rank, get_worker_info()
+        tells = self._tells and rank.dp_rank == 0 and (worker is None or worker.id == 0)
+        if self._at_end == "drop" and not tells:
+            return []
+        ending = Ending.of(space.course, drawn, total)
+        if tells and ending.leftover:
+            done = {
+                "drop": "they are not drawn",
+                "pad": f"one more micro batch of each rank draws them, completed by the last {ending.missing} before",
+                "loop": f"one more micro batch of each rank draws them, completed by the first {ending.missing}",
+            }[self._at_end]
+            space.tell(
+                "leftover",
+                f"{dataset.directory}: samples left over at the end of the epoch: {ending.leftover}, fewer than "
+                f"dp_size * batch_size = {rank.dp_size} * {ending.batch_size}; at_end={self._at_end!r}: {done}",
+            )
+        return dataset._read_samples(ending.batch(rank.dp_rank, self._at_end)[within:])
+
+
+class BlendPasses:
+    """What a rank draws of a blend: until it ends by `stopping`, or up to `num_samples`.
+
+    Args:
+        blend: of the streams.
+        by_stopping: whether passes end where `stopping` says.
+    """
+
+    def __init__(self, blend: BlendedDataset, *, by_stopping: bool) -> None:
+        self._blend = blend
+        self._by_stopping = by_stopping
+
+    def batch_size(self) -> int:
+        """See `LanePasses`."""
+        return self._blend._batch_size
+
+    def stands(self) -> int:
+        """See `LanePasses`."""
+        return self._blend._space().part.draws
+
+    def consumed(self, position: int) -> int:
+        """See `LanePasses`."""
+        return self._before() + self._blend.rank.dp_size * position
+
+    def position(self, consumed: int) -> tuple[int, int]:
+        """See `LanePasses`."""
+        return divmod(consumed - self._before(), self._blend.rank.dp_size)
+
+    def samples(self, drawn: int, position: int, within: int) -> list[Any]:
+        """See `LanePasses`."""
+        blend = self._blend
+        space = blend._space()
+        indices = space.layout.lane_indices(space.rank.dp_rank)[position : position + self.batch_size()]
+        if not indices or (self._by_stopping and not blend.in_epoch(indices[0])):
+            return []
+        return blend.__getitems__(list(indices[within:]))
+
+    def stop(self, drawn: int) -> int | None:
+        """See `LanePasses`."""
+        return None if self._by_stopping else self._blend._space().layout.block
+
+    def completes(self, drawn: int) -> bool:
+        """See `LanePasses`."""
+        return False
+
+    def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
+        """See `LanePasses`."""
+        blend, main = self._blend, get_worker_info() is None
+        if blend._newest is None and main:
+            blend.load_state_dict(state)
+            return None
+        found = BlendState.from_dict(state, "the state of a blend")
+        epoch = epoch_of_blend(found)
+        if main:
+            blend.set_epoch(epoch)
+        try:
+            same = epoch == blend.epoch and blend._state_after(found.consumed) == found
+        except ValueError:
+            same = False
+        if not same:
+            # Says what to do.
+            blend.load_state_dict(state)
+        return epoch, self.position(found.consumed)[0]
+
+    def _before(self) -> int:
+        blend = self._blend
+        parts: Iterable[Any] = blend._states.before(blend.epoch, blend._space().part)
+        return sum(part.dp * part.draws for part in parts)
+
+
+def passes_of(dataset: LazyShardedDataset | BlendedDataset, at_end: AtEnd, *, endless: bool) -> LanePasses:
+    """Returns the passes over a data set.
+
+    Args:
+        dataset: not used yet, if `endless`.
+        at_end: what becomes of the samples left over.
+        endless: whether its length is given up, so that a live stream needs none.
+
+    Raises:
+        ValueError: `at_end` is none, or does not apply.
+        RuntimeError: the data set is used already.
+        TypeError: it is none.
+    """
+    if at_end not in get_args(AtEnd):
+        raise ValueError(f"at_end is one of {', '.join(get_args(AtEnd))}, got {at_end!r}")
+    if isinstance(dataset, BlendedDataset):
+        if at_end != "drop":
+            raise ValueError(f"at_end={at_end!r} is for a single stream: a blend ends by its `stopping`")
+        by_stopping = dataset._num_samples is None
+        if endless:
+            dataset._enter_stream()
+        return BlendPasses(dataset, by_stopping=by_stopping)
+    if not isinstance(dataset, LazyShardedDataset):
+        raise TypeError(
+            f"expected a data set or a blend, as in LazyShardedStream(LazyShardedDataset(DIRECTORY)), got "
+            f"{dataset!r:.100}"
+        )
+    by_epoch = dataset._order.num_samples is None
+    if at_end != "drop" and not by_epoch:
+        raise ValueError(f"at_end={at_end!r} is for passes over an epoch: with num_samples nothing is left over there")
+    if endless:
+        dataset._enter_stream()
+    return StreamPasses(dataset, at_end, by_epoch=by_epoch, tells=endless)

@@ -1,0 +1,213 @@
+"""`load`: tokenizer, data sets and loader, as one configuration says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
+
+from lazyshard.config.checks import Source, read_config
+from lazyshard.config.config import Config, DatasetConfig, Function, StepConfig
+from lazyshard.config.named_function import named_function
+from lazyshard.data.blended import BlendedDataset
+from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.data.iterable import LazyShardedStream
+from lazyshard.data.shared import Stats
+from lazyshard.data.steps import Filter, Map, MessageTransform, Step
+from lazyshard.data.tokenized import PadBatch, Tokenize, open_tokenizer
+from lazyshard.errors import ConfigInvalid
+
+__all__ = ["Loaded", "RankSampler", "load"]
+
+
+class RankSampler(Sampler[int]):
+    """The indices of this rank that are still to be drawn in the epoch that is set, asked for at each pass.
+
+    Args:
+        dataset: of which.
+    """
+
+    def __init__(self, dataset: LazyShardedDataset | BlendedDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[int]:
+        """Returns them in order."""
+        return iter(self._dataset.rank_indices)
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+        return len(self._dataset.rank_indices)
+
+
+class Loaded:
+    """What a configuration stands for. Rank and length are settled at the first use, as those of a data set.
+
+    Attributes:
+        config: what it says.
+        tokenizer: of transformers; None where it names none.
+        datasets: its data sets, in order.
+        dataset: what is drawn: the only data set, or their blend.
+        stream: the same as an iterable; None with ``form: map``.
+        loader: micro batches of this rank, as many as of every other rank. A pass ends with the epoch that is set.
+    """
+
+    def __init__(self, config: Config, name: str, dp_rank: int | None, dp_size: int | None) -> None:
+        self.config = config
+        self.tokenizer: Any = None if config.tokenizer is None else _tokenizer(config.tokenizer.path, name)
+        self.datasets = tuple(self._open(one, dp_rank, dp_size) for one in config.datasets)
+        self.dataset: LazyShardedDataset | BlendedDataset = self.datasets[0]
+        if len(self.datasets) > 1:
+            self.dataset = BlendedDataset(
+                [(dataset, one.weight) for dataset, one in zip(self.datasets, config.datasets, strict=True)],
+                batch_size=config.dataloader.batch_size,
+                num_samples=config.num_samples,
+                stopping=config.stopping,  # type: ignore[arg-type]  # one of them, as was checked
+                micro_batches_per_step=config.micro_batches_per_step,
+            )
+        self.stream: LazyShardedStream[Any] | None = None
+        if config.dataloader.form == "stream":
+            self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)  # type: ignore[arg-type]
+        self.loader: DataLoader[Any] = self._loader()
+
+    @property
+    def consumed(self) -> int:
+        """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
+        return (self.stream or self.dataset).consumed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Returns the state of the run, plain values for any checkpoint; the same on every rank.
+
+        Args:
+            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
+                epochs, since this one began. None for what was loaded; of ``form: stream`` without workers, for what
+                was handed out.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as `state_dict` of the data set, or of the stream.
+        """
+        return (self.stream or self.dataset).state_dict(consumed)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a run stands, with any number of ranks and workers. To be called before the loader is used.
+
+        Raises:
+            StateInvalid, VersionUnsupported, StateMismatch, RuntimeError: as `load_state_dict` of the data set.
+        """
+        (self.stream or self.dataset).load_state_dict(state)
+
+    def commit(
+        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
+    ) -> bool:
+        """Commits how far the checkpoints are, for the ``consumer``: as `LazyShardedDataset.commit`."""
+        return (self.stream or self.dataset).commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
+
+    def stats(self) -> tuple[Stats, ...]:
+        """Returns what the processes of each data set have met so far: dropped and filled places, and more."""
+        return tuple(dataset.stats() for dataset in self.datasets)
+
+    def _open(self, one: DatasetConfig, dp_rank: int | None, dp_size: int | None) -> LazyShardedDataset:
+        config = self.config
+        blended = len(config.datasets) > 1
+        encode = None
+        if config.tokenizer is not None:
+            encode = Tokenize(self.tokenizer, config.tokenizer.max_length, config.tokenizer.too_long)
+        return LazyShardedDataset(
+            one.path,
+            encode,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            samples_per_chunk=one.samples_per_chunk,
+            max_total_samples=one.max_total_samples,
+            num_samples=None if blended else config.num_samples,
+            batch_size=config.dataloader.batch_size,
+            unit=one.unit,  # type: ignore[arg-type]  # one of them, as was checked
+            shuffle_window=one.shuffle_window,
+            seed=config.seed,
+            max_wait=config.max_wait,
+            cache_bytes=one.cache_bytes,
+            consumer=config.consumer,
+            micro_batches_per_step=config.micro_batches_per_step,
+            steps=[_step(step) for step in one.steps],
+            max_error_count=one.max_error_count,
+        )
+
+    def _loader(self) -> DataLoader[Any]:
+        options = self.config.dataloader
+        collate: Callable[[Any], Any] = list
+        if options.collate_fn is not None:
+            collate = _function(options.collate_fn)
+        elif self.tokenizer is not None:
+            pad = self.tokenizer.pad_token_id
+            collate = PadBatch((self.tokenizer.eos_token_id or 0) if pad is None else pad)
+        return DataLoader(
+            self.dataset if self.stream is None else self.stream,
+            batch_size=options.batch_size,
+            sampler=RankSampler(self.dataset) if self.stream is None else None,
+            num_workers=options.num_workers,
+            collate_fn=collate,
+            pin_memory=options.pin_memory,
+            prefetch_factor=options.prefetch_factor,
+            persistent_workers=options.persistent_workers,
+            multiprocessing_context=options.multiprocessing_context,
+        )
+
+
+def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = None) -> Loaded:
+    """Makes what a configuration says: tokenizer, data sets with their steps, blended by weights, and the loader.
+
+    ::
+
+        loaded = lazyshard.load("train.yaml")
+        for batch in loaded.loader:
+            train(batch)
+
+    Functions that it names are imported, so a configuration is as trusted as code; see docs/pipeline.md.
+
+    Args:
+        config: the path of a YAML file (``pip install 'lazyshard[config]'``), or a dict.
+        dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed, when it is first used.
+        dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
+
+    Raises:
+        ConfigInvalid: it has mistakes; all of them are in the message. `check_config` returns them.
+        OSError: the file cannot be read.
+        ImportError: PyYAML, or transformers for a tokenizer, is not installed.
+        WaitTimeout, StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid, RankInvalid, ValueError: as
+            `LazyShardedDataset` and `BlendedDataset`.
+    """
+    checked = read_config(config)
+    if checked.notice is not None:
+        warnings.warn(f"{checked.name}: {checked.notice}", DeprecationWarning, stacklevel=2)
+    assert checked.config is not None
+    return Loaded(checked.config, checked.name, dp_rank, dp_size)
+
+
+def _tokenizer(path: str, name: str) -> Any:
+    try:
+        return open_tokenizer(path)
+    except ImportError:
+        raise
+    except Exception as cause:
+        raise ConfigInvalid(
+            f"{name}: tokenizer.path: no tokenizer can be loaded from {path!r}: {type(cause).__name__}: {cause}",
+            file=name,
+            count=1,
+        ) from cause
+
+
+def _step(step: StepConfig) -> Step:
+    if step.kind == "message_transform":
+        return MessageTransform(step.function)
+    if step.kind == "filter_fn":
+        return Filter(step.function, step.with_indices)
+    return Map(step.function, step.with_indices, step.remove_columns)
+
+
+def _function(given: Function) -> Callable[..., Any]:
+    return named_function(given) if isinstance(given, str) else given

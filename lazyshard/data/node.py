@@ -1,0 +1,73 @@
+"""`LazyShardedNode`: a stream as a source of torchdata.nodes. The only module of lazyshard that imports torchdata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+try:
+    from torchdata.nodes import BaseNode
+except ModuleNotFoundError as cause:
+    raise ImportError("LazyShardedNode needs torchdata: pip install 'lazyshard[torchdata]'") from cause
+
+from lazyshard.data.iterable import LazyShardedStream
+
+if TYPE_CHECKING:
+    from lazyshard.data.blended import BlendedDataset
+    from lazyshard.data.dataset import LazyShardedDataset
+
+__all__ = ["LazyShardedNode"]
+
+
+class LazyShardedNode(BaseNode):  # type: ignore[misc]  # torchdata has no type information
+    """The samples of one rank as the source of a `torchdata.nodes` pipeline, with its exact place as its state.
+
+    ::
+
+        source = LazyShardedNode(LazyShardedStream(LazyShardedDataset("stream", batch_size=8), at_end="loop"))
+        loader = Loader(Batcher(ParallelMapper(source, tokenize, num_workers=4), batch_size=8))
+
+    Without workers of its own; `ParallelMapper` has them. Each pass begins as one over the stream does: where the state
+    stands that was loaded, through the loader or into the stream, in the epoch of that state; call `stream.set_epoch`
+    before the next epoch.
+
+    Args:
+        stream: what is drawn, in this process; nobody else iterates over it.
+
+    Raises:
+        TypeError: it is no `LazyShardedStream`.
+    """
+
+    def __init__(self, stream: LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]) -> None:
+        super().__init__()
+        if not isinstance(stream, LazyShardedStream):
+            raise TypeError(
+                f"expected a stream, as in LazyShardedNode(LazyShardedStream(LazyShardedDataset(DIRECTORY))), got "
+                f"{stream!r:.100}"
+            )
+        self._stream = stream
+        self._samples: Iterator[Any] = iter(())
+
+    @property
+    def stream(self) -> LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]:
+        """What is drawn."""
+        return self._stream
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """Begins a pass; see the class.
+
+        Raises:
+            StateInvalid, VersionUnsupported, StateMismatch, RuntimeError: as `LazyShardedStream.load_state_dict`.
+        """
+        super().reset(initial_state)
+        if initial_state is not None:
+            self._stream.load_state_dict(initial_state)
+        self._samples = iter(self._stream)
+
+    def next(self) -> Any:
+        """Returns the next sample. Raises StopIteration at the end, and as `LazyShardedDataset.__getitem__` does."""
+        return next(self._samples)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state behind what was handed out, as `LazyShardedStream.state_dict` does."""
+        return self._stream.state_dict()

@@ -1,0 +1,212 @@
+"""`streaming_shard`: one shard of any iterable, dealt sample by sample before anything expensive is done with them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.plan.sharding import Sharding
+
+__all__ = ["StreamingShard", "streaming_shard"]
+
+_FORMAT: Final = 1
+
+
+def streaming_shard(
+    iterable: Iterable[Any],
+    num_shards: int,
+    index: int,
+    batch_size: int = 1,
+    split_batches: bool = False,
+    drop_last: bool = False,
+    even_batches: bool = True,
+    *,
+    strided: bool = False,
+    transform: Callable[[Any], Any] | None = None,
+) -> StreamingShard:
+    """Returns one shard of an iterable, as a data set: its elements are chosen before anything is done with them.
+
+    What is expensive, decoding and tokenizing for instance, then is done for one's own elements alone::
+
+        rows = load_dataset("json", data_files=files, streaming=True)["train"].shuffle(seed=0, buffer_size=10_000)
+        shard = streaming_shard(rows, dp_size, dp_rank, batch_size=8, transform=tokenize)
+        loader = DataLoader(shard, batch_size=8, num_workers=2)
+
+    Every shard reads all elements, so this is for what cannot be split otherwise: a `LazyShardedDataset` reads only its
+    own. Which elements are whose is that of accelerate's `IterableDatasetShard`, whose arguments these are, and
+    `BatchSamplerShard`'s ``even_batches``.
+
+    Args:
+        iterable: read anew for each pass, in the same order by all shards; nobody checks that. Hugging Face's
+            `IterableDataset` is one, shuffled too if all shards give it the same seed.
+        num_shards: how many there are, for instance data-parallel ranks.
+        index: this one, in [0, num_shards).
+        batch_size: elements of one shard that stand together; of all shards with `split_batches`.
+        split_batches: `batch_size` is that of a global batch, dealt to the shards in equal parts.
+        drop_last: leave out what fills no global batch.
+        even_batches: complete a last global batch from the first one, so that shards are equally long; elements repeat
+            then. Otherwise each shard gets what there is. The first global batch is kept in memory for that.
+        strided: a shard gets every num_shards-th element of a global batch instead of a run of `batch_size`.
+        transform: makes what is handed out of an element of this shard.
+
+    Returns:
+        A torch `IterableDataset` with `set_epoch`, `state_dict` and `load_state_dict`, and a length if `iterable` has
+        one. DataLoader workers take its global batches in turn, so that a loader with the same `batch_size` gives the
+        same order whatever their number; a torch `IterableDataset`, Hugging Face's too, sees to that itself and deals
+        its elements to the workers before they are sharded.
+
+    Raises:
+        ValueError: a number is outside its range, or batches cannot be split evenly.
+    """
+    rules = Sharding(num_shards, index, batch_size, split_batches, drop_last, even_batches, strided)
+    return StreamingShard(iterable, rules, transform)
+
+
+class StreamingShard(IterableDataset[Any]):
+    """One shard of an iterable. See `streaming_shard`, which makes it.
+
+    Attributes:
+        iterable: as given.
+        sharding: how it is dealt.
+    """
+
+    def __init__(
+        self, iterable: Iterable[Any], sharding: Sharding, transform: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.iterable = iterable
+        self.sharding = sharding
+        self._transform = transform
+        self._epoch: int | None = None
+        # Of the pass at hand: global batches that are behind it, the iterable's own state there, and how many elements
+        # of the next one were handed out.
+        self._batches = 0
+        self._inner: Any = None
+        self._handed_out = 0
+        self._loaded = False
+
+    def __len__(self) -> int:
+        """Elements of this shard. Raises TypeError if the iterable has no length."""
+        return self.sharding.count(len(self.iterable))  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the passes to come, and of the iterable if it has one: its shuffle then is another one."""
+        self._epoch = epoch
+        if hasattr(self.iterable, "set_epoch"):
+            self.iterable.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the pass at hand stands: behind what it has handed out, in this process."""
+        place = {"batches": self._batches, "handed_out": self._handed_out, "inner": self._inner, "epoch": self._epoch}
+        return {"format": _FORMAT, **self._settings(), **place}
+
+    def _settings(self) -> dict[str, Any]:
+        return {**asdict(self.sharding), "turn": list(self._turn())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has the next pass go on where a state stands.
+
+        An iterable that has `state_dict` and `load_state_dict` is set to its place; any other is read from its start.
+
+        Raises:
+            StateInvalid: it is no such state.
+            StateMismatch: it is of another shard, of other settings, or of another DataLoader worker.
+        """
+        own = self.state_dict()
+        if not isinstance(state, dict) or set(state) != set(own) or state["format"] != _FORMAT:
+            raise StateInvalid(f"expected a state of streaming_shard, format {_FORMAT}, found {state!r:.200}")
+        for name, value in self._settings().items():
+            if state[name] != value:
+                raise StateMismatch(
+                    f"the state is of {name}={state[name]!r}, this shard has {name}={value!r}; go on with the settings "
+                    f"that it was saved with"
+                )
+        if state["epoch"] is not None:
+            self.set_epoch(state["epoch"])
+        self._batches, self._handed_out, self._inner = state["batches"], state["handed_out"], state["inner"]
+        self._loaded = True
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass: from the start, or where a state that was just loaded stands."""
+        batches, handed_out, inner = self._batches, self._handed_out, self._inner
+        if not self._loaded:
+            batches, handed_out, inner = 0, 0, None
+        self._loaded = False
+        self._batches, self._handed_out, self._inner = batches, handed_out, inner
+        return self._pass(batches, handed_out, inner)
+
+    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[Any]:
+        rules = self.sharding
+        turn, turns = self._turn()
+        completes = rules.even_batches and not rules.drop_last
+        self._seed()
+        elements = iter(self.iterable)
+        first: dict[int, Any] | None = None
+        if batches and completes:
+            first, _ = _take(elements, rules.batch, range(rules.batch))
+        reading: Any = self.iterable
+        if batches and inner is not None:
+            # A copy where there can be one: Hugging Face's would begin there again in each pass of the same epoch.
+            with contextlib.suppress(Exception):
+                reading = copy.deepcopy(reading)
+            reading.load_state_dict(inner)
+            elements = iter(reading)
+        else:
+            passed = batches * rules.batch - (0 if first is None else rules.batch)
+            next(itertools.islice(elements, passed, passed), None)
+        while True:
+            mine = batches % turns == turn
+            wanted = range(rules.batch) if completes and first is None else rules.own if mine else range(0)
+            kept, found = _take(elements, rules.batch, wanted)
+            if found < rules.batch:
+                break
+            if completes and first is None:
+                first = kept
+            if mine:
+                yield from self._hand_out([kept[place] for place in rules.own], handed_out)
+            batches, handed_out = batches + 1, 0
+            self._batches, self._handed_out, self._inner = batches, 0, _state_of(reading)
+        if mine:
+            last = rules.last(found, batches > 0)
+            yield from self._hand_out([(first or {})[at] if begun else kept[at] for begun, at in last], handed_out)
+
+    def _hand_out(self, elements: list[Any], handed_out: int) -> Iterator[Any]:
+        for element in elements[handed_out:]:
+            made = element if self._transform is None else self._transform(element)
+            self._handed_out += 1
+            yield made
+
+    def _seed(self) -> None:
+        generator = getattr(self.iterable, "generator", None)
+        if self._epoch is None or hasattr(self.iterable, "set_epoch") or not isinstance(generator, torch.Generator):
+            return
+        generator.manual_seed(self._epoch)
+
+    def _turn(self) -> tuple[int, int]:
+        """Returns which of the workers this is, and how many take global batches in turn."""
+        worker = get_worker_info()
+        if worker is None or isinstance(self.iterable, IterableDataset):
+            return 0, 1
+        return worker.id, worker.num_workers
+
+
+def _state_of(iterable: Any) -> Any:
+    """Returns where an iterable stands, None if it does not tell or cannot be set there."""
+    return iterable.state_dict() if hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict") else None
+
+
+def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, Any], int]:
+    """Takes up to `size` elements; returns those at the places that are wanted, and how many were taken."""
+    kept: dict[int, Any] = {}
+    taken = 0
+    for taken, element in enumerate(itertools.islice(elements, size), 1):
+        if taken - 1 in wanted:
+            kept[taken - 1] = element
+    return kept, taken

@@ -1,0 +1,232 @@
+"""`lazyshard.load`: what a configuration says is what comes out of the loader, on every rank alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lazyshard
+from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
+from lazyshard.errors import BadSample, ConfigInvalid
+from tests.data.workers import DEADLINE_S
+from tests.storage.streams import HERE, produce
+
+NAMED = "tests.data.step_functions"
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    """Seventeen rows in chunks of three."""
+    return produce(tmp_path / "s", 17, 3)
+
+
+def configuration(*paths: Path, loader: Any = None, steps: Any = (), **options: Any) -> dict[str, Any]:
+    datasets = [{"path": path, "steps": list(steps), "weight": weight} for weight, path in enumerate(paths, 1)]
+    known = {"version": 1, "datasets": datasets, "max_wait": DEADLINE_S}
+    return known | {"dataloader": {"batch_size": 2, **(loader or {})}} | options
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [[row["id"] for row in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("form", ["stream", "map"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dp", [1, 2, 3])
+def test_loader_draws_what_the_data_set_draws(stream: Path, form: str, workers: int, dp: int) -> None:
+    loader = {"form": form, "num_workers": workers}
+    if workers:
+        loader["multiprocessing_context"] = "fork"
+    for rank in range(dp):
+        loaded = lazyshard.load(configuration(stream, loader=loader), dp_rank=rank, dp_size=dp)
+        assert (loaded.stream is None) == (form == "map")
+        plain = LazyShardedDataset(stream, dp_rank=rank, dp_size=dp, batch_size=2)
+        expected = [plain[index]["id"] for index in plain.rank_indices]
+        found = ids(loaded.loader)
+        assert all(len(batch) == 2 for batch in found)
+        assert [number for batch in found for number in batch] == expected
+        assert len(found) == 17 // (2 * dp)
+
+
+@pytest.mark.parametrize("form", ["stream", "map"])
+def test_several_data_sets_are_blended_by_their_weights(tmp_path: Path, form: str) -> None:
+    paths = [produce(tmp_path / name, 12, 3) for name in "ab"]
+    config = configuration(*paths, loader={"form": form}, steps=[{"map": lambda row: {"of": 1}}], num_samples=12)
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+    assert isinstance(loaded.dataset, BlendedDataset)
+    assert loaded.dataset.shares == (1 / 3, 2 / 3)
+    rows = [row for batch in loaded.loader for row in batch]
+    assert len(rows) == 12
+    assert all(row["of"] == 1 for row in rows)
+    assert len(loaded.stats()) == 2
+
+
+@pytest.mark.parametrize("form", ["stream", "map"])
+def test_state_goes_on_with_other_ranks(stream: Path, form: str) -> None:
+    config = configuration(stream, loader={"form": form})
+    before = []
+    for rank in (0, 1):
+        loaded = lazyshard.load(config, dp_rank=rank, dp_size=2)
+        batches = iter(loaded.loader)
+        before += [number for batch in ids([next(batches), next(batches)]) for number in batch]
+    state = loaded.state_dict(8)
+    resumed = lazyshard.load(config, dp_rank=0, dp_size=1)
+    resumed.load_state_dict(state)
+    assert resumed.consumed == 8
+    after = [number for batch in ids(resumed.loader) for number in batch]
+    assert len(after) == 8
+    assert len({*before, *after}) == 16
+    # A later epoch is a whole one again.
+    resumed.set_epoch(1)
+    assert len(ids(resumed.loader)) == 8
+
+
+@pytest.mark.parametrize("form", ["stream", "map"])
+def test_so_many_samples_as_are_asked_for(stream: Path, form: str) -> None:
+    config = configuration(stream, loader={"form": form}, num_samples=24, micro_batches_per_step=2)
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+    assert len(list(loaded.loader)) == 12
+    assert loaded.state_dict(24)["parts"][-1]["draws_per_step"] == 4
+
+
+@pytest.mark.parametrize("form", ["stream", "map"])
+def test_consumer_commits(stream: Path, form: str) -> None:
+    loaded = lazyshard.load(configuration(stream, loader={"form": form}, consumer="run"), dp_rank=0, dp_size=1)
+    list(loaded.loader)
+    assert loaded.commit(16, last_epoch=True)
+    assert (stream / "cursors" / "run.json").exists()
+
+
+def test_seed_window_and_end_are_taken_over(stream: Path) -> None:
+    config = configuration(stream, loader={"at_end": "loop"}, seed=3)
+    config["datasets"][0] |= {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample"}
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=2)
+    options: Any = {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample", "seed": 3, "batch_size": 2}
+    plain = LazyShardedStream(LazyShardedDataset(stream, dp_rank=0, dp_size=2, **options), at_end="loop")
+    assert [number for batch in ids(loaded.loader) for number in batch] == [row["id"] for row in plain]
+    assert len(ids(loaded.loader)) == 4
+
+
+def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
+    config = configuration(stream, steps=[{"filter_fn": f"{NAMED}:even"}, {"map": f"{NAMED}:fail_on_two"}])
+    config["datasets"][0]["max_error_count"] = 0
+    with pytest.raises(
+        BadSample, match=r"sample 2\): steps\[1\], map tests\.data\.step_functions:fail_on_two: KeyError"
+    ):
+        list(lazyshard.load(config, dp_rank=0, dp_size=1).loader)
+
+
+def test_mistakes_are_raised_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"the configuration: 1 mistake\n  seed: expected an integer from 0"):
+        lazyshard.load(configuration(tmp_path / "no such stream", seed=-1))
+
+
+def test_older_form_is_read_with_a_notice_where_it_is_loaded(stream: Path, tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(f"dataset: {{source: {stream}}}\nbatch_size: 4\n")
+    with pytest.warns(DeprecationWarning, match=r"old\.yaml: this is the flat form of version 0") as caught:
+        loaded = lazyshard.load(file, dp_rank=0, dp_size=1)
+    assert caught[0].filename == __file__
+    assert ids(loaded.loader)[:1] == [[0, 1, 2, 3]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lazyshard.load(configuration(stream), dp_rank=0, dp_size=1)
+
+
+def test_collate_function_is_found_by_its_name(stream: Path) -> None:
+    loaded = lazyshard.load(configuration(stream, loader={"collate_fn": f"{NAMED}:count"}), dp_rank=0, dp_size=1)
+    assert list(loaded.loader) == [2] * 8
+
+
+def test_ranks_of_torchrun_that_are_not_initialised_are_refused(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(lazyshard.errors.RankInvalid, match="every process would train on all the data"):
+        list(lazyshard.load(configuration(stream)).loader)
+
+
+def test_neither_yaml_nor_transformers_is_imported_without_need(stream: Path) -> None:
+    program = (
+        "import sys, lazyshard; "
+        f"list(lazyshard.load({{'version': 1, 'datasets': [{{'path': {str(stream)!r}}}]}}).loader); "
+        "print({'yaml', 'transformers'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tokenizer of words, whose chat template is role and content."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[PAD]": 0, "[UNK]": 1, "row": 2, "user": 3, **{str(number): 10 + number for number in range(17)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tokenizer_makes_samples_of_messages(stream: Path, tokenizer: Path, workers: int) -> None:
+    loader = {"num_workers": workers} | ({"multiprocessing_context": "fork"} if workers else {})
+    steps = [{"message_transform": f"{NAMED}:to_messages"}]
+    config = configuration(stream, loader=loader, steps=steps, tokenizer={"path": str(tokenizer)})
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+    batch = next(iter(loaded.loader))
+    assert batch["input_ids"].tolist() == [[3, 2, 10], [3, 2, 11]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert torch.equal(batch["labels"], batch["input_ids"])
+    assert loaded.tokenizer.pad_token_id == 0
+
+
+def texts(row: dict[str, Any]) -> dict[str, Any]:
+    return {"text": " ".join(["row"] * (row["id"] + 1))}
+
+
+@pytest.mark.parametrize(
+    ("too_long", "expected"), [("truncate", [[2, 2, 2], [2, 2, 2]]), ("drop", None)], ids=["truncate", "drop"]
+)
+def test_texts_that_are_too_long_are_cut_or_dropped(
+    stream: Path, tokenizer: Path, too_long: str, expected: Any
+) -> None:
+    settings = {"path": str(tokenizer), "max_length": 3, "too_long": too_long}
+    config = configuration(stream, steps=[{"map": texts}], tokenizer=settings)
+    loaded = lazyshard.load(config, dp_rank=0, dp_size=1)
+    batches = list(loaded.loader)
+    assert [len(batch["input_ids"]) for batch in batches] == [2] * 8
+    assert batches[0]["input_ids"].tolist() == [[2, 0], [2, 2]]
+    assert batches[0]["labels"].tolist() == [[2, -100], [2, 2]]
+    assert batches[0]["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    lengths = {int(count) for batch in batches for count in batch["attention_mask"].sum(dim=1)}
+    assert lengths == {1, 2, 3}
+    # Rows 3 to 15 are longer than three words.
+    assert loaded.stats()[0].dropped == (13 if too_long == "drop" else 0)
+    if expected is not None:
+        assert batches[2]["input_ids"].tolist() == expected
+
+
+def test_row_without_messages_or_text_says_what_it_has(stream: Path, tokenizer: Path) -> None:
+    config = configuration(stream, tokenizer={"path": str(tokenizer)})
+    config["datasets"][0]["max_error_count"] = 0
+    with pytest.raises(BadSample, match=r"expected a list `messages` or a text `text`, the row has 'id'; a message_tr"):
+        next(iter(lazyshard.load(config, dp_rank=0, dp_size=1).loader))
+
+
+def test_directory_without_a_tokenizer_is_refused(stream: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigInvalid, match=r"the configuration: tokenizer\.path: no tokenizer can be loaded from"):
+        lazyshard.load(configuration(stream, tokenizer={"path": str(tmp_path / "empty")}))

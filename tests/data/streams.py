@@ -1,0 +1,67 @@
+"""Passes over small streams, and what they are to draw, as lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lazyshard import LazyShardedDataset, LazyShardedStream
+from lazyshard.plan import AtEnd
+from tests.data.workers import DEADLINE_S, ids
+from tests.plan import oracle
+
+Stream = LazyShardedStream[LazyShardedDataset]
+
+
+def open_stream(
+    directory: Path, rank: int = 0, dp: int = 1, *, at_end: AtEnd = "drop", state: Any = None, **options: Any
+) -> Stream:
+    """Opens one rank's stream, going on from a state."""
+    dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **{"max_wait": DEADLINE_S, **options})
+    stream = LazyShardedStream(dataset, at_end=at_end)
+    if state is not None:
+        stream.load_state_dict(state)
+    return stream
+
+
+def loader_of(stream: Any, workers: int = 0, batch_size: int = 2, **options: Any) -> DataLoader[Any]:
+    """Returns a loader of batches of ids."""
+    waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
+    arguments = {"batch_size": batch_size, "num_workers": workers, "collate_fn": ids, **waiting, **options}
+    return DataLoader(stream, **arguments)
+
+
+def batches(stream: Any, workers: int = 0, batch_size: int = 2, **options: Any) -> list[list[int]]:
+    """Returns the batches of such a loader."""
+    return list(loader_of(stream, workers, batch_size, **options))
+
+
+def in_step(streams: Iterable[Any], workers: int) -> list[list[list[int]]]:
+    """Returns the batches of all ranks, read step by step as they train; none has one more than another."""
+    steps = list(zip(*(loader_of(stream, workers) for stream in streams), strict=True))
+    return [list(rank) for rank in zip(*steps, strict=True)]
+
+
+def expected(
+    total: int,
+    dp: int,
+    batch_size: int,
+    *,
+    unit: int = 4,
+    window: int = 0,
+    epoch: int = 0,
+    at_end: AtEnd = "drop",
+) -> list[list[int]]:
+    """Returns what each rank draws of an epoch, by the oracle; of a stream in chunks of four, if not said otherwise."""
+    lanes = [
+        oracle.shuffled(lane, window, 0, epoch, number) for number, lane in enumerate(oracle.dealt(dp, unit, 0, total))
+    ]
+    return oracle.ended(lanes, batch_size, at_end)
+
+
+def in_batches(samples: list[int], size: int) -> list[list[int]]:
+    """Cuts a list into batches."""
+    return [samples[first : first + size] for first in range(0, len(samples), size)]

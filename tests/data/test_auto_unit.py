@@ -1,0 +1,219 @@
+"""`unit="auto"`: the same on every rank whenever it looks, kept by the state, told to a producer that holds back."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
+from lazyshard.plan import Draw
+from lazyshard.storage import read_reading
+from tests.data.runs import open_ranks, read
+from tests.data.workers import DEADLINE_S, loader
+from tests.storage.streams import produce
+
+
+def units(ranks: list[LazyShardedDataset]) -> set[int]:
+    """The units of the ranks, which their states name."""
+    found = {rank.unit for rank in ranks}
+    assert {rank.state_dict()["unit"] for rank in ranks} == found
+    return found
+
+
+def drawn_by(rank: LazyShardedDataset) -> list[Draw]:
+    return [rank.draw(index) for index in rank.rank_indices]
+
+
+def test_fewer_chunks_than_ranks_are_dealt_in_batches(tmp_path: Path) -> None:
+    # Three chunks of four, for four ranks.
+    ranks = open_ranks(produce(tmp_path / "s", 12, 4), 4, unit="auto", batch_size=2)
+    assert read(ranks) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert units(ranks) == {2}
+
+
+def test_a_full_chunk_for_every_rank_is_enough(tmp_path: Path) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", 18, 4), 4, unit="auto", batch_size=2)
+    assert read(ranks) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert units(ranks) == {4}
+
+
+def test_no_more_than_max_total_samples_counts(tmp_path: Path) -> None:
+    # Three chunks for two ranks, but of seven samples there is no full one for each.
+    directory = produce(tmp_path / "s", 12, 4)
+    assert read(open_ranks(directory, 2, unit="auto", max_total_samples=8)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert read(open_ranks(directory, 2, unit="auto", max_total_samples=7)) == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_live_stream_with_a_small_maximum_is_read_at_once(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    options: dict[str, Any] = {"batch_size": 2, "max_total_samples": 7, "max_wait": 0}
+    assert read(open_ranks(directory, 2, unit="auto", **options), 2) == [[0, 1], [2, 3]]
+    with pytest.raises(WaitTimeout):
+        read(open_ranks(directory, 2, unit="chunk", **options), 2)
+
+
+def test_live_stream_that_does_not_tell_yet_is_waited_for_and_what_was_waited_for_is_said(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    dataset = open_ranks(directory, 2, unit="auto", max_total_samples=8, max_wait=0)[1]
+    with pytest.raises(WaitTimeout, match=r"^rank 1 of 2: waiting for chunk 1 of .*: 4 samples are published"):
+        len(dataset)
+    # Nothing was settled by that.
+    produce(directory, 8, 4)
+    assert read([dataset]) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(("total", "expected"), [(8, [[0, 1, 2, 3], [4, 5, 6, 7]]), (6, [[0, 2, 4], [1, 3, 5]])])
+def test_ranks_that_wait_go_on_with_enough_chunks_or_the_end(
+    tmp_path: Path, total: int, expected: list[list[int]]
+) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    ranks = open_ranks(directory, 2, unit="auto", max_total_samples=8)
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(drawn_by, rank) for rank in ranks]
+        produce(directory, total, 4)
+        drawn = [lane.result(DEADLINE_S) for lane in reading]
+    # The length is that of max_total_samples: what is behind the end is the next epoch.
+    assert [[draw.sample for draw in lane if draw.epoch == 0] for lane in drawn] == expected
+
+
+def test_without_a_length_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    dataset = open_ranks(directory, 2, unit="auto")[0]
+    with pytest.raises(LengthUnknown, match="pass max_total_samples"):
+        len(dataset)
+    produce(directory, 6, 4)
+    assert read([dataset]) == [[0, 2, 4]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), dp=st.integers(1, 4), batch=st.integers(1, 3), total=st.integers(0, 30))
+def test_ranks_that_look_at_different_times_deal_alike(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dp: int, batch: int, total: int
+) -> None:
+    directory = tmp_path_factory.mktemp("grows") / "s"
+    options: dict[str, Any] = {"unit": "auto", "batch_size": batch, "max_wait": 0, "num_samples": 10_000}
+    writer, ranks, late = ChunkWriter(directory, 4), open_ranks_of(directory, dp, options), []
+    looks = data.draw(st.lists(st.integers(0, total), min_size=dp, max_size=dp), label="when each rank looks")
+    for number in range(total + 1):
+        for rank, look in zip(ranks, looks, strict=True):
+            if look == number:
+                try:
+                    len(rank)
+                except WaitTimeout:
+                    late.append(rank)
+        if number < total:
+            writer.write({"id": number})
+    writer.close()
+    assert units(ranks) == units(open_ranks_of(directory, dp, options))
+    epoch = total // (dp * batch) * batch
+    drawn = [rank.draw(index).sample for rank in ranks for index in rank.rank_indices[:epoch]]
+    assert len(set(drawn)) == len(drawn) == dp * epoch
+    # Who could not tell yet had to wait for no more than chunks need.
+    assert not late or min(looks) < max(4 * dp, 4)
+
+
+def open_ranks_of(directory: Path, dp: int, options: dict[str, Any]) -> list[LazyShardedDataset]:
+    return open_ranks(directory, dp, **options)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    # Three full chunks. With four ranks they are not enough, with two they are.
+    [(4, 2), (4, 1), (2, 4), (2, 2)],
+)
+def test_run_keeps_the_unit_with_which_it_began(tmp_path: Path, before: int, after: int) -> None:
+    directory = produce(tmp_path / "s", 15, 4)
+    begun = open_ranks(directory, before, unit="auto", batch_size=2)
+    expected = 2 if before == 4 else 4
+    assert units(begun) == {expected}
+    seen = [i for lane in read(begun, 2) for i in lane]
+    state = begun[0].state_dict(len(seen))
+    # Another micro batch makes no other unit.
+    ranks = open_ranks(directory, after, state, unit="auto", batch_size=1)
+    assert units(ranks) == {expected}
+    seen += [i for lane in read(ranks) for i in lane]
+    assert len(set(seen)) == len(seen) > 15 - after
+    # In the next epoch too.
+    for rank in ranks:
+        rank.set_epoch(1)
+    assert units(ranks) == {expected}
+    with pytest.raises(StateMismatch, match='the deal would be another: give unit as it was, or "auto"'):
+        open_ranks(directory, after, state, unit="sample")
+
+
+def test_run_that_began_while_the_stream_was_live_keeps_its_unit_once_it_has_ended(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 8, 4, end=False)
+    options: dict[str, Any] = {"unit": "auto", "max_total_samples": 100}
+    state = open_ranks(directory, 2, **options)[0].state_dict(4)
+    assert state["unit"] == 4
+    produce(directory, 9, 4)
+    # Three ranks have no full chunk each; who begins now takes batches.
+    assert units(open_ranks(directory, 3, **options)) == {1}
+    resumed = open_ranks(directory, 3, state, **options)
+    assert units(resumed) == {4}
+    assert read(resumed) == read(open_ranks(directory, 3, state, max_total_samples=100))
+
+
+def test_state_of_a_unit_that_was_named_is_gone_on_from(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 16, 4)
+    state = open_ranks(directory, 2, unit=3, shuffle_window=1)[0].state_dict(6)
+    ranks = open_ranks(directory, 2, state, unit="auto", shuffle_window=1)
+    assert read(ranks) == read(open_ranks(directory, 2, state, unit=3, shuffle_window=1))
+    # Once it is used it takes no state of another unit, nor commits one.
+    with pytest.raises(StateMismatch, match="saved with unit 4, here it is 3"):
+        ranks[0].load_state_dict(open_ranks(directory, 2, unit="chunk", shuffle_window=1)[0].state_dict())
+
+
+def test_samples_can_be_left_out_before_the_unit_is_settled(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 4)
+    ranks = open_ranks(directory, 4, unit="auto")
+    for rank in ranks:
+        rank.skip(samples=[(2, 6)])
+    assert sorted(i for lane in read(ranks) for i in lane) == [0, 1, 6, 7, 8, 9, 10, 11]
+
+
+def test_producer_that_holds_back_is_told_what_is_waited_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4, end=False)
+    options: dict[str, Any] = {"unit": "auto", "max_total_samples": 100, "max_wait": 0, "consumer": "sft"}
+    for dataset in reversed(open_ranks(directory, 3, **options)):
+        assert read_reading(directory, "sft") is None
+        with pytest.raises(WaitTimeout):
+            len(dataset)
+    mark = read_reading(directory, "sft")
+    assert mark is not None and mark.needs_chunks == 3
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_workers_deal_as_their_rank_does(tmp_path: Path, settled: bool) -> None:
+    ranks = open_ranks(produce(tmp_path / "s", 30, 12), 3, unit="auto", batch_size=2)
+    if settled:
+        ranks = [pickle.loads(pickle.dumps(rank)) for rank in ranks]
+    # A sampler that asks the data set for nothing.
+    batches = loader(ranks[0], range(30), 2, batch_size=2)
+    assert [i for batch in batches for i in batch] == [
+        i for first in (0, 2, 4) for at in range(first, 30, 6) for i in (at, at + 1)
+    ]
+
+
+def test_streams_of_a_blend_choose_each_for_itself(tmp_path: Path) -> None:
+    few, many = produce(tmp_path / "few", 8, 4), produce(tmp_path / "many", 32, 4)
+
+    def blend(rank: int) -> BlendedDataset:
+        common: dict[str, Any] = {"dp_rank": rank, "dp_size": 4, "batch_size": 2, "max_wait": DEADLINE_S}
+        members = [LazyShardedDataset(directory, unit="auto", **common) for directory in (few, many)]
+        return BlendedDataset([(member, 1) for member in members], batch_size=2)
+
+    blends = [blend(rank) for rank in range(4)]
+    drawn = [[blended[index]["id"] for index in blended.rank_indices] for blended in blends]
+    # Two draws of each: batches of two from the few, the beginnings of chunks from the many.
+    assert [sorted(lane) for lane in drawn] == [
+        sorted([2 * rank, 2 * rank + 1, 4 * rank, 4 * rank + 1]) for rank in range(4)
+    ]
+    assert [units([member]) for member in blends[0].datasets] == [{2}, {4}]

@@ -1,0 +1,199 @@
+"""Steps: in their order, with the index of the stream, by name or as they are, and in the workers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map, MessageTransform
+from lazyshard.errors import BadSample, SkipSample, StepInvalid
+from tests.data import step_functions as functions
+from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.storage.streams import HERE, produce
+
+NAMED = "tests.data.step_functions"
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    """Twelve rows in chunks of three."""
+    return produce(tmp_path / "s", 12, 3)
+
+
+def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, max_wait=DEADLINE_S, **options)
+
+
+def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> None:
+    seen: list[str] = []
+
+    def note(name: str) -> Any:
+        def function(row: dict[str, Any]) -> dict[str, Any]:
+            seen.append(f"{name} {sorted(row)}")
+            return {name: 1}
+
+        return function
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        seen.append(f"encode {sorted(row)}")
+        return {"input_ids": [row["id"], 0]}
+
+    steps = [Map(note("a")), MessageTransform(functions.to_messages), Map(note("b"))]
+    dataset = open_rank(stream, *steps, encode_fn=encode)
+    assert dataset[4] == {"input_ids": [4, 0], "length": 2}
+    # The message transform's row takes the place of the old one; a map adds to it.
+    assert seen == ["a ['id']", "b ['id', 'messages']", "encode ['b', 'id', 'messages']"]
+
+
+def test_without_an_encoder_the_last_step_gives_the_sample(stream: Path) -> None:
+    dataset = open_rank(stream, MessageTransform(functions.to_messages))
+    assert dataset[4] == {"id": 4, "messages": [{"role": "user", "content": "row 4"}]}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Map(functions.add_square), {"id": 3, "square": 9}),
+        (Map(functions.add_square, remove_columns=["id"]), {"square": 9}),
+        (Map(lambda row: {"id": -row["id"]}, remove_columns=["id", "no such"]), {"id": -3}),
+        (Map(functions.add_index, with_indices=True), {"id": 3, "index": 3}),
+        (Map(functools.partial(functions.add_index, index=7)), {"id": 3, "index": 7}),
+        (Map(f"{NAMED}:add_square"), {"id": 3, "square": 9}),
+    ],
+)
+def test_map_adds_columns_as_that_of_hugging_face_does(stream: Path, step: Map, expected: Any) -> None:
+    assert open_rank(stream, step)[3] == expected
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"unit": "sample"}, {"shuffle_window": 2}, {"layout": "strided"}], ids=str)
+def test_index_is_the_place_in_the_stream_on_any_number_of_ranks(stream: Path, dp: int, options: Any) -> None:
+    found: dict[int, int] = {}
+    for rank in range(dp):
+        dataset = open_rank(stream, Map(functions.add_index, with_indices=True), rank=rank, dp=dp, **options)
+        for epoch in (0, 1):
+            dataset.set_epoch(epoch)
+            found |= {dataset[index]["id"]: dataset[index]["index"] for index in dataset.rank_indices}
+    assert found == {number: number for number in range(12)}
+
+
+def test_row_in_the_place_of_a_dropped_one_has_its_own_index(stream: Path) -> None:
+    dataset = open_rank(stream, Filter(functions.even), Map(functions.add_index, with_indices=True), max_error_count=0)
+    rows = [dataset[index] for index in range(12)]
+    assert [row["index"] for row in rows] == [row["id"] for row in rows]
+    assert {row["id"] % 2 for row in rows} == {0}
+
+
+def test_members_of_a_blend_have_steps_of_their_own(tmp_path: Path) -> None:
+    one = open_rank(produce(tmp_path / "a", 6, 3), Map(functions.add_square))
+    other = open_rank(produce(tmp_path / "b", 6, 3), Filter(functions.even), encode_fn=functions.encode)
+    plain = open_rank(produce(tmp_path / "c", 6, 3))
+    blend = BlendedDataset([(one, 1), (other, 1), (plain, 1)], batch_size=3)
+    rows = [row for batch in DataLoader(blend, 3, sampler=blend.rank_indices, collate_fn=list) for row in batch]
+    assert [row["square"] for row in rows[0::3]] == [0, 1, 4, 9, 16, 25]
+    assert [row["input_ids"][0] % 2 for row in rows[1::3]] == [0] * 6
+    assert rows[2::3] == [{"id": number} for number in range(6)]
+    assert [stats.dropped for stats in blend.stats()] == [0, 3, 0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_takes_them_with_its_data_set(stream: Path, workers: int) -> None:
+    dataset = open_rank(stream, Filter(functions.even), batch_size=2)
+    batches = list(loader(LazyShardedStream(dataset), None, workers, batch_size=2))  # type: ignore[arg-type]
+    assert [len(batch) for batch in batches] == [2] * 6
+    found = [number for batch in batches for number in batch]
+    assert [number for number in found if number in range(0, 12, 2)] == found
+    assert [a == b for a, b in zip(found, range(12), strict=True)] == [True, False] * 6
+
+
+@pytest.mark.parametrize(
+    "step", [Filter(f"{NAMED}:even_index", with_indices=True), Filter(functions.even)], ids=["by name", "as it is"]
+)
+def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    dataset = open_rank(stream, step, Map(f"{NAMED}:add_square"), batch_size=6)
+    batches = list(loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context="spawn"))
+    assert batches == [[dataset[index]["id"] for index in range(first, first + 6)] for first in (0, 6)]
+
+
+@pytest.mark.parametrize("function", [lambda row: True, functools.partial(lambda row, most: True, most=3)])
+def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream: Path, function: Any) -> None:
+    dataset = open_rank(stream, Filter(function), batch_size=6)
+    batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context="spawn")
+    with pytest.raises(StepInvalid, match=r"filter_fn .*: a lambda, .* spawn or forkserver\. Define it at the top of"):
+        iter(batches)
+    # Forked ones have it already.
+    assert len(list(loader(dataset, dataset.rank_indices, 1, batch_size=6))) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Filter("my_rows.keep"), r'filter_fn my_rows\.keep: expected "package\.module:function"'),
+        (lambda: Map("no_such_module:f"), r"map no_such_module:f: importing no_such_module raised ModuleNotFoundError"),
+        (lambda: Filter(f"{NAMED}:evn"), rf"filter_fn {NAMED}:evn: {NAMED} has no evn; is even meant\?"),
+        (lambda: Filter(f"{NAMED}:no_function"), r"it is no function, but of type int"),
+        (lambda: MessageTransform(3), r'message_transform: expected a function or the name of one, .*, got 3'),  # type: ignore[arg-type]
+        (lambda: Map(functions.add_square, remove_columns="id"), r"remove_columns is a list of names, got 'id'"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_step_without_a_function_is_refused_at_once(make: Any, message: str) -> None:
+    with pytest.raises(StepInvalid, match=message):
+        make()
+
+
+def test_what_is_no_step_is_refused(stream: Path) -> None:
+    with pytest.raises(StepInvalid, match=r"steps\[1\]: expected a MessageTransform, Filter or Map, got <function"):
+        open_rank(stream, Map(functions.add_square), functions.even)
+
+
+def test_one_step_needs_no_list(stream: Path) -> None:
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, steps=Map(functions.add_square))
+    assert dataset[2] == {"id": 2, "square": 4}
+
+
+def test_rows_cannot_be_handed_out_unparsed_with_steps(stream: Path) -> None:
+    with pytest.raises(ValueError, match="it cannot be used with steps, which need them parsed"):
+        open_rank(stream, Filter(functions.even), late_parsing=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (MessageTransform(functions.add_square), r"steps\[0\], message_transform tests\S+:add_square: TypeError: exp"),
+        (Filter(functions.no_answer), r"steps\[0\], filter_fn tests\S+:no_answer: TypeError: expected true or false"),
+        (Map(lambda row: [1]), r"steps\[0\], map tests\S+<lambda>: TypeError: expected a dict of columns, it returned"),  # type: ignore[arg-type, return-value]
+    ],
+)
+def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, message: str) -> None:
+    with pytest.raises(BadSample, match=message):
+        open_rank(stream, step, max_error_count=0)[0]
+
+
+def test_step_may_say_itself_that_a_row_is_skipped(stream: Path) -> None:
+    def skip(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == 1:
+            raise SkipSample("too long")
+        return {}
+
+    dataset = open_rank(stream, Map(skip))
+    assert dataset[1]["id"] in (0, 2)
+    assert dataset.stats()[3:] == (1, 1)
+    assert dataset.stats().bad_samples == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: int) -> None:
+    dataset = open_rank(stream, Filter(functions.even), Map(functions.fail_on_two), batch_size=3, max_error_count=0)
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
+    assert type(error) is BadSample
+    assert "chunk_00000.jsonl: row 2 (line 3, byte 18, sample 2): steps[1], map tests.data" in str(error)
+    assert ":fail_on_two: KeyError: 'text'" in str(error)
+    assert (error.sample, error.row) == (2, 2)
+    assert error.step == "steps[1], map tests.data.step_functions:fail_on_two"
+    if not workers:
+        assert isinstance(error.__cause__, KeyError)

@@ -1,0 +1,325 @@
+"""Dropped rows: every rank still has as many samples, by others in their places, and all of it is counted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
+from lazyshard.data import samples as samples_module
+from lazyshard.data.bad_samples import of_another_chunk, substitutes
+from lazyshard.data.dropped_rows import DroppedRows
+from lazyshard.data.samples import FILL_ROWS
+from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSamples, WaitTimeout
+from tests.data import step_functions as functions
+from tests.data.streams import expected, loader_of
+from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.storage.streams import produce
+
+Row = dict[str, Any]
+
+
+def keeping(*kept: int) -> Filter:
+    return Filter(lambda row: row["id"] in kept)
+
+
+def failing(*bad: int) -> Map:
+    def function(row: Row) -> Row:
+        if row["id"] in bad:
+            raise ValueError(f"bad {row['id']}")
+        return {}
+
+    return Map(function)
+
+
+def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
+    settings = {"max_wait": DEADLINE_S, **options}
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, **settings)
+
+
+def read_all(dataset: LazyShardedDataset) -> list[int]:
+    return [dataset[index]["id"] for index in dataset.rank_indices]
+
+
+def by_hand(total: int, per_chunk: int, kept: set[int], sample: int) -> int:
+    """What is trained where a sample is drawn: itself, another of its chunk, or the first in the chunks around."""
+    if sample in kept:
+        return sample
+    own = sample // per_chunk
+    chunks = -(-total // per_chunk)
+
+    def rows(chunk: int) -> int:
+        return min(per_chunk, total - chunk * per_chunk)
+
+    order = list(substitutes(sample, rows(own), per_chunk))
+    for chunk in [*range(own + 1, chunks), *range(own - 1, -1, -1)]:
+        order += of_another_chunk(sample, chunk, rows(chunk), per_chunk)
+    return next(other for other in order if other in kept)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Streams of some lengths in chunks of four."""
+    folder = tmp_path_factory.mktemp("streams")
+    return {total: produce(folder / str(total), total, 4) for total in (6, 17, 24)}
+
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@few
+@given(st.data())
+def test_ranks_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dict[int, Path], data: Any) -> None:
+    total = data.draw(st.sampled_from(sorted(streams)), label="rows")
+    dp = data.draw(st.sampled_from([2, 3]), label="dp")
+    size = data.draw(st.integers(1, 2), label="batch size")
+    form = data.draw(st.sampled_from(["map", "drop", "pad", "loop"]), label="form")
+    kept = data.draw(st.sets(st.integers(0, total - 1), min_size=1), label="kept")
+    options = {"batch_size": size, "unit": data.draw(st.sampled_from(["chunk", "sample"]), label="unit")}
+    ranks, found = [], []
+    for rank in range(dp):
+        dataset = open_rank(streams[total], keeping(*kept), rank=rank, dp=dp, **options)
+        ranks.append(dataset)
+        if form == "map":
+            found.append(list(loader(dataset, dataset.rank_indices, 0, batch_size=size)))
+        else:
+            stream = LazyShardedStream(dataset, at_end=form)
+            found.append(list(loader_of(stream, 0, size)))
+    # Full batches, as many on each rank, of kept rows alone.
+    assert len({len(batches) for batches in found}) == 1
+    assert all(len(batch) == size for batches in found for batch in batches)
+    lanes = [[number for batch in batches for number in batch] for batches in found]
+    assert kept.issuperset(number for lane in lanes for number in lane)
+    # And what is drawn is what the plan says: only the dropped ones are other rows.
+    unit = 4 if options["unit"] == "chunk" else 1
+    at_end: Any = "drop" if form == "map" else form
+    drawn = expected(total, dp, size, unit=unit, at_end=at_end)
+    assert lanes == [[by_hand(total, 4, kept, sample) for sample in lane] for lane in drawn]
+    dropped = [sum(sample not in kept for sample in lane) for lane in drawn]
+    assert [dataset.stats()[3:] for dataset in ranks] == [(count, count) for count in dropped]
+
+
+@few
+@given(st.data())
+def test_blends_take_as_many_steps_however_unevenly_rows_are_dropped(streams: dict[int, Path], data: Any) -> None:
+    dp = data.draw(st.sampled_from([2, 3]), label="dp")
+    kept = {total: data.draw(st.sets(st.integers(0, total - 1), min_size=1), label=str(total)) for total in (17, 24)}
+    found = []
+    for rank in range(dp):
+        members = [open_rank(streams[total], keeping(*kept[total]), rank=rank, dp=dp) for total in (17, 24)]
+        blend = BlendedDataset([(members[0], 2), (members[1], 1)], batch_size=2)
+        found.append(list(loader(blend, blend.rank_indices, 0, batch_size=2)))
+        numbers = [number for batch in found[-1] for number in batch]
+        streams_drawn = [blend.draw(index).dataset for index in blend.rank_indices]
+        assert all(n in (kept[17], kept[24])[stream] for n, stream in zip(numbers, streams_drawn, strict=True))
+    assert len({len(batches) for batches in found}) == 1
+    assert found[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_fill_the_same_places_with_the_same_rows(streams: dict[int, Path], workers: int) -> None:
+    ranks = [open_rank(streams[24], keeping(1, 13), rank=rank, dp=2, batch_size=2) for rank in (0, 1)]
+    alone = [read_all(dataset) for dataset in ranks]
+    for dataset, lane in zip(ranks, alone, strict=True):
+        batches = list(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+        assert [number for batch in batches for number in batch] == lane
+        # Once in this process, and once in its workers.
+        drawn = [dataset.draw(index).sample for index in dataset.rank_indices]
+        dropped = sum(sample not in (1, 13) for sample in drawn)
+        assert dataset.stats()[3:] == (2 * dropped, 2 * dropped)
+
+
+def test_state_counts_draws_and_resumes_with_other_ranks(streams: dict[int, Path]) -> None:
+    ranks = [open_rank(streams[24], keeping(2, 9), rank=rank, dp=2) for rank in (0, 1)]
+    plain = [open_rank(streams[24], rank=rank, dp=2) for rank in (0, 1)]
+    for dataset, other in zip(ranks, plain, strict=True):
+        assert dataset.state_dict(10) == other.state_dict(10)
+        assert [dataset.draw(i) for i in dataset.rank_indices] == [other.draw(i) for i in other.rank_indices]
+    resumed = open_rank(streams[24], keeping(2, 9))
+    resumed.load_state_dict(ranks[0].state_dict(10))
+    rest = [resumed.draw(index).sample for index in resumed.rank_indices]
+    assert read_all(resumed) == [by_hand(24, 4, {2, 9}, sample) for sample in rest]
+
+
+def test_row_of_another_chunk_takes_the_place_where_none_of_its_own_is_kept(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3)
+    # Those behind it first; before it where the stream is at its end.
+    assert set(read_all(open_rank(directory, keeping(1, 7)))[3:6]) == {7}
+    assert set(read_all(open_rank(directory, keeping(1)))) == {1}
+    # Not those that are past the end which was set.
+    assert set(read_all(open_rank(directory, keeping(1, 7, 8), max_total_samples=7))) == {1}
+    # Not those that are to be left out.
+    dataset = open_rank(directory, keeping(1, 7))
+    dataset.skip(samples=[(7, 8)])
+    assert set(read_all(dataset)) == {1}
+
+
+def test_later_chunk_of_a_live_stream_is_waited_for(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 3, 3, end=False)
+    steps = [keeping(4)]
+    with pytest.raises(WaitTimeout, match="chunk 1"):
+        open_rank(directory, *steps, max_total_samples=6, max_wait=0.1)[0]
+    produce(directory, 6, 3, end=False)
+    # Published or not by then, it is the same row, so peers that read at different times agree.
+    assert open_rank(directory, *steps, max_total_samples=6)[0] == {"id": 4}
+
+
+def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = produce(tmp_path / "s", 6, 3, end=False)
+    options: Any = {"max_total_samples": 12, "max_wait": 0.1}
+    with pytest.raises(BadSample, match="no usable substitute for sample 3"):
+        open_rank(directory, failing(3, 4, 5), **options)[3]
+    monkeypatch.setattr(samples_module, "FILL_ROWS", 3)
+    dataset = open_rank(directory, Filter(functions.nothing), **options)
+    for _ in range(2):
+        with pytest.raises(NothingKept, match="no row takes the place of sample 3: 3 in a row were dropped"):
+            dataset[3]
+
+
+def test_chunk_before_that_is_deleted_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = produce(tmp_path / "s", 6, 3)
+    dataset = open_rank(directory, keeping(1))
+    read = dataset.reader.read_published
+
+    def retired(first: int, stop: int, at_least: int = 1) -> list[Row]:
+        if first < 3:
+            raise ChunkRetired("chunk 0 is deleted")
+        return read(first, stop, at_least)
+
+    monkeypatch.setattr(dataset.reader, "read_published", retired)
+    with pytest.raises(NothingKept, match="no row takes the place of sample 4: 3 in a row were dropped") as caught:
+        dataset[4]
+    assert "chunk 0 is deleted" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filter_that_keeps_nothing_is_an_error(tmp_path: Path, workers: int) -> None:
+    directory = produce(tmp_path / "s", 7, 3)
+    dataset = open_rank(directory, Filter(functions.nothing), batch_size=2)
+    error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
+    assert isinstance(error, NothingKept)
+    assert "no row takes the place of sample 0: 7 in a row were dropped, the last one because: steps[0], " in str(error)
+    assert "filter_fn tests.data.step_functions:nothing, drops it" in str(error)
+    assert (error.sample, error.count, error.chunk) == (0, 7, 0)
+
+
+def test_search_ends_after_so_many_rows(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", FILL_ROWS + 3000, 1000)
+    asked = 0
+
+    def keep(row: Row) -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(row["id"] >= FILL_ROWS)
+
+    dataset = open_rank(directory, Filter(keep))
+    with pytest.raises(NothingKept, match=f": {FILL_ROWS} in a row were dropped"):
+        dataset[0]
+    assert asked == FILL_ROWS
+    # From the next chunk on the kept ones are near enough, and what is known to be dropped is not asked about again.
+    assert dataset[1000]["id"] >= FILL_ROWS
+    assert asked <= FILL_ROWS + 2
+
+
+def test_rows_known_to_be_dropped_are_bounded() -> None:
+    known = DroppedRows(1 << 19)
+    for chunk in range(5):
+        known.add(chunk << 19)
+    assert [(chunk << 19) in known for chunk in range(5)] == [False, False, False, True, True]
+    small = DroppedRows(2)
+    small.add(5)
+    assert (small.holds(2, 2), small.holds(3, 2)) == (False, False)
+    small.add(4)
+    assert (small.holds(2, 2), 4 in small, 4 in small.fresh()) == (True, True, False)
+    huge = DroppedRows(1 << 21)
+    huge.add(0)
+    huge.add(1 << 21)
+    assert (0 in huge, (1 << 21) in huge) == (False, True)
+
+
+def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = produce(tmp_path / "s", 24, 12)
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        read_all(open_rank(directory, Filter(functions.even)))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.partition("skipped by this process: ")[2] for text in texts] == ["1)", "10)"]
+    assert texts[0].startswith(
+        f"{directory}/chunk_00000.jsonl: row 1 (line 2, byte 9, sample 1): SkipSample: steps[0], filter_fn "
+        f"tests.data.step_functions:even, drops it; another row is used instead"
+    )
+
+
+def test_error_budget_of_any_number(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 300, 100)
+    dataset = open_rank(directory, failing(*range(0, 300, 2)), max_error_count=None)
+    assert {number % 2 for number in read_all(dataset)} == {1}
+    stats = dataset.stats()
+    assert (stats.bad_samples, stats.dropped, stats.filled) == (150, 0, 150)
+
+
+def test_error_budget_is_that_of_each_process(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3)
+    dataset = open_rank(directory, failing(0, 4, 8), max_error_count=2)
+    with pytest.raises(TooManyBadSamples, match="3 bad samples in this process") as caught:
+        read_all(dataset)
+    assert (caught.value.sample, caught.value.count) == (8, 3)
+    assert str(caught.value.step).startswith("steps[0], map tests.data.test_steps_filling:failing")
+    assert isinstance(caught.value.__cause__, ValueError)
+    # Two workers meet fewer each.
+    assert len(list(loader(dataset, dataset.rank_indices, 2, batch_size=3))) == 4
+
+
+def test_dropped_rows_do_not_count_as_errors(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3)
+    dataset = open_rank(directory, Filter(functions.even), max_error_count=0)
+    assert set(read_all(dataset)) <= set(range(0, 12, 2))
+    assert dataset.stats().bad_samples == 0
+
+
+def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 6, 3)
+    with pytest.raises(BadSample, match="no usable substitute for sample 0") as caught:
+        open_rank(directory, failing(0, 1, 2), max_error_count=None)[0]
+    assert "It was bad by ValueError: bad 0" in str(caught.value)
+    # Where rows are dropped too, they are.
+    assert open_rank(directory, keeping(0, 4), failing(0), max_error_count=None)[0] == {"id": 4}
+    assert open_rank(directory, keeping(0, 4), failing(0), max_error_count=None)[2] == {"id": 4}
+
+
+def test_so_many_bad_ones_in_a_row_are_an_error_with_any_budget(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 100, 100)
+    with pytest.raises(BadSample, match="no usable substitute for sample 0"):
+        open_rank(directory, Filter(lambda row: row["id"] % 3), failing(*range(100)), max_error_count=None)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_error_count": -1}, "max_error_count is 0 or more, or None for no limit, got -1"),
+        ({"max_error_count": 1.5}, "max_error_count is 0 or more, or None for no limit, got 1.5"),
+        ({"max_error_count": True}, "got True"),
+        ({"max_error_count": 3, "on_bad_sample": "raise"}, "on_bad_sample='raise' raises the first error, max_error_"),
+        ({"max_bad_samples": -1}, "max_bad_samples is 0 or more, got -1"),
+    ],
+)
+def test_budget_that_cannot_be_is_refused(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_rank(produce(tmp_path / "s", 3, 3), **options)
+
+
+def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 12, 3, end=False)
+    # Of the second rank's chunks one row each is kept.
+    keep = Filter(functions.uneven)
+    ranks = [LazyShardedStream(open_rank(directory, keep, rank=rank, dp=2, batch_size=2)) for rank in (0, 1)]
+    loaders = [iter(loader_of(stream, workers=1)) for stream in ranks]
+    first = [next(batches) for batches in loaders]
+    produce(directory, 17, 3)
+    rest = [list(batches) for batches in loaders]
+    assert [first[0], *rest[0]] == [[0, 1], [2, 6], [7, 8], [12, 14]]
+    assert [first[1], *rest[1]] == [[3, 3], [3, 9], [9, 9], [13, 15]]

@@ -1,0 +1,123 @@
+"""What a shuffle gives a training run: another order in each epoch, and over all chunks where the window holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from lazyshard import LazyShardedDataset, StreamReader, window_for_distance
+from lazyshard.errors import WaitTimeout
+from lazyshard.plan.shuffle_measured import neighbours
+from tests.data.workers import DEADLINE_S, ids
+from tests.storage.streams import produce
+
+CHUNKS, PER_CHUNK, RANKS = 24, 5, 2
+RANK_CHUNKS = CHUNKS // RANKS
+
+Drawn = Callable[..., list[int]]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    return produce(tmp_path / "s", CHUNKS * PER_CHUNK, PER_CHUNK)
+
+
+def drawn(stream: Path, rank: int, epoch: int, workers: int = 0, **options: Any) -> list[int]:
+    """The samples that a rank's loader hands out in an epoch, in order."""
+    dataset = LazyShardedDataset(
+        stream, dp_rank=rank, dp_size=RANKS, batch_size=5, seed=3, max_wait=DEADLINE_S, **options
+    )
+    dataset.set_epoch(epoch)
+    loader: Any = DataLoader(dataset, 5, sampler=dataset.rank_indices, num_workers=workers, collate_fn=ids)
+    return [one for batch in loader for one in batch]
+
+
+def chunk_order(samples: list[int]) -> list[int]:
+    """The chunks, by when the first sample of each comes."""
+    return list(dict.fromkeys(sample // PER_CHUNK for sample in samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("window", [1, 3, RANK_CHUNKS])
+def test_each_epoch_has_another_order_of_the_same_samples(stream: Path, window: int, workers: int) -> None:
+    orders = [drawn(stream, 1, epoch, workers, shuffle_window=window) for epoch in range(3)]
+    own = [sample for sample in range(CHUNKS * PER_CHUNK) if sample // PER_CHUNK % RANKS == 1]
+    for order in orders:
+        assert sorted(order) == own
+        assert order != own
+    # Not one of the two moved or turned: of 60 samples few are at the same place by chance.
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert sum(a == b for a, b in zip(orders[first], orders[second], strict=True)) <= 60 // (2 * min(window, 2))
+    # And the same one again whenever it is asked for.
+    assert drawn(stream, 1, 1, shuffle_window=window) == orders[1]
+
+
+def test_without_a_window_every_epoch_has_the_order_of_the_stream(stream: Path) -> None:
+    own = [sample for sample in range(CHUNKS * PER_CHUNK) if sample // PER_CHUNK % RANKS == 0]
+    assert [drawn(stream, 0, epoch) for epoch in range(3)] == [own] * 3
+
+
+def test_epochs_of_one_long_run_have_another_order_each(stream: Path) -> None:
+    # Without `set_epoch`, by num_samples.
+    samples = drawn(stream, 0, 0, shuffle_window=3, num_samples=3 * CHUNKS * PER_CHUNK)
+    epochs = [samples[start : start + 60] for start in (0, 60, 120)]
+    assert [sorted(one) for one in epochs] == [sorted(epochs[0])] * 3
+    assert len({tuple(one) for one in epochs}) == 3
+
+
+@pytest.mark.parametrize("window", [RANK_CHUNKS, RANK_CHUNKS + 7])
+def test_a_window_of_all_chunks_of_a_rank_shuffles_their_order(stream: Path, window: int) -> None:
+    own = list(range(0, CHUNKS, RANKS))
+    orders = []
+    for epoch in range(3):
+        samples = drawn(stream, 0, epoch, shuffle_window=window)
+        orders.append(chunk_order(samples))
+        assert sorted(orders[-1]) == own
+        # Samples of the beginning and of the end of the stream stand together from the first batches on.
+        first = {sample // PER_CHUNK for sample in samples[:20]}
+        assert min(first) < CHUNKS // 4
+        assert max(first) >= CHUNKS * 3 // 4
+        # A third of all that the rank has, to within what 60 samples tell.
+        found = neighbours(np.array([samples]), np.arange(60))
+        assert found == pytest.approx(61 / 3, rel=0.3)
+    # Neither the order of the stream, nor twice the same.
+    assert len({tuple(own), *map(tuple, orders)}) == 4
+
+
+def test_a_smaller_window_keeps_the_order_of_the_windows(stream: Path) -> None:
+    samples = drawn(stream, 0, 0, shuffle_window=3)
+    for start in range(0, 60, 15):
+        chunks = {sample // PER_CHUNK // RANKS for sample in samples[start : start + 15]}
+        assert chunks == set(range(start // PER_CHUNK, start // PER_CHUNK + 3))
+
+
+def test_which_chunks_a_rank_has_is_the_same_in_every_epoch(stream: Path) -> None:
+    for epoch in range(3):
+        for rank in range(RANKS):
+            samples = drawn(stream, rank, epoch, shuffle_window=RANK_CHUNKS)
+            assert {sample // PER_CHUNK % RANKS for sample in samples} == {rank}
+
+
+def test_a_window_of_all_chunks_waits_for_the_end_of_a_live_stream(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", CHUNKS * PER_CHUNK, PER_CHUNK, end=False)
+    options: dict[str, Any] = {"dp_rank": 0, "dp_size": RANKS, "num_samples": 10, "shuffle_window": RANK_CHUNKS + 1}
+    with pytest.raises(WaitTimeout):
+        LazyShardedDataset(directory, max_wait=0.2, **options)[0]
+    produce(directory, CHUNKS * PER_CHUNK, PER_CHUNK)
+    assert LazyShardedDataset(directory, max_wait=DEADLINE_S, **options)[0]["id"] < CHUNKS * PER_CHUNK
+
+
+def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> None:
+    # As the documentation has it, of a stream of ten windows.
+    directory = produce(tmp_path / "s", 6000, 20)
+    size = StreamReader(directory).samples_per_chunk
+    window = window_for_distance(100, size)
+    assert window == 15
+    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=2, shuffle_window=window)
+    order = [[dataset.draw(index).sample for index in range(lane * 3000, (lane + 1) * 3000)] for lane in range(2)]
+    assert neighbours(np.array(order), np.arange(3000)) == pytest.approx(100, rel=0.05)

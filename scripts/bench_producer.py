@@ -34,6 +34,7 @@ from bench_read import floor, make_stream
 
 from lazyshard import ChunkWriter
 from lazyshard_producer.sources.allocator import keep_freed_memory
+from scripts.bench_report import folder
 
 BLOCK_BYTES = 1 << 20
 SOURCE = "chunk_00000.jsonl"
@@ -201,7 +202,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples-per-chunk", type=int, default=1000)
-    parser.add_argument("--dir", type=Path, default=None, help="where to put everything (default: a temporary one)")
+    parser.add_argument("--dir", type=folder, default=None, help="where to put everything (default: a temporary one)")
     parser.add_argument("--peers", type=Path, default=None, help="directory with the environments of other writers")
     parser.add_argument("--json", type=Path, default=None, help="append the results as one JSON line to this file")
     args = parser.parse_args()

@@ -26,6 +26,7 @@ import orjson
 import torch
 
 from lazyshard import ChunkWriter, LazyShardedDataset
+from scripts.bench_report import folder
 
 SAMPLES_PER_CHUNK = 1000
 BATCH = 8
@@ -208,7 +209,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunk-files", type=int, default=20_000)
     parser.add_argument(
-        "--dir", type=Path, default=None, help="where to put the streams (default: a temporary directory)"
+        "--dir", type=folder, default=None, help="where to put the streams (default: a temporary directory)"
     )
     parser.add_argument("--json", type=Path, default=None, help="append the results as one JSON line to this file")
     args = parser.parse_args()

@@ -19,22 +19,19 @@ disturbs all alike; medians are shown with the lowest and the highest. On a busy
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy
 import orjson
 import torch
 
 from scripts.bench_read import SAMPLES_PER_CHUNK
+from scripts.bench_report import Report, folder, spread
 from scripts.bench_resume_first import CASES, measure_first
 from scripts.bench_resume_peers import CONSUMED, LOADERS, measure_peers
 from scripts.bench_resume_plan import measure_arithmetic, measure_rescale
@@ -47,30 +44,6 @@ ASKED_MB: Final = 50.0
 ASKED_SCALAR_US: Final = 2.0
 ASKED_VECTOR_NS: Final = 50.0
 ASKED_RESCALE_S: Final = 1.0
-
-
-class Report:
-    """What was found, and what of it is worse than what is asked for.
-
-    Attributes:
-        results: all figures, for JSON.
-        worse: in words; medians count.
-    """
-
-    def __init__(self) -> None:
-        self.results: dict[str, Any] = {}
-        self.worse: list[str] = []
-
-    def judge(self, name: str, value: float, asked: float, unit: str) -> None:
-        """Notes a median that is not below what is asked for."""
-        if value >= asked:
-            self.worse.append(f"{name}: {value:.3g} {unit}, asked for: under {asked:g}")
-
-
-def spread(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Returns the median with the lowest and the highest."""
-    low, middle, high = (scale * one for one in (min(values), statistics.median(values), max(values)))
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def report_first(report: Report, place: Path, args: argparse.Namespace) -> None:
@@ -145,18 +118,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="of the side by side; 160,000 or more")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--all-names", action="store_true", help="make an empty file for every name of a chunk")
-    parser.add_argument("--dir", type=Path, default=None, help="where to put everything (default: a temporary one)")
+    parser.add_argument("--dir", type=folder, default=None, help="where to put everything (default: a temporary one)")
     parser.add_argument("--peers", type=Path, default=None, help="directory with the environments of other loaders")
     parser.add_argument("--json", type=Path, default=None, help="append the results as one JSON line to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a median is worse than asked for")
     args = parser.parse_args()
     if args.rounds < 1 or args.chunks < 200_000 or args.rows < 160_000:
         parser.error("--rounds is at least 1, --chunks at least 200000, --rows at least 160000")
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    versions = f"orjson {orjson.__version__}, numpy {numpy.__version__}, torch {torch.__version__}"
-    print(f"{machine}, {versions}; load {os.getloadavg()[0]:.1f} at the start")
-    report = Report()
-    report.results |= {"machine": machine, "versions": versions, "load": os.getloadavg()[0]}
+    report = Report(f"orjson {orjson.__version__}, numpy {numpy.__version__}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory(dir=args.dir) as place:
         if "first" in args.only:
             report_first(report, Path(place), args)
@@ -166,13 +135,7 @@ def main() -> int:
             report_rescale(report, args)
         if "peers" in args.only and args.peers:
             report_peers(report, Path(place), args)
-    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
-    for line in report.worse:
-        print(f"worse than asked for: {line}")
-    if args.json:
-        with args.json.open("a") as file:
-            file.write(json.dumps(report.results | {"worse": report.worse}) + "\n")
-    return 1 if args.check and report.worse else 0
+    return report.conclude(args)
 
 
 if __name__ == "__main__":

@@ -57,11 +57,13 @@ def variants() -> Iterator[Variant]:
         count = _VECTOR // 8
         yield Variant(f"8 ranks, {words}", rules, (Part(8),), _DRAWS, _DRAWS + count)
         parts: tuple[Part, ...] = (Part(8, draws=_DRAWS), Part(6))
-        carried = (rules.span - _DRAWS % rules.span) * 8 // 6
+        open_samples = (rules.span - _DRAWS % rules.span) * 8
+        carried = open_samples // 6
         yield Variant(f"8 to 6 ranks, {words}: carried over", rules, parts, 0, carried)
         yield Variant(f"8 to 6 ranks, {words}: behind that", rules, parts, carried + 1, carried + 1 + count)
         parts = (Part(8, draws=_DRAWS), Part(6, draws=100), Part(7, draws=100), Part(5))
-        yield Variant(f"8, 6, 7, 5 ranks in one window, {words}: carried over", rules, parts, 0, carried // 2)
+        carried = (open_samples - 6 * 100 - 7 * 100) // 5
+        yield Variant(f"8, 6, 7, 5 ranks in one window, {words}: carried over", rules, parts, 0, carried)
 
 
 class Times(NamedTuple):
@@ -74,9 +76,10 @@ class Times(NamedTuple):
 def measure_arithmetic(chunks: int, rounds: int) -> dict[tuple[Variant, bool], Times]:
     """Returns the times of each variant with the total known (True) and unknown; a first round is not counted."""
     found = {(variant, known): Times([], []) for variant in variants() for known in (True, False)}
+    seeds = itertools.count()
     for number in range(rounds + 1):
         for (variant, known), times in found.items():
-            course, total = variant.course(2 * number + known), chunks * SAMPLES_PER_CHUNK if known else None
+            course, total = variant.course(next(seeds)), chunks * SAMPLES_PER_CHUNK if known else None
             taken = _scalar(course, variant, total), _vector(course, variant, total)
             if number:
                 times.scalar.append(taken[0])

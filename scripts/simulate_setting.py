@@ -1,0 +1,168 @@
+"""What is simulated: a run's numbers, and what the plan makes of them. Integers and seconds, no I/O.
+
+Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
+can be trained once the last of its positions may be drawn: `lazyshard.plan.Course.needed` says how many rows that
+takes. It grows by whole stripes (with windows: by all ranks' windows), here called spans::
+
+    ranks=2, samples_per_chunk=4, batch=2      step    0  1  2  3  4
+                                               needed  8  8 16 16 24   rows
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+from lazyshard.plan import Course, Part, Rules
+from lazyshard_producer.configuration.settings import Amount
+from lazyshard_producer.holding.limits import ahead_in_chunks
+
+SEAL_ROW_BYTES: Final = 27
+"""Bytes of a seal for each row, see docs/retention.md."""
+
+PREFETCH: Final = 2
+"""Batches that each worker of a DataLoader has under way: torch's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A run.
+
+    Attributes:
+        ranks: data-parallel ranks, >= 1.
+        batch: samples of one rank in a micro batch, >= 1.
+        micro_batches: micro batches of one rank in a step, >= 1.
+        step_seconds: what a step takes where its data is there, > 0.
+        samples_per_chunk: rows in a chunk, >= 1.
+        window: chunks that each rank shuffles among; 0 draws in order.
+        producer_rate: rows a second that can be published, > 0.
+        rows: of the stream; then it ends.
+        row_bytes: mean size of a row, line end included.
+        head_start: rows that were produced before the training began.
+        max_ahead: the producer's --max-ahead; None for no limit.
+        retain: the producer's --retain.
+        checkpoint_steps: steps from one checkpoint, and commit of the cursor, to the next; 0 for none.
+        keep_checkpoints: how many are kept: the cursor stays at the oldest.
+        workers: of each rank's DataLoader; 0 reads between the steps.
+        latency_s: of one operation of the filesystem: an open, a stat or a read.
+        visibility_s: seconds until another machine sees what was published.
+        woken: readers are woken by the filesystem, as local ones do; else they poll.
+        ranks_a_node: ranks on one machine.
+
+    Raises:
+        ValueError: a field is outside its range, or there are fewer rows than a step takes.
+    """
+
+    ranks: int
+    step_seconds: float
+    samples_per_chunk: int
+    producer_rate: float
+    rows: int
+    batch: int = 1
+    micro_batches: int = 1
+    window: int = 0
+    row_bytes: int = 2000
+    head_start: int = 0
+    max_ahead: Amount | None = None
+    retain: Literal["all", "consumed"] = "all"
+    checkpoint_steps: int = 0
+    keep_checkpoints: int = 1
+    workers: int = 2
+    latency_s: float = 0.001
+    visibility_s: float = 0.0
+    woken: bool = False
+    ranks_a_node: int = 8
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        for name in (
+            "ranks",
+            "batch",
+            "micro_batches",
+            "samples_per_chunk",
+            "rows",
+            "keep_checkpoints",
+            "ranks_a_node",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is 1 or more, got {getattr(self, name)}")
+        for name in ("window", "row_bytes", "head_start", "checkpoint_steps", "workers", "latency_s", "visibility_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
+        for name in ("step_seconds", "producer_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+        if not self.steps:
+            raise ValueError(f"rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
+
+    @cached_property
+    def draws(self) -> int:
+        """Positions of each rank in a step."""
+        return self.batch * self.micro_batches
+
+    @cached_property
+    def step_rows(self) -> int:
+        """Rows that a step takes, over all ranks."""
+        return self.draws * self.ranks
+
+    @cached_property
+    def course(self) -> Course:
+        """What each rank draws."""
+        return Course(
+            Rules(self.samples_per_chunk, self.window * self.samples_per_chunk), [Part(self.ranks, self.batch)]
+        )
+
+    @cached_property
+    def span(self) -> int:
+        """Positions of a rank that become certain together: its share of a stripe, or its window."""
+        return self.samples_per_chunk * max(1, self.window)
+
+    @cached_property
+    def span_rows(self) -> int:
+        """The same over all ranks."""
+        return self.span * self.ranks
+
+    @cached_property
+    def steps(self) -> int:
+        """Whole steps of the epoch."""
+        return self.course.epoch_length(self.rows) // self.draws
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks of the stream."""
+        return -(-self.rows // self.samples_per_chunk)
+
+    @cached_property
+    def chunk_seconds(self) -> float:
+        """What the producer takes for a chunk."""
+        return self.samples_per_chunk / self.producer_rate
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """What a chunk takes on disk, with its seal."""
+        return self.samples_per_chunk * (self.row_bytes + SEAL_ROW_BYTES)
+
+    @cached_property
+    def ahead_chunks(self) -> int | None:
+        """The limit of the producer in chunks; None for none."""
+        if self.max_ahead is None:
+            return None
+        return ahead_in_chunks(self.max_ahead, self.samples_per_chunk, self.chunk_bytes)
+
+    def needed_chunks(self, step: int) -> int:
+        """Returns how many chunks must be published before a step can be trained.
+
+        `Course.needed` of the step's last position in closed form, which a test holds against it; not more than there
+        are, since what is left of an ended stream may be drawn too.
+        """
+        spans = -(-(step + 1) * self.draws // self.span)
+        return min(spans * self.span_rows // self.samples_per_chunk, self.chunks)
+
+    def first_step_after(self, chunks: int) -> int:
+        """Returns the first step that needs more than so many chunks; `steps` where none does."""
+        if chunks >= self.chunks:
+            return self.steps
+        spans = chunks * self.samples_per_chunk // self.span_rows
+        return min(self.steps, spans * self.span // self.draws)

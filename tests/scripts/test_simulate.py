@@ -1,0 +1,328 @@
+"""Scale on paper: small runs that can be worked out by hand, and the command."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lazyshard.storage import Published
+from lazyshard.storage.inspection_shuffle import Reading, report_shuffle
+from lazyshard_producer.configuration.settings import Amount
+from scripts import simulate_sweep
+from scripts.simulate import main
+from scripts.simulate_disk import disk_use
+from scripts.simulate_files import count_files
+from scripts.simulate_model import simulate
+from scripts.simulate_producer import Producer, first_look
+from scripts.simulate_reading import all_openings, loaded_step_s, openings
+from scripts.simulate_report import lines, outcome
+from scripts.simulate_setting import Setting
+from scripts.simulate_shuffle import shuffle_quality
+
+# 2 ranks, chunks of 4 rows, one every half second; a stripe is 2 chunks, of which 2 steps are trained.
+SMALL = Setting(
+    ranks=2,
+    batch=2,
+    samples_per_chunk=4,
+    producer_rate=8.0,
+    step_seconds=0.5,
+    rows=64,
+    workers=0,
+    latency_s=0.0,
+    woken=True,
+    ranks_a_node=2,
+)
+COMMAND = ["--ranks", "2", "--batch", "2", "--step-seconds", "0.25", "--producer-rate", "8", "--samples-per-chunk", "4"]
+
+
+def test_a_trainer_as_fast_as_its_producer_waits_for_the_first_stripe_alone() -> None:
+    timeline = simulate(SMALL)
+    assert timeline.published.tolist() == [chunk / 2 for chunk in range(1, 17)]
+    assert (timeline.after_wait.tolist(), timeline.began.tolist()) == ([0], [1.0])
+    assert (timeline.first_step_s, timeline.end_s, timeline.stalled_s) == (1.0, 9.0, 1.0)
+
+
+def test_a_faster_trainer_waits_for_each_stripe() -> None:
+    timeline = simulate(replace(SMALL, step_seconds=0.25))
+    assert timeline.after_wait.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert timeline.began.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert timeline.waits.tolist() == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert (timeline.end_s, timeline.stalled_s) == (8.5, 4.5)
+
+
+def test_a_head_start_lasts_until_the_trainer_has_caught_up() -> None:
+    timeline = simulate(replace(SMALL, step_seconds=0.25, head_start=24))
+    assert timeline.published.tolist()[:7] == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5]
+    # Three stripes are there, then one is published a second, and trained in half of one.
+    assert timeline.after_wait.tolist() == [0, 10, 12, 14]
+    assert timeline.began.tolist() == [0.0, 3.0, 4.0, 5.0]
+    assert (timeline.first_step_s, timeline.end_s) == (0.0, 5.5)
+
+
+def test_windows_make_the_first_step_wait_for_all_their_chunks() -> None:
+    assert simulate(replace(SMALL, window=4)).first_step_s == 4.0
+    assert simulate(replace(SMALL, window=1)).first_step_s == 1.0
+
+
+def test_what_fills_no_stripe_is_trained_at_the_end_of_the_stream() -> None:
+    setting = replace(SMALL, rows=13, step_seconds=0.25)
+    timeline = simulate(setting)
+    assert (setting.steps, setting.chunks) == (3, 4)
+    assert timeline.published.tolist() == [0.5, 1.0, 1.5, 1.625]
+    assert timeline.began.tolist() == [1.0, 1.625]
+
+
+def test_files_that_are_seen_late_are_trained_late() -> None:
+    assert simulate(replace(SMALL, visibility_s=3.0)).first_step_s == 4.0
+
+
+def test_trained_and_published_rows_by_time() -> None:
+    timeline = simulate(replace(SMALL, step_seconds=0.25))
+    times = np.array([0.0, 0.9, 1.0, 1.3, 1.6, 2.3, 8.5, 100.0])
+    assert timeline.published_rows(times).tolist() == [0, 4, 8, 8, 12, 16, 64, 64]
+    assert timeline.trained(times).tolist() == [0, 0, 0, 4, 8, 12, 64, 64]
+
+
+def test_a_polling_reader_finds_a_chunk_within_a_tenth_of_the_time_that_it_takes() -> None:
+    timeline = simulate(replace(SMALL, step_seconds=0.25, woken=False))
+    late = timeline.began - np.arange(1, 9)
+    assert (late >= 0).all() and (late > 0).any()
+    assert late[1:].max() <= 0.1 * 0.5 + 0.02
+    # The first one knows no rate: a tenth of what was waited.
+    assert late[0] <= 0.1 + 0.02
+
+
+def test_a_producer_that_may_be_two_chunks_ahead_waits_for_the_reader() -> None:
+    setting = Setting(
+        ranks=1,
+        samples_per_chunk=10,
+        producer_rate=10.0,
+        step_seconds=1.0,
+        rows=60,
+        max_ahead=Amount(number=2, unit="chunks"),
+    )
+    producer = Producer(setting)
+    assert producer.published.tolist() == [1.0, 2.0]
+    producer.tell(1, 0.0)
+    # Told before it was held at all.
+    assert producer.published.tolist() == [1.0, 2.0, 3.0]
+    producer.tell(1, 50.0)
+    assert len(producer.published) == 3
+    producer.tell(3, 50.0)
+    # Held for 47 s, it looks every 2 s, and makes up for one second.
+    look = 3.0 + first_look(47.0)
+    assert 50.0 <= look < 52.0
+    assert producer.published.tolist()[3:] == [look, look + 1.0]
+    assert producer.begun.tolist()[3:] == [look, look]
+
+
+def test_a_held_producer_looks_ever_more_rarely() -> None:
+    assert first_look(0.0) == 0.0
+    assert first_look(0.1) == pytest.approx(0.2)
+    assert 10.0 <= first_look(10.0) < 11.0
+    assert 1000.0 <= first_look(1000.0) < 1002.0
+
+
+def test_checkpoints_free_the_disk() -> None:
+    def peak(**changes: Any) -> int:
+        return disk_use(simulate(replace(SMALL, **changes))).peak_chunks
+
+    assert peak() == 16
+    assert peak(retain="consumed") == 16
+    # The stripe being trained, and the two chunks published meanwhile.
+    assert peak(retain="consumed", checkpoint_steps=2) == 4
+    assert peak(retain="consumed", checkpoint_steps=8) == 10
+    assert peak(retain="consumed", checkpoint_steps=2, keep_checkpoints=2) == 6
+
+
+def test_disk_bytes_count_the_seals() -> None:
+    found = disk_use(simulate(replace(SMALL, row_bytes=973)))
+    assert (found.peak_chunks, found.peak_bytes, found.commits) == (16, 16 * 4 * 1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"workers": 0}, 1.0),
+        # 4 rows in 2 batches of 2: one for each of two workers, and no third one comes.
+        ({"workers": 2}, 2.0),
+        ({"workers": 5}, 2.0),
+        # A batch of 3 begins in each place of a chunk of 4 once: it touches 1, 1, 2, 2 chunks.
+        ({"workers": 5, "batch": 3}, 2.0),
+        ({"workers": 5, "batch": 8}, 1.0),
+    ],
+)
+def test_a_chunk_is_opened_by_each_worker_that_a_batch_of_it_comes_to(changes: Any, expected: float) -> None:
+    assert openings(replace(SMALL, **changes)) == expected
+
+
+def test_chunks_of_the_tail_are_opened_by_each_rank_that_has_a_row_of_them() -> None:
+    assert all_openings(replace(SMALL, rows=64)) == 16
+    # Two stripes, and a chunk that is dealt to both ranks row by row; then to as many of 9 ranks as it has rows.
+    assert all_openings(replace(SMALL, rows=20)) == 4 + 2
+    assert all_openings(replace(SMALL, ranks=9, rows=40)) == 9 + 4
+
+
+def test_a_window_of_more_chunks_than_may_be_open_opens_them_again_and_again() -> None:
+    many = replace(SMALL, ranks=1, rows=10**6, samples_per_chunk=1000, window=512)
+    assert openings(replace(many, window=256)) == 1.0
+    assert openings(many) == pytest.approx(1 + 999 / 2)
+
+
+def test_reading_adds_to_a_step_without_workers_and_hides_behind_it_with_them() -> None:
+    slow = replace(SMALL, latency_s=0.01)
+    assert loaded_step_s(replace(slow, workers=2)) == 0.5
+    # Half a chunk is opened, by four operations, and read by half an operation.
+    assert loaded_step_s(slow) == pytest.approx(0.5 + 0.01 * (2 + 0.5))
+
+
+def test_operations_are_counted() -> None:
+    setting = replace(SMALL, step_seconds=0.25, retain="consumed", checkpoint_steps=4)
+    timeline = simulate(setting)
+    disk = disk_use(timeline)
+    files = count_files(timeline, disk)
+    assert (files.processes, files.nodes) == (2, 1)
+    # Two opens for each of 16 chunks, which one rank reads.
+    assert (files.chunk_opens, files.other_reads - timeline.asides) == (32, 16)
+    assert files.looks == 2 * timeline.looks + timeline.shared + 2 + disk.commits
+    assert files.total >= files.looks + files.chunk_opens
+
+
+def test_what_is_drawn_in_turn_in_order_is_as_far_apart_as_there_are_ranks() -> None:
+    for ranks in (1, 2, 7):
+        assert shuffle_quality(replace(SMALL, ranks=ranks, rows=4096)).in_turn == pytest.approx(ranks)
+
+
+def test_neighbours_in_a_window_are_a_third_of_it_apart() -> None:
+    one = replace(SMALL, ranks=1, samples_per_chunk=1000, window=8, rows=96_000)
+    found = shuffle_quality(one)
+    assert found.in_turn == pytest.approx(8000 / 3, rel=0.05)
+    assert found.neighbours == pytest.approx(8001 / 3, abs=1)
+
+
+def test_distances_are_those_that_inspect_tells() -> None:
+    one = replace(SMALL, ranks=4, samples_per_chunk=50, window=4, rows=40_000)
+    told = report_shuffle(Published(800, 40_000, True), 50, Reading(4, "chunk", one.draws), [4]).windows[0]
+    found = shuffle_quality(one)
+    assert found.neighbours == told.expected.neighbours
+    assert found.in_turn == pytest.approx(told.measured.in_turn, rel=0.03)
+
+
+def test_a_global_batch_in_order_lies_in_a_stripe() -> None:
+    # Positions 0 and 1 of ranks 0 and 1: rows 0 1 4 5.
+    assert shuffle_quality(replace(SMALL, rows=8)).batch == pytest.approx((1 + 4 + 5 + 3 + 4 + 1) / 6)
+    assert shuffle_quality(replace(SMALL, ranks=1, batch=1)).batch is None
+
+
+def test_a_global_batch_of_many_ranks_is_known_from_some() -> None:
+    few = replace(SMALL, ranks=2048, samples_per_chunk=64, window=4, rows=2048 * 64 * 8)
+    many = replace(few, ranks=20480, rows=20480 * 64 * 8)
+    found, more = shuffle_quality(few).batch, shuffle_quality(many).batch
+    assert found is not None and more is not None
+    assert more == pytest.approx(10 * found, rel=0.15)
+
+
+def test_thousands_of_ranks_and_a_million_chunks_are_simulated() -> None:
+    setting = Setting(
+        ranks=4096,
+        micro_batches=4,
+        step_seconds=10.0,
+        producer_rate=1500.0,
+        rows=10**9,
+        samples_per_chunk=1000,
+        retain="consumed",
+        checkpoint_steps=500,
+    )
+    found = outcome(setting)
+    assert found.limited_by == "producer"
+    assert found.timeline.first_step_s == pytest.approx(4096 * 1000 / 1500, abs=6)
+    assert found.timeline.end_s == pytest.approx(10**9 / 1500, rel=0.01)
+    assert found.disk.peak_chunks < setting.chunks
+
+
+def test_the_table_warns_of_waits_that_readers_do_not_last() -> None:
+    slow = replace(SMALL, producer_rate=0.01, retain="consumed")
+    told = [line for line in lines(outcome(slow)) if line.startswith("warning")]
+    assert any("raise max_wait" in line for line in told)
+    assert any("no cursor is written" in line for line in told)
+    assert not any(line.startswith("warning") for line in lines(outcome(SMALL)))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("window=0,1,4", [0, 1, 4]),
+        ("samples-per-chunk=100:1500", [100, 200, 500, 1000, 1500]),
+        ("producer_rate=0.5:2", [0.5, 1.0, 2.0]),
+    ],
+)
+def test_axes_of_a_sweep(text: str, values: list[float]) -> None:
+    assert simulate_sweep.parse_axis(text)[1] == values
+
+
+def test_a_sweep_changes_its_last_axis_fastest() -> None:
+    axes = simulate_sweep.parse_axes(["samples_per_chunk=4,8", "window=0,2"])
+    found = [(one.setting.samples_per_chunk, one.setting.window) for one in simulate_sweep.sweep(SMALL, axes)]
+    assert found == [(4, 0), (4, 2), (8, 0), (8, 2)]
+
+
+def test_the_command_prints_a_table_and_appends_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    wanted = [*COMMAND, "--rows", "64", "--workers", "0", "--latency", "0", "--woken", "--json", str(file)]
+    assert main(wanted) == 0
+    assert main([*wanted, "--sweep", "window=0,2"]) == 0
+    out = capsys.readouterr().out
+    assert "first step after 1.0 s" in out and "limited by       producer" in out
+    figures = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one["window"] for one in figures] == [0, 0, 2]
+    assert figures[0]["end_s"] == 8.5
+    assert figures[0]["stall_share"] == pytest.approx(4.5 / 8.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--ranks is needed"),
+        (COMMAND, "--rows or --chunks is needed"),
+        ([*COMMAND, "--rows", "3"], "rows is at least 4"),
+        ([*COMMAND, "--rows", "64", "--window", "-1"], "window is 0 or more"),
+        ([*COMMAND, "--rows", "64", "--sweep", "seed=1,2"], "'seed' cannot be swept"),
+        ([*COMMAND, "--rows", "64", "--sweep", "window=a"], "NAME=LOW:HIGH"),
+        ([*COMMAND, "--rows", "64", "--sweep", "window=1", "window=2"], "two different settings"),
+        (["--check-real", "--check-ranks", "3"], "some of 2, 4 and 8"),
+    ],
+)
+def test_wrong_arguments_end_with_code_2(
+    arguments: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_rows_a_second_say_what_a_step_takes(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    rest = ["--batch", "2", "--producer-rate", "8", "--chunks", "16", "--samples-per-chunk", "4", "--json", str(file)]
+    assert main(["--ranks", "2", "--rows-a-second", "16", *rest]) == 0
+    figures = json.loads(file.read_text())
+    assert (figures["step_seconds"], figures["rows"]) == (0.25, 64)
+
+
+def test_pictures_need_matplotlib_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main([*COMMAND, "--rows", "64", "--plot", str(tmp_path)]) == 2
+    assert "pip install '.[plots]'" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("default")
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "pictures"
+    assert main([*COMMAND, "--rows", "64", "--plot", str(folder)]) == 0
+    assert main([*COMMAND, "--rows", "64", "--plot", str(folder), "--sweep", "window=0,2"]) == 0
+    assert {path.name for path in folder.iterdir()} == {"run.png", "sweep.png"}

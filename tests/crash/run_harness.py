@@ -14,6 +14,7 @@ from pathlib import Path
 from lazyshard.storage import read_retired
 from lazyshard.storage.verification import verify
 from tests.crash import run_checkpoints, run_mutants
+from tests.crash.run_blend_history import check_blend, of_stream, steps_left
 from tests.crash.run_checkpoints import Checkpoint
 from tests.crash.run_history import Lived, Violation, check_kept, check_whole, read_steps
 from tests.crash.run_kills import Board
@@ -63,7 +64,7 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
         run_mutants.MUTANTS[mutant].install()
     played = Played(run.seed)
     board = Board()
-    producing = Producing(run, folder, board)
+    producing = [Producing(stream, folder, board, number) for number, stream in enumerate(run.streams)]
     left_alone: list[int] = []
     try:
         _live(run, folder, board, producing, played, left_alone)
@@ -72,28 +73,30 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     except TimeoutError as error:
         played.kind, played.text = "hang", str(error)
     finally:
-        producing.stop()
+        for one in producing:
+            one.stop()
         for group in left_alone:
             reap_group(group)
     if played.kind is None and has_children():
         played.kind, played.text = "error", "processes are left"
-    played.deaths = producing.died
-    played.chunks = -(-run.samples // run.per_chunk)
+    played.deaths = sum(one.died for one in producing)
+    played.chunks = sum(-(-stream.samples // stream.per_chunk) for stream in run.streams)
     return played
 
 
 def _live(
-    run: RunPlan, folder: Path, board: Board, producing: Producing, played: Played, left_alone: list[int]
+    run: RunPlan, folder: Path, board: Board, producing: Sequence[Producing], played: Played, left_alone: list[int]
 ) -> None:
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir()
+    streams = tuple(one.stream for one in producing)
     lives: list[Lived] = []
     done = False
     for plan in run.lives:
         origin, newer = _choose(checkpoints, plan.back)
         played.again += bool(newer)
-        consumed = 0 if origin is None else origin.consumed
-        steps = max(0, run.total - consumed) // (plan.dp * plan.batch_size)
+        started = None if origin is None else (origin.life, origin.steps)
+        steps = _steps_left(run, lives, origin, plan)
         if not steps and plan.kill is not None:
             # Once is enough to see that nothing is trained again.
             if done:
@@ -104,23 +107,24 @@ def _live(
         board.reset("before" if plan.kill is None else plan.kill.when, lonely=_is_lonely(plan))
         life = Life(plan, run.patience_s, steps, board, home, producing, left_alone)
         ended = life.run(
-            [
-                Rank(run, plan, number, rank, steps, producing.stream, home, checkpoints, origin, board)
-                for rank in range(plan.dp)
-            ]
+            [Rank(run, plan, number, rank, steps, streams, home, checkpoints, origin, board) for rank in range(plan.dp)]
         )
         if not ended:
             assert plan.kill is not None
             where = "end" if board.late else plan.kill.where
             played.kills[where] = played.kills.get(where, 0) + 1
-        started = None if origin is None else (origin.life, origin.steps)
         lives.append(Lived(plan, started, read_steps(home, plan.dp)))
-        played.deleted = _check_disk(run, lives, checkpoints, producing.stream)
-    producing.stop()
-    check_whole(run, lives)
-    findings = verify(producing.stream, jobs=1).findings
-    if findings:
-        raise Violation("torn", f"the stream is damaged: {findings}")
+        played.deleted = _check_disk(run, lives, checkpoints, streams)
+    for one in producing:
+        one.stop()
+    if run.others:
+        check_blend(run, lives)
+    else:
+        check_whole(run, lives)
+    for stream in streams:
+        findings = verify(stream, jobs=1).findings
+        if findings:
+            raise Violation("torn", f"the stream {stream.name} is damaged: {findings}")
 
 
 def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
@@ -137,11 +141,21 @@ def _is_lonely(plan: LifePlan) -> bool:
     return plan.kill is not None and plan.kill.whose == "one"
 
 
-def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, stream: Path) -> int:
+def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:
+    if run.others:
+        return steps_left(run, lives, None if origin is None else (origin.life, origin.steps), plan)
+    return max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
+
+
+def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, streams: Sequence[Path]) -> int:
     """Checks that whatever a kept checkpoint needs is still there; returns how many chunks are deleted."""
-    if not stream.is_dir():
-        return 0
-    retired = read_retired(stream)
-    for checkpoint in run_checkpoints.found(folder):
-        check_kept(run, lives, checkpoint.life, checkpoint.steps, retired)
-    return retired
+    deleted = 0
+    for number, (directory, stream) in enumerate(zip(streams, run.streams, strict=True)):
+        if not directory.is_dir():
+            continue
+        retired = read_retired(directory)
+        deleted += retired
+        trained = of_stream(lives, number) if run.others else lives
+        for checkpoint in run_checkpoints.found(folder):
+            check_kept(stream, trained, checkpoint.life, checkpoint.steps, retired)
+    return deleted

@@ -14,9 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tests.crash.run_plan import LifePlan, RunPlan
 from tests.plan.oracle import course_of_draws
+
+OF_A_STREAM: Final = 1_000_000
+"""Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
+number on."""
 
 Step = list[list[int]]
 """The samples of each rank in one step."""
@@ -86,6 +91,21 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
         Violation: they have not.
     """
     history = survived(lives, len(lives) - 1, len(lives[-1].steps))
+    trained = check_once(run, history)
+    missing = sorted(set(range(run.total)) - trained)
+    last = lives[-1].plan
+    if len(missing) >= last.dp * last.batch_size:
+        most = f"{last.dp} ranks with micro batches of {last.batch_size} leave fewer than their product over"
+        raise Violation("skipped", f"samples {missing} were not trained; {most}")
+    check_order(run, history)
+
+
+def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> set[int]:
+    """Checks that no sample was trained twice, and none that there is not; returns those that were.
+
+    Raises:
+        Violation: one was.
+    """
     trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
     twice = sorted(sample for sample, count in trained.items() if count > 1)
     if twice:
@@ -93,12 +113,7 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
     foreign = sorted(set(trained) - set(range(run.total)))
     if foreign:
         raise Violation("order", f"samples {foreign} are past the end, {run.total}")
-    missing = sorted(set(range(run.total)) - set(trained))
-    last = lives[-1].plan
-    if len(missing) >= last.dp * last.batch_size:
-        most = f"{last.dp} ranks with micro batches of {last.batch_size} leave fewer than their product over"
-        raise Violation("skipped", f"samples {missing} were not trained; {most}")
-    check_order(run, history)
+    return set(trained)
 
 
 def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
@@ -112,12 +127,12 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
         now = plan.dp, plan.batch_size
         if parts and parts[-1][:2] == now:
             parts[-1][2].extend(steps)
-        elif parts and not parts[-1][2]:
+        elif parts and not _draws(parts[-1][2]):
             # It has drawn nothing, so it is no part of the course.
             parts[-1] = (*now, list(steps))
         else:
             parts.append((*now, list(steps)))
-    chain = [(dp, size, size * len(steps), ()) for dp, size, steps in parts]
+    chain = [(dp, size, _draws(steps), ()) for dp, size, steps in parts]
     declared = course_of_draws(run.unit, run.window_samples, run.seed, chain, run.total)
     for number, (dp, size, steps) in enumerate(parts):
         for rank in range(dp):
@@ -130,6 +145,11 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
                     f"part {number} of {[part[:3] for part in chain]}, rank {rank} of {dp}, micro batch {size}: at "
                     f"position {at} it trained {found[at : at + 3]}, declared are {expected[at : at + 3]}",
                 )
+
+
+def _draws(steps: Sequence[Step]) -> int:
+    """Returns how many samples each rank has drawn in steps."""
+    return sum(len(step[0]) for step in steps)
 
 
 def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:

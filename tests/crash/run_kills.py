@@ -25,7 +25,9 @@ SYNC: Final = "fsync"
 """Counts as a change, and is not made: nobody cuts the power here, and it would take most of the time."""
 
 PRODUCER: Final = 8
-"""Its place on the board; those before it are the ranks'."""
+"""Place on the board of the first producer; those before it are the ranks'."""
+
+_PRODUCERS: Final = 3
 
 _KILLED, _LATE, _PRODUCING, _LONELY, _WHEN = range(5)
 _FIRST: Final = 5
@@ -47,7 +49,7 @@ class Board:
     """Numbers that the processes of a run, all forks of one, have in common: where each is, and what kills them."""
 
     def __init__(self) -> None:
-        self._cells = memoryview(mmap.mmap(-1, 8 * (_FIRST + len(_FIELDS) * (PRODUCER + 1)))).cast("q")
+        self._cells = memoryview(mmap.mmap(-1, 8 * (_FIRST + len(_FIELDS) * (PRODUCER + _PRODUCERS)))).cast("q")
 
     def reset(self, when: When, *, lonely: bool) -> None:
         """Begins a life.
@@ -56,10 +58,10 @@ class Board:
             when: where in a call a kill comes.
             lonely: it is that of one process, and the others are for the supervisor to end.
         """
-        producing = self.producing
+        producing = self._cells[_PRODUCING]
         for at in range(len(self._cells)):
             self._cells[at] = 0
-        self.producing = producing
+        self._cells[_PRODUCING] = producing
         self._cells[_LONELY] = lonely
         self._cells[_WHEN] = WHENS.index(when)
 
@@ -73,14 +75,14 @@ class Board:
         """Whether it has come at the end, since what was planned was not met on the way."""
         return bool(self._cells[_LATE])
 
-    @property
-    def producing(self) -> bool:
-        """Whether there is a producer."""
-        return bool(self._cells[_PRODUCING])
+    def producing(self, number: int) -> bool:
+        """Returns whether there is this producer."""
+        return bool(self._cells[_PRODUCING] >> number & 1)
 
-    @producing.setter
-    def producing(self, there: bool) -> None:
-        self._cells[_PRODUCING] = there
+    def set_producing(self, number: int, there: bool) -> None:
+        """Says whether there is this producer. For the supervisor alone."""
+        others = self._cells[_PRODUCING] & ~(1 << number)
+        self._cells[_PRODUCING] = others | there << number
 
     @property
     def when(self) -> When:

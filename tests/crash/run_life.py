@@ -49,7 +49,7 @@ class Life:
         steps: steps that are left to train.
         board: what its processes have in common.
         folder: for what they say and write down.
-        producing: the producer.
+        producing: the producers, one for each stream.
         left_alone: groups of which one process was killed and the others one by one: what those left is not reaped.
     """
 
@@ -58,7 +58,7 @@ class Life:
     steps: int
     board: Board
     folder: Path
-    producing: Producing
+    producing: Sequence[Producing]
     left_alone: list[int] = field(default_factory=list)
     _pids: dict[int, int] = field(default_factory=dict)
     _watches: dict[int, int] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Life:
         try:
             for rank in ranks:
                 self._start(rank)
-            self._start_producer()
-            for own in self._sockets:
-                own.send(b"go on")
+            self._start_producers()
+            # The first ones may have had all of them killed before the last ones hear of it.
+            self._go_on()
             return self._supervise()
         finally:
             self._end()
@@ -86,7 +86,7 @@ class Life:
     def _end(self) -> None:
         """Kills and reaps whatever is still there."""
         if self._dies_together:
-            self.producing.stop()
+            self._stop_producers()
         for pid in self._pids.values():
             kill(pid)
         for rank in list(self._pids):
@@ -131,8 +131,13 @@ class Life:
         self._group = self._group or pid
         os.setpgid(pid, self._group)
 
-    def _start_producer(self) -> None:
-        self.producing.start(self._group if self._dies_together else 0)
+    def _start_producers(self) -> None:
+        for one in self.producing:
+            one.start(self._group if self._dies_together else 0)
+
+    def _stop_producers(self) -> None:
+        for one in self.producing:
+            one.stop()
 
     def _supervise(self) -> bool:
         waiting: dict[int, str] = {}
@@ -143,22 +148,22 @@ class Life:
             # Its end of the socket would not tell: a DataLoader worker has it too, and outlives the rank by seconds.
             for rank, fd in self._watches.items():
                 selector.register(fd, selectors.EVENT_READ, rank)
-            watched = -1
+            watched: dict[int, Producing] = {}
             step = 0
             while True:
-                if watched != self.producing.fd:
-                    watched = self.producing.fd
-                    selector.register(watched, selectors.EVENT_READ, None)
+                for one in self.producing:
+                    if one.fd >= 0 and one.fd not in watched:
+                        watched[one.fd] = one
+                        selector.register(one.fd, selectors.EVENT_READ, None)
                 found = selector.select(deadline - time.monotonic())
                 if not found:
                     raise Violation("hang", f"nothing goes on any more: {self._who_waits(waiting)}")
                 for key, _ in found:
                     if key.data is None:
-                        selector.unregister(watched)
-                        self.producing.has_ended()
-                        watched = -1
+                        selector.unregister(key.fd)
+                        watched.pop(key.fd).has_ended()
                         if not self.board.killed:
-                            self._start_producer()
+                            self._start_producers()
                         continue
                     said = heard(self._sockets[key.data])
                     if not said:
@@ -202,16 +207,18 @@ class Life:
             self.board.kill_from_outside(self._pids[planned.rank])
         else:
             self.board.kill_from_outside(-self._group)
-        if self._dies_together and self.producing.fd >= 0:
-            self.producing.has_ended()
+        if self._dies_together:
+            # One that was there before may not have been in the group yet.
+            self._stop_producers()
         return True
 
     def _check_killed(self, rank: int) -> None:
         if not self.board.killed:
             words = last_words(self.folder / f"rank-{rank}.log")
             raise Violation("error", f"rank {rank} is gone without a word: {words}")
-        if self._dies_together and self.producing.fd >= 0:
-            self.producing.has_ended()
+        if self._dies_together:
+            # One that was there before may not have been in the group yet.
+            self._stop_producers()
 
     def _check_ended(self) -> None:
         for rank in list(self._pids):
@@ -226,7 +233,8 @@ class Life:
             raise Violation(said["kind"], f"rank {rank}: {said['text']}; {self._where()}")
 
     def _who_waits(self, waiting: dict[int, str]) -> str:
-        return f"{self._where()}; arrived: {sorted(waiting)}; the producer: {self.producing.said()[-600:]}"
+        said = "; another one: ".join(one.said()[-600:] for one in self.producing)
+        return f"{self._where()}; arrived: {sorted(waiting)}; the producer: {said}"
 
     def _where(self) -> str:
         return ", ".join(self.board.where(rank) for rank in range(len(self._sockets)))

@@ -10,11 +10,15 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
+from lazyshard.data.blend_states import BlendStates
+from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.format.blend_state import BlendPartState, BlendState
+from lazyshard.format.state import RunState
 from lazyshard.plan.segment import Segment
 from tests.crash import run_rank
 from tests.crash.run_checkpoints import Checkpoint
-from tests.crash.run_plan import RunPlan, make_plan
+from tests.crash.run_plan import RunPlan, make_blend_plan, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +30,29 @@ class Mutant:
         kind: what the harness must find, see `Violation`.
         besides: what it may find as well, or first.
         deletes: whether the producer deletes chunks; else the mistake shows in what is trained, and only there.
+        blend: whether it is one of blends.
+        leaves_out: whether every other life leaves out all streams but the first.
     """
 
     install: Callable[[], None]
     kind: str
     besides: frozenset[str] = frozenset()
     deletes: bool = False
+    blend: bool = False
+    leaves_out: bool = False
 
     def plan(self, seed: int) -> RunPlan:
         """Returns the run of a seed in which it is to be found."""
-        run = make_plan(seed)
-        return run if self.deletes else replace(run, retain="all", pace=("--rate", "1000"))
+        run = make_blend_plan(seed) if self.blend else make_plan(seed)
+        if self.deletes:
+            return run
+        if self.leaves_out:
+            streams = len(run.streams)
+            weights = [(1,) * streams, (1,) + (0,) * (streams - 1)]
+            lives = (replace(life, weights=weights[number % 2]) for number, life in enumerate(run.lives))
+            run = replace(run, lives=tuple(lives))
+        run, *others = (replace(stream, retain="all", pace=("--rate", "1000")) for stream in run.streams)
+        return replace(run, others=tuple(others))
 
 
 def _shifted(steps: int) -> None:
@@ -117,7 +133,7 @@ def _forget_older() -> None:
     """The cursor follows the newest checkpoint, although older ones are kept."""
     original = run_rank.commit
 
-    def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> None:
+    def commit(dataset: run_rank.Data, consumed: int, older: list[dict[str, Any]]) -> None:
         original(dataset, consumed, [])
 
     run_rank.commit = commit
@@ -136,6 +152,53 @@ def _stop() -> None:
     run_rank.checked = checked
 
 
+def _blend_ahead() -> None:
+    """The state of a blend says that a micro batch of every rank more was trained than was."""
+    original = BlendedDataset.state_dict
+
+    def state_dict(self: BlendedDataset, consumed: int | None = None) -> dict[str, Any]:
+        assert consumed is not None
+        return original(self, consumed + self.rank.dp_size * self._batch_size)
+
+    BlendedDataset.state_dict = state_dict  # type: ignore[method-assign]
+
+
+def _turns_anew() -> None:
+    """Whoever goes on with the same weights begins their order anew."""
+    original = BlendStates.part
+
+    def part(self: BlendStates, *arguments: Any) -> BlendPartState:
+        found = original(self, *arguments)
+        return replace(found, pieces=((*found.pieces[0][:2], 0), *found.pieces[1:]))
+
+    BlendStates.part = part  # type: ignore[method-assign,assignment]
+
+
+def _forget_left_out() -> None:
+    """A stream that was left out for a while comes back from its beginning."""
+    original = BlendStates.load
+
+    def load(self: BlendStates, found: BlendState) -> dict[str, RunState]:
+        last = {found.names[member] for member in found.parts[-1].members}
+        return {name: state for name, state in original(self, found).items() if name in last}
+
+    BlendStates.load = load  # type: ignore[method-assign]
+
+
+def _first_alone() -> None:
+    """Only the cursor of the first stream of a blend knows the older checkpoints."""
+    original = BlendedDataset.commit
+
+    def commit(self: BlendedDataset, consumed: int, **named: Any) -> bool:
+        state = BlendState.from_dict(self.state_dict(consumed), "the state")
+        wrote = original(self, consumed, **named)
+        for dataset, name in list(zip(self._datasets, self._names, strict=True))[1:]:
+            dataset.commit(state.members[state.names.index(name)].consumed, last_epoch=True)
+        return wrote
+
+    BlendedDataset.commit = commit  # type: ignore[method-assign]
+
+
 # A state that is ahead at the end of the epoch is in the next one: refused, or all is trained again.
 MUTANTS: Final[dict[str, Mutant]] = {
     "checkpoint ahead": Mutant(lambda: _shifted(1), "skipped", frozenset({"refused", "twice"})),
@@ -146,4 +209,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "drop the tail": Mutant(_drop_tail, "skipped", frozenset({"order"})),
     "older checkpoints not named": Mutant(_forget_older, "gone", deletes=True),
     "a rank that stops": Mutant(_stop, "hang"),
+    "checkpoint of a blend ahead": Mutant(
+        _blend_ahead, "order", frozenset({"refused", "skipped", "error"}), blend=True
+    ),
+    "turns of a blend anew": Mutant(_turns_anew, "order", blend=True),
+    "stream left out comes back anew": Mutant(
+        _forget_left_out, "twice", frozenset({"refused", "order"}), blend=True, leaves_out=True
+    ),
+    "older checkpoints named to the first stream": Mutant(_first_alone, "gone", deletes=True, blend=True),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from tests.crash.run_kills import WHENS, When
@@ -17,6 +17,9 @@ Whose = Literal["all", "job", "one"]
 
 _WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
 _RARE: Final[tuple[Where, ...]] = ("start", "end")
+BLEND_INDICES: Final = 3000
+"""More than any blend here has."""
+
 _MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
 """About as many calls are made in each."""
 
@@ -58,6 +61,7 @@ class LifePlan:
         back: from which checkpoint it goes on: 0 the newest, 1 the one before, and so on; the oldest if there are not
             so many.
         kill: how it ends; None for the last one.
+        weights: of the streams that are blended, as many as the run has; of a stream that is left out, 0.
     """
 
     dp: int
@@ -68,6 +72,7 @@ class LifePlan:
     every: int
     back: int
     kill: Kill | None
+    weights: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class RunPlan:
         lives: the last one is not killed.
         retain: what the producer keeps.
         patience_s: how long the ranks may take for a step, on a machine that is very busy.
+        others: the other streams of a blend, of which only what is said of a stream counts; none where one is trained.
     """
 
     seed: int
@@ -105,6 +111,12 @@ class RunPlan:
     lives: tuple[LifePlan, ...]
     retain: Literal["consumed", "all"] = "consumed"
     patience_s: float = 45.0
+    others: tuple[RunPlan, ...] = ()
+
+    @property
+    def streams(self) -> tuple[RunPlan, ...]:
+        """All streams, each as a run over it alone."""
+        return (self, *self.others)
 
     @property
     def total(self) -> int:
@@ -146,6 +158,31 @@ def make_plan(seed: int) -> RunPlan:
         deaths=tuple(dice.randint(1, 400) for _ in range(dice.choice([0, 0, 1, 2]))),
         lives=tuple(_life(dice, last=number == kills) for number in range(kills + 1)),
     )
+
+
+def make_blend_plan(seed: int) -> RunPlan:
+    """Returns the run of a seed over a blend: two or three streams, whose weights change from life to life."""
+    dice = random.Random(f"blend {seed}")
+    count, bounded = dice.choice([2, 2, 3]), dice.random() < 0.5
+    streams = []
+    for _ in range(count):
+        stream = make_plan(dice.getrandbits(32))
+        limit = stream.samples + dice.randint(-20, 40) if bounded else None
+        streams.append(replace(stream, seed=seed, limit=limit, indices=None if bounded else BLEND_INDICES, lives=()))
+    lives, weights = [], _weights(dice, count)
+    for life in make_plan(dice.getrandbits(32)).lives:
+        lives.append(replace(life, weights=weights))
+        if dice.random() < 0.5:
+            weights = _weights(dice, count)
+    return replace(streams[0], keep=dice.randint(2, 3), lives=tuple(lives), others=tuple(streams[1:]))
+
+
+def _weights(dice: random.Random, streams: int) -> tuple[int, ...]:
+    weights = [dice.randint(1, 4) for _ in range(streams)]
+    if dice.random() < 0.3:
+        # Not the first: a state goes on with none but streams that it knows.
+        weights[dice.randrange(1, streams)] = 0
+    return tuple(weights)
 
 
 def _life(dice: random.Random, *, last: bool) -> LifePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -37,6 +38,8 @@ def forked(work: Callable[[], int], said: Path) -> int:
     if pid:
         return pid
     code = 70
+    # Else a full collection would write to all objects of the parent, and so make a copy of its memory.
+    gc.freeze()
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:

@@ -11,7 +11,7 @@ from typing import Final
 
 from lazyshard_producer.cli import main as produce
 from lazyshard_producer.holding import hold, holdback
-from tests.crash.run_history import Violation
+from tests.crash.run_history import OF_A_STREAM, Violation
 from tests.crash.run_kills import PRODUCER, Board, count_calls
 from tests.crash.run_plan import RunPlan
 from tests.crash.run_processes import forked, last_words, reap
@@ -25,9 +25,10 @@ class Producing:
     """The producer.
 
     Args:
-        run: the run.
+        run: the run, as one over this stream alone.
         folder: that of the run.
         board: where its calls are counted.
+        number: of the stream.
 
     Attributes:
         stream: the stream's directory.
@@ -35,15 +36,17 @@ class Producing:
         died: how often it was killed alone.
     """
 
-    def __init__(self, run: RunPlan, folder: Path, board: Board) -> None:
-        self.stream = folder / "stream"
+    def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
+        self.stream = folder / f"stream-{number}"
         self.fd = -1
         self.died = 0
         self._run = run
         self._board = board
-        self._said = folder / "producer.log"
-        self._source = folder / "rows.jsonl"
-        self._source.write_text("".join(json.dumps(row(sample)) + "\n" for sample in range(run.samples)))
+        self._number = number
+        self._said = folder / f"producer-{number}.log"
+        self._source = folder / f"rows-{number}.jsonl"
+        first = number * OF_A_STREAM
+        self._source.write_text("".join(json.dumps(row(first + sample)) + "\n" for sample in range(run.samples)))
         self._deaths = iter(run.deaths)
         self._pid = 0
         self._ended = False
@@ -54,7 +57,7 @@ class Producing:
             alone_at = next(self._deaths, 0)
             self._pid = forked(lambda: self._produce(alone_at), self._said)
             self.fd = os.pidfd_open(self._pid)
-            self._board.producing = True
+            self._board.set_producing(self._number, True)
         if self._pid:
             # Fails if it is gone by now, which is noticed elsewhere.
             with contextlib.suppress(ProcessLookupError):
@@ -87,13 +90,13 @@ class Producing:
         status = reap(self._pid, "the producer")
         os.close(self.fd)
         self._pid, self.fd = 0, -1
-        self._board.producing = False
+        self._board.set_producing(self._number, False)
         return status
 
     def _produce(self, alone_at: int) -> int:
         holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
         hold._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
-        count_calls(self._board, PRODUCER, alone_at)
+        count_calls(self._board, PRODUCER + self._number, alone_at)
         return produce(
             [
                 *("run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"),

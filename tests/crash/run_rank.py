@@ -10,16 +10,20 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from torch.utils.data import DataLoader
 
+from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.iterable import LazyShardedIterable
+from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
 from tests.crash import run_checkpoints
 from tests.crash.run_checkpoints import Checkpoint
 from tests.crash.run_kills import PRODUCER, Board, Phase
 from tests.crash.run_plan import Kill, LifePlan, RunPlan
+
+Data: TypeAlias = LazyShardedDataset | BlendedDataset
+Iterable: TypeAlias = LazyShardedStream[LazyShardedDataset] | LazyShardedStream[BlendedDataset]
 
 CONSUMER: Final = "train"
 MAX_WAIT_S: Final = 20.0
@@ -48,7 +52,7 @@ class Rank:
         number: of the life.
         rank: which one.
         steps: steps that are left to train.
-        stream: the stream's directory.
+        streams: the directory of each stream.
         records: folder in which it writes down what it has read.
         checkpoints: folder of the checkpoints.
         origin: the checkpoint that it goes on from; None for a new run.
@@ -60,7 +64,7 @@ class Rank:
     number: int
     rank: int
     steps: int
-    stream: Path
+    streams: tuple[Path, ...]
     records: Path
     checkpoints: Path
     origin: Checkpoint | None
@@ -68,15 +72,12 @@ class Rank:
 
     def train(self, lockstep: socket.socket) -> None:
         """Trains until the epoch has ended; tells of each step, and goes on when all ranks have come to its end."""
-        dataset = self._start()
+        dataset, samples = self._start()
         if self.life.early and self.origin is not None:
             self._commit(dataset, 0, dataset.consumed)
         batch_size, dp = self.life.batch_size, self.life.dp
         consumed = before = dataset.consumed
         fd = os.open(self.records / f"rank-{self.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        # With indices beyond the epoch it would go on with the next one.
-        handing_out = self.life.iterable and self.run.indices is None
-        samples = LazyShardedIterable(dataset) if handing_out else None
         batches = batches_of(self.life, dataset, samples)
         step = 0
         while True:
@@ -104,31 +105,56 @@ class Rank:
         lockstep.send(f"ended {step}".encode())
         assert lockstep.recv(16) == b"go on"
 
-    def _start(self) -> LazyShardedDataset:
+    def _start(self) -> tuple[Data, Iterable | None]:
+        """Returns the data set, and the iterable form of it that is to be read, None for none."""
         self._enter(0, "starting")
         kill = self._kill("start")
         with self.board.armed(self.rank, "reads", 0 if kill is None else kill.call):
-            dataset = LazyShardedDataset(
-                self.stream,
-                dp_rank=self.rank,
-                dp_size=self.life.dp,
-                batch_size=self.life.batch_size,
-                unit=self.run.unit,
-                layout=self.run.layout,
-                shuffle_window=self.run.window,
-                seed=self.run.seed,
-                max_total_samples=self.run.limit,
-                num_samples=self.run.indices,
-                max_wait=MAX_WAIT_S,
-                on_bad_sample="raise",
-                consumer=CONSUMER,
-            )
+            dataset = self._open_blend() if self.run.others else self._open()
             if self.origin is not None:
                 dataset.load_state_dict(state_of(self.origin, self.rank))
-            assert dataset.rank_indices is not None
-        return dataset
+            samples: Iterable | None = None
+            if isinstance(dataset, BlendedDataset):
+                samples = LazyShardedStream(dataset) if self.life.iterable else None
+            elif self.life.iterable and self.run.indices is None:
+                # With indices beyond the epoch it would go on with the next one.
+                samples = LazyShardedIterable(dataset)
+            if not isinstance(samples, LazyShardedStream) or isinstance(samples, LazyShardedIterable):
+                assert dataset.rank_indices is not None
+        return dataset, samples
 
-    def _save(self, dataset: LazyShardedDataset, samples: LazyShardedIterable | None, step: int, consumed: int) -> None:
+    def _open(self) -> LazyShardedDataset:
+        return LazyShardedDataset(
+            self.streams[0],
+            batch_size=self.life.batch_size,
+            layout=self.run.layout,
+            num_samples=self.run.indices,
+            **self._options(self.run),
+        )
+
+    def _open_blend(self) -> BlendedDataset:
+        pairs = [
+            (LazyShardedDataset(directory, **self._options(stream)), weight)
+            for directory, stream, weight in zip(self.streams, self.run.streams, self.life.weights, strict=True)
+            if weight
+        ]
+        indices = None if self.life.iterable else self.run.indices
+        return BlendedDataset(pairs, batch_size=self.life.batch_size, layout=self.run.layout, num_samples=indices)
+
+    def _options(self, stream: RunPlan) -> dict[str, Any]:
+        return {
+            "dp_rank": self.rank,
+            "dp_size": self.life.dp,
+            "unit": stream.unit,
+            "shuffle_window": stream.window,
+            "seed": self.run.seed,
+            "max_total_samples": stream.limit,
+            "max_wait": MAX_WAIT_S,
+            "on_bad_sample": "raise",
+            "consumer": CONSUMER,
+        }
+
+    def _save(self, dataset: Data, samples: Iterable | None, step: int, consumed: int) -> None:
         # What workers hand out, the iterable cannot count.
         counting = samples if not self.life.workers else None
         state = dataset.state_dict(consumed) if counting is None else counting.state_dict()
@@ -143,7 +169,7 @@ class Rank:
             run_checkpoints.remove(folder, run_checkpoints.found(folder)[self.run.keep :])
         self._commit(dataset, step, consumed)
 
-    def _commit(self, dataset: LazyShardedDataset, step: int, consumed: int) -> None:
+    def _commit(self, dataset: Data, step: int, consumed: int) -> None:
         kill = self._kill("commit")
         due = kill is not None and step >= int(kill.share * self.steps)
         self._enter(step, "committing")
@@ -176,21 +202,21 @@ class Rank:
 
     def _kill_producer(self) -> None:
         assert self.life.kill is not None
-        if not self.board.producing:
-            # The stream has ended.
+        there = [number for number in range(len(self.streams)) if self.board.producing(number)]
+        if not there:
+            # The streams have ended.
             self.board.kill()
-        self.board.arm(PRODUCER, "changes", self.life.kill.call)
+        self.board.arm(PRODUCER + there[0], "changes", self.life.kill.call)
 
 
-def batches_of(
-    life: LifePlan, dataset: LazyShardedDataset, samples: LazyShardedIterable | None
-) -> Iterator[list[dict[str, Any]]]:
+def batches_of(life: LifePlan, dataset: Data, samples: Iterable | None) -> Iterator[list[dict[str, Any]]]:
     """Yields this rank's batches until the epoch has ended, from the iterable form where that is given."""
-    indices, size = dataset.rank_indices, life.batch_size
+    size = life.batch_size
     options: dict[str, Any] = {"batch_size": size, "num_workers": life.workers, "collate_fn": list}
     if samples is not None:
         yield from DataLoader(samples, **options)
         return
+    indices = dataset.rank_indices
     loader = iter(DataLoader(dataset, sampler=indices, **options)) if life.workers else None
     for first in range(0, len(indices), size):
         batch = list(indices[first : first + size])
@@ -216,6 +242,6 @@ def state_of(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
     return checkpoint.states[0]
 
 
-def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> None:
+def commit(dataset: Data, consumed: int, older: list[dict[str, Any]]) -> None:
     """Tells the producer what is in durable checkpoints, and what else somebody may go on from."""
     dataset.commit(consumed, last_epoch=True, keep=older)

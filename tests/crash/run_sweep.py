@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.crash.run_harness import Played
 from tests.crash.run_nursery import Nursery
-from tests.crash.run_plan import make_plan
+from tests.crash.run_plan import make_blend_plan, make_plan
 
 PROGRESS_S: Final = 10.0
 
@@ -27,7 +27,8 @@ PROGRESS_S: Final = 10.0
 class Sweep:
     """What is known of all runs so far."""
 
-    def __init__(self, runs: int) -> None:
+    def __init__(self, runs: int, *, blend: bool) -> None:
+        self._again_by = "scripts/sweep_resumes --blend" if blend else "scripts/sweep_resumes"
         self.failed: list[Played] = []
         self._runs = runs
         self._done = 0
@@ -47,7 +48,7 @@ class Sweep:
             if played.kind is not None:
                 self.failed.append(played)
                 print(f"seed {played.seed}: {played.kind}: {played.text}", flush=True)
-                print(f"  again, alone: scripts/sweep_resumes --runs 1 --seed {played.seed}", flush=True)
+                print(f"  again, alone: {self._again_by} --runs 1 --seed {played.seed}", flush=True)
             if time.monotonic() - self._told >= PROGRESS_S or self._done == self._runs:
                 self._told = time.monotonic()
                 print(self._line(), flush=True)
@@ -66,13 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/sweep_resumes", description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
+    parser.add_argument("--blend", action="store_true", help="over blends of two or three streams")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: the CPUs)")
     parser.add_argument("--dir", type=Path, help="where the runs write (default: the folder of temporary files)")
     given = parser.parse_args(arguments)
     if given.runs < 1 or given.jobs < 1:
         parser.error("--runs and --jobs are at least 1")
     folder = Path(tempfile.mkdtemp(prefix="sweep-resumes-", dir=given.dir))
-    sweep = Sweep(given.runs)
+    sweep = Sweep(given.runs, blend=given.blend)
+    make = make_blend_plan if given.blend else make_plan
     seeds = iter(range(given.seed, given.seed + given.runs))
     lock = threading.Lock()
 
@@ -83,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     seed = next(seeds, None)
                 if seed is None:
                     return
-                sweep.add(nursery.play(make_plan(seed)))
+                sweep.add(nursery.play(make(seed)))
 
     jobs = min(given.jobs, given.runs)
     with ThreadPoolExecutor(jobs) as pool:

@@ -12,11 +12,14 @@ from tests.crash import run_sweep
 from tests.crash.run_harness import Played
 from tests.crash.run_mutants import MUTANTS
 from tests.crash.run_nursery import Nursery
-from tests.crash.run_plan import Kill, LifePlan, RunPlan, Where, Whose, make_plan
+from tests.crash.run_plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
 
 BLOCKS = 10
 KILLS_A_BLOCK = 20
 """200 in all."""
+
+BLEND_BLOCKS = 4
+"""80 more over blends."""
 
 MOST_RUNS = 12
 """In so many runs each mistake is to be found."""
@@ -36,8 +39,8 @@ def deleted() -> list[int]:
     return []
 
 
-def assert_held(played: Played) -> None:
-    again = f"scripts/sweep_resumes --runs 1 --seed {played.seed}"
+def assert_held(played: Played, how: str = "") -> None:
+    again = f"scripts/sweep_resumes {how}--runs 1 --seed {played.seed}"
     assert played.kind is None, f"{played.kind}: {played.text}\nagain: {again}"
 
 
@@ -50,6 +53,16 @@ def test_killed_and_resumed_runs_train_every_sample_once_in_order(
         played = nursery.play(make_plan(seed))
         assert_held(played)
         deleted.append(played.deleted)
+        kills += sum(played.kills.values())
+        seed += 1
+
+
+@pytest.mark.parametrize("block", range(BLEND_BLOCKS))
+def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Nursery) -> None:
+    kills, seed = 0, 1000 * block
+    while kills < KILLS_A_BLOCK:
+        played = nursery.play(make_blend_plan(seed))
+        assert_held(played, "--blend ")
         kills += sum(played.kills.values())
         seed += 1
 

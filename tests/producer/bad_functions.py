@@ -68,6 +68,69 @@ def large(row: Row) -> Row:
     return {"id": "x" * 2000} if row["id"] == 3 else row
 
 
+def deep(row: Row) -> Any:
+    """Objects in objects, 100,000 of them."""
+    if row["id"] == 3:
+        for _ in range(100_000):
+            row = {"row": row}
+    return row
+
+
+def many_digits(row: Row) -> Row:
+    return {"id": 10**5000} if row["id"] == 3 else row
+
+
+def infinite(row: Row) -> Row:
+    return {"id": float("inf")} if row["id"] == 3 else row
+
+
+def some_bytes(row: Row) -> Row:
+    return {"id": b"3"} if row["id"] == 3 else row
+
+
+def recursion(row: Row) -> Row:
+    return recursion(row) if row["id"] == 3 else row
+
+
+def raises_digits(row: Row) -> Row:
+    """An error whose text cannot be written: of an integer of more than 4,300 digits."""
+    if row["id"] == 3:
+        raise KeyError(10**5000)
+    return row
+
+
+def raises_a_surrogate(row: Row) -> Row:
+    """As an error that names a file whose name is no UTF-8."""
+    if row["id"] == 3:
+        raise ValueError("no file \udcff")
+    return row
+
+
+def raises_a_long_text(row: Row) -> Row:
+    if row["id"] == 3:
+        raise ValueError("x" * 1_000_000)
+    return row
+
+
+def raises_nothing_to_say(row: Row) -> Row:
+    if row["id"] == 3:
+        raise MemoryError
+    return row
+
+
+class Broken(Exception):
+    """Has no text: asking for it raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("broken too")
+
+
+def raises_what_is_broken(row: Row) -> Row:
+    if row["id"] == 3:
+        raise Broken
+    return row
+
+
 def prints(row: Row) -> Row:
     print("printed", row["id"])
     return row

@@ -10,6 +10,7 @@ from lazyshard.storage import ChunkWriter, write_cursor
 from lazyshard.storage.reading import write_reading
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Holdback
+from lazyshard_producer.holding.shelf import DirectoryShelf
 
 SAMPLES_PER_CHUNK = 2
 
@@ -27,7 +28,7 @@ class Bench:
     def limited(self, check: Callable[[], None] = lambda: None, **limits: Any) -> Holdback:
         self.holdback = Holdback(
             Limits(**limits),
-            self.out,
+            DirectoryShelf(self.out),
             SAMPLES_PER_CHUNK,
             check=check,
             warn=self.warnings.append,

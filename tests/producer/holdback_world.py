@@ -13,6 +13,7 @@ from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.disk import Stock
 from lazyshard_producer.holding.hold import Hold
 from lazyshard_producer.holding.holdback import Holdback
+from lazyshard_producer.holding.shelf import DirectoryShelf
 
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 SAMPLES_PER_CHUNK: Final = 10
@@ -90,7 +91,11 @@ class World:
         self.looks = 0
         with self.patched():
             self.holdback = Holdback(
-                limits, Path("/stream"), SAMPLES_PER_CHUNK, clock=lambda: self.now, wall_clock=lambda: 0.0
+                limits,
+                DirectoryShelf(Path("/stream")),
+                SAMPLES_PER_CHUNK,
+                clock=lambda: self.now,
+                wall_clock=lambda: 0.0,
             )
 
     @contextlib.contextmanager
@@ -103,7 +108,7 @@ class World:
             "chunk_size": self.chunk_size,
             "free_bytes": lambda directory: self.capacity - self.used,
         }
-        with mock.patch.multiple("lazyshard_producer.holding.holdback", **replaced):
+        with mock.patch.multiple("lazyshard_producer.holding.shelf", **replaced):
             yield
 
     @property

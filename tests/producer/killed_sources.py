@@ -102,12 +102,12 @@ class FollowedSource(FedSource):
 
     ordered = False
 
-    def __init__(self, directory: Path, base: int, finished_by: str) -> None:
+    def __init__(self, directory: Path, base: int, finished_by: str, rows: Rows = None, per_file: int = 35) -> None:
         directory.mkdir()
-        rows = lines(base)
+        rows = rows or lines(base)
         super().__init__(str(directory), rows, "--follow")
         self.arguments += ["--finished-by", finished_by]
-        self.files = [rows[begin : begin + 35] for begin in range(0, len(rows), 35)]
+        self.files = [rows[begin : begin + per_file] for begin in range(0, len(rows), per_file)]
         self._left = list(self._steps(directory, finished_by))
 
     @contextmanager
@@ -176,16 +176,16 @@ def zstandard(folder: Path, base: int, rows: Rows = None) -> FedSource:
     return FedSource(str(path), rows)
 
 
-def pipe(folder: Path, base: int) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", lines(base), as_stdin=False, append=False)
+def pipe(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=False, append=False)
 
 
-def standard_input(folder: Path, base: int) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", lines(base), as_stdin=True, append=False)
+def standard_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=False)
 
 
-def appended_input(folder: Path, base: int) -> FedSource:
-    return PipedSource(folder / f"{base}.pipe", lines(base), as_stdin=True, append=True)
+def appended_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=True)
 
 
 def generator(folder: Path, base: int) -> FedSource:

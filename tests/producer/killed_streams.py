@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,27 +35,45 @@ class Stream:
         out: the stream's directory.
         sources: what it is made from.
         options: of the command.
+        per_chunk: rows in a chunk.
+
+    Attributes:
+        out: the stream's directory.
+        arguments: the command line.
     """
 
-    def __init__(self, nursery: Nursery, out: Path, sources: Sequence[FedSource], options: Sequence[object]) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        out: Path,
+        sources: Sequence[FedSource],
+        options: Sequence[object],
+        per_chunk: int = PER_CHUNK,
+    ) -> None:
         self.out = out
         self._nursery = nursery
         self._sources = sources
         of_sources = [argument for source in sources for argument in source.arguments]
         # The sources last: what follows one is a further file of it.
-        self._arguments = [*run_arguments(out, [], PER_CHUNK, *options), *of_sources]
+        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]
 
     def run(self, **kill: Any) -> tuple[int, str]:
         """Runs the command once, with its sources fed; returns its exit status and what it said."""
+        with self.fed():
+            return self._nursery.wait(self.start(**kill))
+
+    @contextmanager
+    def fed(self) -> Iterator[None]:
+        """Feeds the sources, of a run that goes on from what is published."""
         with ExitStack() as feeding:
             for number, source in enumerate(self._sources):
                 feeding.enter_context(source.fed(self._entry(number)))
-            return self._nursery.wait(self.start(**kill))
+            yield
 
     def start(self, **kill: Any) -> int:
         """Starts the command, its sources not fed; returns its process id."""
         stdin = next((source.stdin for source in self._sources if source.stdin is not None), None)
-        return self._nursery.start(*self._arguments, stdin=stdin, **kill)
+        return self._nursery.start(*self.arguments, stdin=stdin, **kill)
 
     def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
         """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
@@ -131,9 +149,10 @@ class Stream:
         return [{name: value for name, value in json.loads(entry).items() if name != "at"} for entry in entries]
 
     def _entry(self, number: int) -> dict[str, Any] | None:
-        if not self.chunks:
+        # The first ones may have been deleted.
+        chunk = max((int(path.name[6:11]) for path in self.out.glob("chunk_*.completed")), default=None)
+        if chunk is None:
             return None
-        chunk = self.chunks - 1
         seal = Seal.decode((self.out / seal_name(chunk)).read_bytes(), chunk)
         entry: dict[str, Any] = seal.source["sources"][number]
         return entry

@@ -8,23 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import json
+import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from tests.producer.commands import ROOT, environment
-from tests.producer.kill_points import KillPoint, When
+from tests.producer.kill_points import CALLS, KillPoint, When
 from tests.producer.power import cut_power
 
 _PR_SET_PDEATHSIG = 1
+
+_COUNTED: Final = struct.Struct("<IB")
+"""What a process leaves of the calls that it has counted, in memory that outlives it; see `Counted`."""
+
+
+class Counted(NamedTuple):
+    """What a process has counted of the calls that change files.
+
+    Attributes:
+        calls: how many it has begun.
+        met: the name of the call at which it was to be killed or to fail; "" if it did not get there.
+    """
+
+    calls: int
+    met: str
 
 
 class Nursery:
@@ -32,12 +51,18 @@ class Nursery:
 
     Args:
         directory: current directory of the commands, and place of what they write to their standard error.
+        modules: to be loaded beside those that every run uses.
+
+    Attributes:
+        counted: what the process that was last waited for has counted; zero where it was to be stopped nowhere.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *modules: str) -> None:
         self._directory = directory
+        self.modules = modules
         self._count = 0
         self._said: dict[int, Path] = {}
+        self.counted = Counted(0, "")
 
     def start(
         self,
@@ -49,18 +74,27 @@ class Nursery:
         error: int | None = None,
         power_of: Path | None = None,
         no_answer_s: float | None = None,
+        among: Sequence[str] | None = None,
+        always: bool = False,
+        prepare: Sequence[str] = (),
+        most_s: float = 0.0,
     ) -> int:
         """Starts the command and returns its process id.
 
         Args:
             arguments: its command line.
             stdin: what is its standard input.
-            kill_at: the number of the call that changes a file at which it is killed, from 1.
+            kill_at: the number of the call that changes a file at which it is killed, from 1; 0 only counts them.
             when: where in that call.
             by: what it is sent then.
-            error: the number of the error that this call has, in place of a signal.
+            error: the number of the error that this call has, in place of a signal; 0 for none, so that a write that
+                is stopped half way has only written less than it was to.
             power_of: a filesystem whose power is cut at that moment.
             no_answer_s: after so many seconds it says that it is stuck.
+            among: only the calls of these names are counted; None for all that change a file.
+            always: whether all later calls fail as well.
+            prepare: functions that it calls first, as MODULE:NAME each: to break something in it, for instance.
+            most_s: after so many seconds SIGALRM ends it; 0 for never.
         """
         self._count += 1
         said = self._directory / f"stderr-{self._count}"
@@ -74,6 +108,10 @@ class Nursery:
             "error": error,
             "no_answer_s": no_answer_s,
             "power_of": None if power_of is None else str(power_of),
+            "among": CALLS if among is None else list(among),
+            "always": always,
+            "prepare": list(prepare),
+            "most_s": most_s,
         }
         pid: int = self._ask(request)
         self._said[pid] = said
@@ -88,8 +126,13 @@ class Nursery:
 
     def wait(self, pid: int) -> tuple[int, str]:
         """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
-        status: int = self._ask({"wait": pid})
-        return status, self._said.pop(pid).read_text()
+        status, calls, met = self._ask({"wait": pid})
+        self.counted = Counted(calls, met)
+        said = self._said.pop(pid)
+        try:
+            return status, said.read_text()
+        finally:
+            said.unlink()
 
     def wait_for_stop(self, pid: int) -> bool:
         """Waits until a process is stopped or has ended; returns whether it is stopped."""
@@ -102,7 +145,7 @@ class Nursery:
 
     def __enter__(self) -> Nursery:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.producer.nursery"],
+            [sys.executable, "-m", "tests.producer.nursery", *self.modules],
             cwd=self._directory,
             env=environment(),
             stdin=subprocess.PIPE,
@@ -125,15 +168,28 @@ class Nursery:
 
 def main() -> None:
     _load()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    # What is there now is never looked through again, nor copied for that in every fork.
+    gc.freeze()
+    pages: dict[int, mmap.mmap] = {}
     for line in sys.stdin:
         request = json.loads(line)
+        answer: Any
         if "wait" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+            pid = request["wait"]
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with pages.pop(pid) as page:
+                calls, met = _COUNTED.unpack_from(page)
+            answer = [status, calls, CALLS[met - 1] if met else ""]
         elif "stopped" in request:
             found = os.waitid(os.P_PID, request["stopped"], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             answer = found is not None and found.si_code == os.CLD_STOPPED
-        elif not (answer := os.fork()):
-            os._exit(_run(request))
+        else:
+            page = mmap.mmap(-1, mmap.PAGESIZE)
+            if not (answer := os.fork()):
+                os._exit(_run(request, page))
+            pages[answer] = page
         print(json.dumps(answer), flush=True)
 
 
@@ -150,7 +206,7 @@ def _load() -> None:
         importlib.import_module("lazyshard_producer.cli").main(["run", "--source", "/nowhere", "--out", "nowhere"])
 
 
-def _run(request: dict[str, Any]) -> int:
+def _run(request: dict[str, Any], page: mmap.mmap) -> int:
     from lazyshard_producer.cli import main
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -162,10 +218,20 @@ def _run(request: dict[str, Any]) -> int:
     if request["no_answer_s"] is not None:
         run: Any = importlib.import_module("lazyshard_producer.run")
         run.Patience = partial(run.Patience, no_answer_s=request["no_answer_s"])
+    signal.setitimer(signal.ITIMER_REAL, request["most_s"])
+    for function in request["prepare"]:
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)()
     if request["kill_at"] is not None:
         by = None if request["error"] is not None else signal.Signals(request["by"])
         KillPoint(
-            request["kill_at"], request["when"], by, partial(_last, request["power_of"], request["error"])
+            request["kill_at"],
+            request["when"],
+            by,
+            partial(_last, request["power_of"], request["error"]),
+            among=request["among"],
+            always=request["always"],
+            tell=partial(_count, page, request["kill_at"]),
         ).install()
     code = main(request["arguments"])
     for stream in (sys.stdout, sys.stderr):
@@ -173,10 +239,16 @@ def _run(request: dict[str, Any]) -> int:
     return code
 
 
+def _count(page: mmap.mmap, number: int, call: int, name: str, begins: bool) -> None:
+    if begins:
+        calls, met = _COUNTED.unpack_from(page)
+        _COUNTED.pack_into(page, 0, max(calls, call), CALLS.index(name) + 1 if call == number else met)
+
+
 def _last(power_of: str | None, error: int | None) -> None:
     if power_of is not None:
         cut_power(power_of)
-    if error is not None:
+    if error:
         raise OSError(error, os.strerror(error))
 
 

@@ -44,6 +44,11 @@ def slow(row: Row) -> Row:
     return row
 
 
+def large(row: Row) -> Row:
+    """Far more than a pipe takes at a time."""
+    return {**row, "text": "x" * 4_000_000}
+
+
 def dies(row: Row) -> Row:
     os.kill(os.getpid(), signal.SIGKILL)
     return row

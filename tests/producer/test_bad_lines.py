@@ -1,4 +1,4 @@
-"""Every class of bad source line, through the command: what is said, what is published, and how it goes on."""
+"""Bad source lines where more than the line counts: several files, restarts, a gigabyte. The list: test_faults_rows."""
 
 import resource
 from pathlib import Path
@@ -6,26 +6,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.bad_rows import BAD, BOM
-from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run, run_arguments
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line, byte, reason = BAD[name]
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(rows(0, 25) + line + b"\n" + rows(26, 40))
-    arguments = run_arguments(out, [source], 10, "--max-row-bytes", 1_000_000)
-
-    assert main(arguments) == 3
-    at = len(rows(0, 25)) + (byte or 0)
-    where = f"byte {at} of the file" if byte is not None else "byte "
-    assert_one_line(capsys.readouterr().err, f"{source}:26: {where}", reason)
-    assert ids(out) == list(range(20))
-
-    source.write_bytes(rows(0, 40))
-    assert main(arguments) == 0
-    assert ids(out) == list(range(40))
+from tests.producer.commands import assert_one_line, ids, rows, run, run_arguments
 
 
 def test_bad_line_of_the_second_file_in_the_first_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,37 +16,6 @@ def test_bad_line_of_the_second_file_in_the_first_chunk(tmp_path: Path, capsys: 
     assert main(run_arguments(tmp_path / "out", [a, b])) == 3
     assert_one_line(capsys.readouterr().err, f"{b}:3: byte {1 + len(rows(3, 4))} of the file")
     assert ids(tmp_path / "out") == []
-
-
-GOOD = {
-    "no newline at the end": rows(0, 5)[:-1],
-    "BOM at the start": BOM + rows(0, 5),
-    "CRLF": rows(0, 5).replace(b"\n", b"\r\n"),
-    "CRLF, the last line cut to CR": rows(0, 5).replace(b"\n", b"\r\n")[:-1],
-    "blank lines": b"\n\r\n" + rows(0, 3) + b"\n" + rows(3, 5) + b"\n\n",
-}
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_good_lines(name: str, tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(GOOD[name])
-    assert main(run_arguments(out, [source])) == 0
-    assert chunk_files(out) == {"chunk_00000.jsonl": rows(0, 5)}
-
-
-def test_rows_with_every_separator_of_unicode_stay_one_row(tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes('{"id":0,"text":"a\u2028b\u2029c\u0085d"}\n'.encode())
-    assert main(run_arguments(out, [source])) == 0
-    assert chunk_files(out)["chunk_00000.jsonl"] == source.read_bytes()
-
-
-def test_blank_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(GOOD["blank lines"])
-    assert main(run_arguments(tmp_path / "out", [source], 2)) == 0
-    assert "blank_lines=5 " in capsys.readouterr().err
 
 
 def test_duplicate_keys_are_warned_of_once_a_file_and_counted(
@@ -97,18 +47,6 @@ def test_duplicate_keys_and_blanks_count_once_through_a_restart(
     err = capsys.readouterr().err
     assert err.count("warning") == 2  # once a run
     assert "blank_lines=6 duplicate_key_rows=6" in err
-
-
-@pytest.mark.parametrize("data", [b"", BOM, b"\n\r\n"])
-def test_empty_file_ends_with_no_samples_and_a_warning(
-    data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_bytes(data)
-    assert main(run_arguments(out, [source])) == 0
-    assert f"warning: {source}: holds no rows" in capsys.readouterr().err
-    assert (out / "stream.end").exists()
-    assert ids(out) == []
 
 
 def test_a_line_of_a_gigabyte_needs_bounded_memory(tmp_path: Path) -> None:

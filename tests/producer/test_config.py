@@ -292,7 +292,7 @@ def test_a_flag_for_standard_input_and_pipes_alone() -> None:
         (
             {"zzz": 3},
             "x: zzz: unknown here; known are out, samples_per_chunk, rate, metrics_port, metrics_host, "
-            "log_every_seconds, [rows], [limits], [[source]]",
+            "log_every_seconds, spool, max_spool, store_patience_seconds, [rows], [limits], [[source]]",
         ),
     ],
 )
@@ -317,6 +317,11 @@ def test_no_source_at_all() -> None:
     ("data", "reason"),
     [
         (b"rate = \n", "no TOML: Invalid value (at line 1, column 8)"),
+        (
+            b"# x\nrate = none # no limit\n",
+            'no TOML: Invalid value (at line 2, column 8); text has to be quoted: rate = "none"',
+        ),
+        (b"out = /a/b", 'no TOML: Invalid value (at line 1, column 7); text has to be quoted: out = "/a/b"'),
         (b"rate = 1\nrate = 2\n", "no TOML: Cannot overwrite a value"),
         (b"a = " + b"[" * 100_000, "no TOML: "),
         (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0"),

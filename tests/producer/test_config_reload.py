@@ -31,7 +31,12 @@ OTHER: dict[str, Any] = {
     "metrics_port": 1,
     "metrics_host": "::1",
     "log_every_s": 5.0,
+    "max_spool": 1 << 20,
+    "store_patience_s": 5.0,
 }
+
+
+CALLED = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
 
 class Teller:
@@ -55,7 +60,7 @@ def test_what_may_change(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(OTHER) - {"rate", "limits", "log_every_s", "max_bad_rows"}))
 def test_what_may_not_change(name: str) -> None:
     new = replace(OLD, **{name: OTHER[name]})
-    assert reloaded(OLD, new) == (OLD, ["source" if name == "sources" else name])
+    assert reloaded(OLD, new) == (OLD, [CALLED.get(name, name)])
 
 
 def test_workers_may_not_change() -> None:
@@ -63,8 +68,13 @@ def test_workers_may_not_change() -> None:
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
 
 
+def test_the_spool_may_not_change() -> None:
+    old = replace(OLD, out="s3://bucket/a")
+    assert reloaded(old, replace(old, spool="b")) == (old, ["spool"])
+
+
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | {"workers"}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | {"workers", "spool"}
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

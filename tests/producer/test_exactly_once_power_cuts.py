@@ -13,7 +13,7 @@ from tests.producer.killed_rows import MANY, is_refused, made
 from tests.producer.killed_sources import KINDS
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
-from tests.producer.power import Disk
+from tests.producer.power import FILESYSTEMS, Disk
 
 pytestmark = [
     pytest.mark.root,
@@ -33,11 +33,12 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    with Disk(tmp_path) as disk:
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
+    with Disk(tmp_path, request.param) as disk:
         yield disk
 
 
+@pytest.mark.parametrize("disk", ["ext4"], indirect=True)
 def test_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
     source = KINDS["plain"](tmp_path, 0)
     whole = Stream(nursery, tmp_path / "whole", [source], MAKES)
@@ -49,6 +50,7 @@ def test_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
     stream.check_ended()
 
 
+@pytest.mark.parametrize("disk", FILESYSTEMS, indirect=True)
 def test_a_followed_directory_mixed_with_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
     sources = [KINDS["followed while it grows"](tmp_path, 0), KINDS["plain"](tmp_path, MANY)]
     for source in sources:

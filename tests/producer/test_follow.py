@@ -355,7 +355,8 @@ def test_waiting_ends_when_a_file_appears(follow: Callable[..., Follower], tmp_p
         rows = source.read()
         assert rows is not None
         source.wait(0.001)  # begins to watch
-        thread = threading.Thread(target=lambda: (tmp_path / "in" / "a.jsonl").write_bytes(b"1\n"))
+        (tmp_path / "a.jsonl").write_bytes(b"1\n")
+        thread = threading.Thread(target=lambda: (tmp_path / "a.jsonl").rename(tmp_path / "in" / "a.jsonl"))
         thread.start()
         while rows is not None and not rows.lines:
             source.wait(60)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import xxhash
 
+from lazyshard.errors import FileRefused
+from lazyshard_producer.ended import clear_journals
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal as journals
 from lazyshard_producer.following import ledger
@@ -189,10 +191,149 @@ def test_compressed_files_are_known_by_their_text(follow: Callable[..., Follower
     follower.kill()
     with pytest.raises(SourceRefused, match=r"a.jsonl.gz: not the text whose rows are published: expected XXH3"):
         follower.take()
-    path.write_bytes(gzip.compress(b"1\n2\nx\n"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("mended", [b"2", b"twenty-two", b"22\n22", b"", b"22\n33\n44\n55"])
+def test_a_line_that_was_mended_behind_what_is_published_is_taken_as_it_is(
+    mended: bytes, end: bytes, packed: bool, follow: Callable[..., Follower], directory: Path, caplog: Any
+) -> None:
+    def write(text: bytes) -> None:
+        (directory / name).write_bytes(gzip.compress(text) if packed else text)
+
+    name = "a.jsonl.gz" if packed else "a.jsonl"
+    follower = follow()
+    write(b"1\n22\n3\n4" + end)
+    # A last line without newline is taken once the file is still.
+    assert follower.take() + follower.take() == [b"1\n", b"22\n", b"3\n", b"4" + end]
+    follower.publish(1)
+    follower.bound = []
+    write(b"1\n" + mended + b"\n3\n4" + end)
     follower.kill()
-    with pytest.raises(SourceRefused, match=r"a.jsonl.gz: expected XXH3 [0-9a-f]{16} of the 6 bytes of text that"):
+    taken = [row for row in follower.take() + follower.take() if isinstance(row, bytes)]
+    assert b"".join(taken) == b"".join(line + b"\n" for line in mended.split(b"\n") if line) + b"3\n4" + end
+    assert f"{name} was changed behind what is published of it; it is taken as it is now" in caplog.text
+    follower.publish()
+    # And once: the next life has nothing to add, and neither has the end.
+    follower.kill()
+    assert follower.take() == []
+    (directory / "_END").touch()
+    assert follower.take() == []
+    assert follower.ended
+
+
+@pytest.mark.parametrize("finished_by", ["rename", "idle", "marker"])
+def test_a_last_line_that_became_shorter_is_taken_as_it_is(
+    finished_by: str, follow: Callable[..., Follower], directory: Path
+) -> None:
+    follower = follow(finished_by=finished_by, idle_s=60)
+    path = directory / "a.jsonl"
+    path.write_bytes(b"1\n2222")
+    assert follower.take() == [b"1\n"]
+    follower.publish()
+    path.write_bytes(b"1\n3")
+    if finished_by != "rename":
+        assert follower.take() == []
+    else:
+        with pytest.raises(SourceRefused, match="expected at least the 6 bytes that were read, found 3: it was trunc"):
+            follower.take()
+    follower.kill()
+    taken = follower.take()
+    path.with_name("a.jsonl.done").touch()
+    assert taken + follower.take(61) + follower.take(61) == [b"3"]
+
+
+def test_a_file_that_was_cut_behind_what_is_published_goes_on_with_the_others(
+    follow: Callable[..., Follower], directory: Path
+) -> None:
+    follower = follow()
+    (directory / "a.jsonl").write_bytes(b"1\n2\n3\n")
+    (directory / "b.jsonl").write_bytes(b"4\n5\n")
+    follower.take()
+    follower.publish(1)
+    follower.bound = []
+    (directory / "a.jsonl").write_bytes(b"1\n2")
+    follower.kill()
+    assert follower.take() + follower.take() == [b"4\n", b"5\n", b"2"]
+    follower.publish()
+    (directory / "_END").touch()
+    follower.kill()
+    assert follower.take() == []
+    assert follower.ended
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../x", "/etc/passwd", "a\0b", "x" * 300, "x.jsonl", f"{0:016x}.jsonl"])
+def test_a_journal_of_another_name_is_refused_and_neither_read_nor_deleted(
+    name: str, follow: Callable[..., Follower], directory: Path, tmp_path: Path
+) -> None:
+    follower = follow()
+    (directory / "a.jsonl").write_bytes(b"1\n2\n")
+    follower.take()
+    follower.publish(1)
+    (tmp_path / "out" / "x").write_bytes(b"precious")
+    assert follower.position is not None
+    follower.position = follower.position | {"journal": name, "bytes": 0, "digest": xxhash.xxh3_64_hexdigest(b"")}
+    with pytest.raises(SourceRefused, match="expected journal: the name of one, or none, found"):
+        follower.kill()
+    assert (tmp_path / "out" / "x").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_something_else_in_place_of_a_journal_is_refused(
+    kind: str, follow: Callable[..., Follower], directory: Path, tmp_path: Path
+) -> None:
+    follower = follow()
+    (directory / "a.jsonl").write_bytes(b"1\n2\n")
+    follower.take()
+    follower.publish(1)
+    journal = follower.journal()
+    assert journal is not None
+    if kind == "link":
+        journal.rename(tmp_path / "elsewhere")
+        journal.symlink_to(tmp_path / "elsewhere")
+    else:
+        journal.unlink()
+        os.mkfifo(journal)
+    with pytest.raises(SourceRefused, match=r"no position to go on from: expected the journal .*, found "):
+        follower.kill()
+
+
+@pytest.mark.parametrize("file", ["../a.jsonl", "/etc/passwd", "..", "\0" + b"../a.jsonl".hex()])
+def test_a_journal_that_names_files_elsewhere_is_refused(
+    file: str, follow: Callable[..., Follower], directory: Path
+) -> None:
+    follower = follow()
+    (directory / "a.jsonl").write_bytes(b"1\n2\n")
+    follower.take()
+    follower.publish(1)
+    journal = follower.journal()
+    assert journal is not None and follower.position is not None
+    journal.write_bytes(json.dumps({"file": file, "offset": 2}).encode() + b"\n")
+    data = journal.read_bytes()
+    follower.position |= {"bytes": len(data), "digest": xxhash.xxh3_64_hexdigest(data)}
+    with pytest.raises(SourceRefused, match="expected lines of a journal"):
+        follower.kill()
+    # The same behind the place that the position names.
+    follower.position |= {"bytes": 0, "digest": xxhash.xxh3_64_hexdigest(b"")}
+    follower.open()
+    with pytest.raises(SourceRefused, match="expected a line of a journal"):
         follower.take()
+
+
+def test_a_link_in_place_of_the_journals_is_refused_and_nothing_behind_it_deleted(
+    follow: Callable[..., Follower], directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    kept = tmp_path / "precious" / f"{0:016x}-{0:016x}.jsonl"
+    kept.touch()
+    (tmp_path / "out" / ".producer.sources").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileRefused, match=r"\.producer\.sources: expected a directory, found a link"):
+        follow()
+    with pytest.raises(FileRefused):
+        journals.remove_journals(tmp_path / "out" / ".producer.sources")
+    clear_journals(str(tmp_path / "out"))
+    assert kept.exists()
 
 
 def test_position_at_the_start_makes_no_journal(follow: Callable[..., Follower], tmp_path: Path) -> None:

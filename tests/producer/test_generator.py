@@ -144,6 +144,20 @@ def test_no_such_module(tmp_path: Path) -> None:
             "expected a value of JSON as the position .*, found float nan",
         ),
         ("def rows(position):\n yield {}, b'x' * 999", r"expected .*, found bytes b'x{100,112}\.\.\. \("),
+        # What cannot be shown: an integer of more than 4,300 digits, what has no end, what is broken.
+        (
+            "def rows(position):\n yield 10**5000, 1",
+            r"expected a dict .*, found int \(not shown: writing it raised Val",
+        ),
+        (
+            "def rows(position):\n yield {}, 10**5000",
+            r"expected a value .*, found int \(not shown: .* \(cannot be written",
+        ),
+        ("def rows(position):\n raise KeyError(10**5000)\n yield", r"raised KeyError: \(not shown: writing it raised"),
+        (
+            "def rows(position):\n row = []\n for _ in range(10**5): row = [row]\n yield row, 1",
+            r"expected a dict .*, found list \(not shown: writing it raised RecursionError\)",
+        ),
         ("def rows():\n yield {}, 1", "raised TypeError: rows.. takes 0 positional arguments but 1 was given; mend it"),
     ],
 )

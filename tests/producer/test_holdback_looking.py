@@ -35,7 +35,7 @@ def test_the_consumers_are_looked_at_twice_a_second_at_most(bench: Bench, monkey
         looks += 1
         return list_consumers(*arguments)
 
-    monkeypatch.setattr("lazyshard_producer.holding.holdback.list_consumers", counted)
+    monkeypatch.setattr("lazyshard_producer.holding.shelf.list_consumers", counted)
     bench.limited(retain="consumed", max_ahead=Amount(number=1000, unit="chunks"))
     for _ in range(100):
         assert bench.ask(0.0) is None

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from lazyshard import ChunkWriter
+from lazyshard.storage.patience import Patience
 from lazyshard_producer.loop import RowLoop
-from lazyshard_producer.patience import Patience
 from lazyshard_producer.stop import Stop
 
 

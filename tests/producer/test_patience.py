@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from lazyshard.storage.patience import Patience
 from lazyshard_producer import run as running
 from lazyshard_producer.configuration.settings import Settings, plain_sources
 from lazyshard_producer.display.progress import Quiet
-from lazyshard_producer.patience import Patience
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.producer.commands import ids, rows
@@ -20,19 +20,7 @@ from tests.producer.killed_sources import KINDS
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
 from tests.producer.power import Disk
-
-
-class World:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.told: list[str] = []
-        self.patience = Patience(self.told.append, 60.0, lambda: self.now)
-
-    def look_at(self, now: float) -> list[str]:
-        self.now = now
-        self.patience.look()
-        told, self.told[:] = list(self.told), []
-        return told
+from tests.storage.waiting_by_hand import World
 
 
 def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:

@@ -38,9 +38,24 @@ def test_one_row_more_than_allowed_ends_the_run() -> None:
     refusals = Refusals("skip", 3, None, count=1)
     refusals.take(ERROR, PLACE, b"x")
     refusals.take(ERROR, PLACE, b"x")
-    with pytest.raises(RowInvalid, match=r"more than 3 bad rows \(--max-bad-rows\), the last one: a.jsonl:2"):
+    message = r"more than 3 bad rows \(--max-bad-rows\), the last one: a.jsonl:2: byte 13 of the file: odd\. Look at"
+    with pytest.raises(RowInvalid, match=message):
         refusals.take(ERROR, PLACE, b"x")
     assert refusals.count == 3
+
+
+def test_one_bad_row_is_counted_as_one() -> None:
+    refusals = Refusals("skip", 1, None, count=1)
+    with pytest.raises(
+        RowInvalid, match=r"^more than 1 bad row \(--max-bad-rows\), .* one: standard input:7: byte 13 of"
+    ):
+        refusals.take(ERROR, Place("-", 7, 10), b"x")
+
+
+def test_a_reason_that_asks_ends_in_no_full_stop_too() -> None:
+    torn = RowInvalid("not a row: torn?", reason="torn?", byte=3)
+    with pytest.raises(RowInvalid, match=r"^a.jsonl:2: byte 13 of the file: torn\? Mend that line"):
+        Refusals("fail", None, None, 0).take(torn, PLACE, b"x")
 
 
 def test_quarantined_rows_carry_place_reason_and_the_row(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lazyshard.format.names import parse_chunk_name
 from lazyshard.storage import StreamReader, write_cursor
 from lazyshard.storage.reading import write_reading
 from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
+from tests.producer.small_disks import SmallDisk, disk_fixture
 
 PER_CHUNK: Final = 20
 WINDOW: Final = 2
@@ -114,26 +115,7 @@ root = [
 ]
 
 
-def mounted(point: Path, size: str) -> None:
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "lazyshard-test", point],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Path]:
-    point = tmp_path / "mount"
-    point.mkdir()
-    mounted(point, "1m")
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", point], check=True)
+disk = disk_fixture("size=1m")
 
 
 def free(point: Path) -> int:
@@ -143,13 +125,13 @@ def free(point: Path) -> int:
 
 @pytest.mark.parametrize("limit", [pytest.param(limit, marks=root) for limit in ("--max-disk", "--min-free-disk")])
 def test_six_times_what_fits_goes_through_a_small_disk(
-    limit: str, mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is deleted takes room for as long as a reader has it open; this one looks at every chunk whether to let go.
     monkeypatch.setattr("lazyshard.storage.reader._LET_GO_S", 0.0)
     # While it waits it still holds the last window, for which so small a disk has no room to spare.
     monkeypatch.setattr("lazyshard.storage.reader.OPEN_CHUNKS", WINDOW)
-    source, out = tmp_path / "a.jsonl", mount / "out"
+    source, out = tmp_path / "a.jsonl", disk.point / "out"
     chunks = 240
     source.write_bytes(wide_rows(chunks * PER_CHUNK, 1300))  # about 27,000 bytes a chunk
     with producing(source, out, limit, 600_000) as process:
@@ -158,16 +140,12 @@ def test_six_times_what_fits_goes_through_a_small_disk(
         spare = []
         for _ in range(chunks // WINDOW):
             trainer.train(WINDOW)
-            spare.append(600_000 - chunk_bytes(out) if limit == "--max-disk" else free(mount) - 600_000)
+            spare.append(600_000 - chunk_bytes(out) if limit == "--max-disk" else free(disk.point) - 600_000)
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, errors
     assert trainer.ids == list(range(chunks * PER_CHUNK))
     # Files are made of blocks: the last page of each, and of head and cursors, is not in their sizes.
     assert min(spare) >= (0 if limit == "--max-disk" else -32_768)
-
-
-def remount(point: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", point], check=True)
 
 
 def head(out: Path) -> dict[str, Any]:
@@ -193,12 +171,12 @@ def deadlocked(process: "subprocess.Popen[str]", out: Path, limit: str) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem")
-def test_a_deadlock_by_min_free_disk_is_told_and_ends_when_there_is_room(mount: Path, tmp_path: Path) -> None:
-    source, out = tmp_path / "a.jsonl", mount / "out"
+def test_a_deadlock_by_min_free_disk_is_told_and_ends_when_there_is_room(disk: SmallDisk, tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", disk.point / "out"
     source.write_bytes(wide_rows(60 * PER_CHUNK, 1300))
     with producing(source, out, "--min-free-disk", 500_000) as process:
         deadlocked(process, out, "--min-free-disk")
-        remount(mount, "size=8m")
+        disk.change("size=8m")
         wait_until(lambda: published(out) >= 40, process)
 
 

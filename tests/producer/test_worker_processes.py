@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_hint() -> None:
         workers.close()
 
 
+def test_closing_in_the_middle_of_what_workers_send_leaves_no_thread() -> None:
+    before = threading.enumerate()
+    for _ in range(5):
+        workers = Workers(Recipe(transform=f"{HERE}:large"), 2)
+        under_way = [workers.submit([b"{}"] * 4, 4 * index) for index in range(8)]
+        while workers.result(under_way[0], 1.0) is None:
+            pass
+        workers.close()
+        assert threading.enumerate() == before
+
+
 def is_running(pid: int) -> bool:
     """Whether there is such a process that is more than its exit status, which nobody may come to read."""
     try:
@@ -63,14 +75,16 @@ from lazyshard_producer.rows.recipe import Recipe
 from lazyshard_producer.rows.workers import Workers
 if __name__ == "__main__":
     workers = Workers(Recipe(transform="tests.producer.recipes:twice"), 1)
-    print(workers.result(workers.submit([b"{}"], 0), 60), *workers._pool._processes, flush=True)
-    if sys.argv[1] == "kill":
+    work = workers.submit([b"{}"], 0)
+    # A process that is started takes far longer to come to its work than this one to its end.
+    print("Made" if sys.argv[1] == "kill at once" else workers.result(work, 60), *workers._pool._processes, flush=True)
+    if sys.argv[1] != "close":
         os.kill(os.getpid(), signal.SIGKILL)
     workers.close()
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "close"])
+@pytest.mark.parametrize("how", ["kill", "kill at once", "close"])
 def test_no_worker_is_left_behind(tmp_path: Path, how: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

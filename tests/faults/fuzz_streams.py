@@ -1,0 +1,135 @@
+"""Small valid streams to be damaged, the same bytes on every machine, and what their rows truly are."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import orjson
+import xxhash
+
+from lazyshard.format import Cursor, End, Head, Manifest, Owner, PartState, ReadingMark, Retired, RunState, Seal
+from lazyshard.format.names import chunk_name, seal_name
+
+__all__ = ["ID", "STREAMS", "Known"]
+
+ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
+AT: Final = 1700000000.0
+
+ROWS: Final = tuple(
+    orjson.dumps(row) + b"\n"
+    for row in (
+        {"id": 0, "text": "a"},
+        {"id": 1, "text": "\u00fc\u2028\U0001f600", "n": [1, 2.5, None, True]},
+        {"id": 2, "text": "x" * 300},
+        {"id": 3, "messages": [{"role": "user", "content": "h\u00e9llo"}, {"role": "assistant", "content": "{}"}]},
+        {"id": 4, "text": '"\\\n'},
+        {"id": 5, "big": 2**64 - 1, "small": -(2**63), "float": 1e-300},
+        {"id": 6, "text": "b"},
+        {"id": 7, "text": "c"},
+    )
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A stream.
+
+    Attributes:
+        name: what to call it.
+        files: its files by their names in the directory.
+        rows: the true rows, by sample; None for those that are deleted.
+        per_chunk: rows in a chunk.
+        native: whether it has a manifest.
+        ended: whether it has ended.
+        done: the chunks of [0, done) may be deleted: every cursor says so.
+    """
+
+    name: str
+    files: dict[str, bytes]
+    rows: tuple[bytes | None, ...]
+    per_chunk: int
+    native: bool = True
+    ended: bool = True
+    done: int = 0
+    folders: tuple[str, ...] = field(default=(".tmp", "cursors"))
+
+    def put(self, directory: Path) -> None:
+        """Writes the files into a directory, which is made."""
+        directory.mkdir()
+        for folder in self.folders:
+            (directory / folder).mkdir()
+        for name, data in self.files.items():
+            (directory / name).write_bytes(data)
+
+
+def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retired: int = 0, cursors: int = 0) -> Known:
+    rows = ROWS[:count]
+    cuts = [rows[start : start + per_chunk] for start in range(0, count, per_chunk)]
+    files = {
+        "stream.json": Manifest(ID, per_chunk, AT).encode(),
+        "stream.owner": Owner(1, "0123456789abcdef", "node1", 4711, AT).encode(),
+        "head.json": Head(
+            len(cuts), count, ended, "finished" if ended else "idle", 0.0, "node1", 4711, AT, "" if ended else "stopped"
+        ).encode(),
+        ".producer.lock": b"",
+    }
+    if ended:
+        files["stream.end"] = End(len(cuts), count).encode()
+    for chunk in range(retired, len(cuts)):
+        lengths = list(map(len, cuts[chunk]))
+        files[chunk_name(chunk)] = b"".join(cuts[chunk])
+        files[seal_name(chunk)] = Seal(
+            chunk=chunk,
+            offsets=np.array([0, *itertools.accumulate(lengths)], np.uint64),
+            digests=np.array([xxhash.xxh3_64_intdigest(row) for row in cuts[chunk]], np.uint64),
+            tokens=np.array(lengths, np.uint32) if chunk % 2 else None,
+            source={"path": "rows.jsonl", "byte": 100 * chunk},
+            sealed_at=AT + chunk,
+        ).encode()
+    if retired:
+        files["retired.json"] = Retired(ID, retired, AT).encode()
+    for number in range(cursors):
+        consumer, draws = f"run{number}", per_chunk * (retired + number)
+        state = RunState(ID, per_chunk, per_chunk, 0, 0, None, (PartState(1, 1, draws),), draws)
+        files[f"cursors/{consumer}.json"] = Cursor(
+            consumer,
+            ID,
+            draws,
+            retired + number,
+            {"dp_size": 1, "seed": 0},
+            AT,
+            state,
+            "1/0123456789abcdef process 1 on a",
+        ).encode()
+        files[f"cursors/{consumer}.reading.json"] = ReadingMark(consumer, ID, 1, 0, len(cuts), AT).encode()
+        files[f"cursors/.{consumer}.lock"] = b"1/0123456789abcdef process 1 on a\n"
+    deleted = retired * per_chunk
+    return Known(name, files, (None,) * deleted + rows[deleted:], per_chunk, True, ended, retired)
+
+
+def _foreign(name: str, *, end: bool) -> Known:
+    files = {}
+    for chunk, start in enumerate(range(0, 8, 3)):
+        files[chunk_name(chunk)] = b"".join(ROWS[start : start + 3])
+        files[seal_name(chunk)] = b""
+    if end:
+        files["stream.end"] = b""
+    return Known(name, files, ROWS if end else ROWS[:6], 3, False, end, 0, ())
+
+
+STREAMS: Final = {
+    known.name: known
+    for known in (
+        _stream("ended", 5, 2),
+        _stream("live", 6, 2, ended=False, cursors=2),
+        _stream("retired", 8, 2, ended=False, retired=2, cursors=2),
+        _stream("one", 1, 3),
+        _stream("empty", 0, 4),
+        _foreign("foreign", end=True),
+        _foreign("foreign-live", end=False),
+    )
+}

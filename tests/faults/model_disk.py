@@ -1,0 +1,265 @@
+"""A filesystem as small as a value: what its processes see, and what a power cut may leave of it.
+
+Every name in a directory has what it stands for now, and what else the device may say of it after a power cut: whatever
+it stood for since its directory was last synced. Every file has its content, and what else may be found in it: whatever
+it held since it was last synced, or a torn form of it.
+
+Which filesystem that is: the weakest that the protocol is promised on. After a cut each name is old or new *by itself*:
+names do not come back in the order of the calls, and of a rename from one directory to another either half may be there
+without the other, so that a file has both names or none. POSIX promises no more than that. ext4 and xfs keep much more:
+names in the order of the calls, and renames whole. What they can leave is among what is left here, so what holds here
+holds there. Taken for granted: `fsync` of a file brings its content, `fsync` of a directory the names in it, and a name
+never stands for something that it never stood for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from lazyshard.format.names import TEMPORARY
+
+Content: TypeAlias = tuple[Any, ...]
+"""What is in a file, as ("rows", 0); or one of the three below."""
+
+Step: TypeAlias = tuple[Any, ...]
+"""What a process does next, as ("rename", "stream/.tmp/head.json.a", "stream/head.json")."""
+
+FOLDER: Final[Content] = ("folder",)
+SHORT: Final[Content] = ("short",)
+"""Empty, or cut off somewhere."""
+ZEROS: Final[Content] = ("zeros",)
+"""As long as it should be, with other bytes: the length reached the device, the rows did not. Only told from the one
+above where somebody looks at a length."""
+
+_NOTHING: Final = 0
+
+_TEMPORARY: Final = f"/{TEMPORARY}"
+
+_LEFT: Final = "/left"
+"""The name that stands for all in `.tmp/` that may be back."""
+
+
+class Disk(NamedTuple):
+    """The state of a filesystem.
+
+    Attributes:
+        names: of each name its path, the file it stands for, and what else it may stand for after a power cut.
+            Files are numbers from 1; 0 is none.
+        files: of file n, at n - 1, its content and what else may be found in it after a power cut.
+    """
+
+    names: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    files: tuple[tuple[Content, tuple[Content, ...]], ...] = ()
+
+    def visible(self) -> dict[str, Content]:
+        """Returns the content of what is there now, by path; `FOLDER` for a directory."""
+        return {path: self.files[file - 1][0] for path, file, _ in self.names if file}
+
+    def all_names(self) -> Iterator[str]:
+        """Returns the paths of what is there, or may be there after a power cut."""
+        return (path for path, _, _ in self.names)
+
+
+def folder_of(path: str) -> str:
+    """Returns the path of the directory that holds a name."""
+    return path.rpartition("/")[0]
+
+
+def is_junk(path: str) -> bool:
+    """Whether it is a file under a temporary name."""
+    folder, _, name = path.rpartition("/")
+    return folder.endswith(_TEMPORARY) or (folder.endswith("/cursors") and name.startswith("."))
+
+
+class _Draft:
+    """A disk that is being changed."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.now = {path: file for path, file, _ in disk.names}
+        self.others = {path: set(others) for path, _, others in disk.names}
+        self.files = {number: (value, set(others)) for number, (value, others) in enumerate(disk.files, 1)}
+
+    def put(self, path: str, file: int) -> None:
+        """Lets a name stand for something else from now on."""
+        folder = folder_of(path)
+        assert not folder or self.now.get(folder), path
+        before = self.now.get(path, _NOTHING)
+        self.now[path] = file
+        if before != file:
+            others = self.others.setdefault(path, set())
+            others.add(before)
+            others.discard(file)
+
+    def new(self, value: Content) -> int:
+        number = max(self.files, default=0) + 1
+        self.files[number] = (value, set())
+        return number
+
+    def freeze(self) -> Disk:
+        """Returns the disk, files numbered by where they are first named, so that equal disks are equal values."""
+        numbers = {_NOTHING: _NOTHING}
+        names = []
+        for path in sorted(self.now):
+            file, others = self.now[path], self.others.get(path, ())
+            if not file and not others:
+                continue
+            if file not in numbers:
+                numbers[file] = len(numbers)
+            if others:
+                for one in sorted(others, key=self._form):
+                    numbers.setdefault(one, len(numbers))
+                names.append((path, numbers[file], tuple(sorted(numbers[one] for one in others))))
+            else:
+                names.append((path, numbers[file], ()))
+        del numbers[_NOTHING]
+        files = tuple(
+            (value, tuple(sorted(others)) if others else ()) for value, others in map(self.files.__getitem__, numbers)
+        )
+        return Disk(tuple(names), files)
+
+    def _form(self, file: int) -> tuple[Any, ...]:
+        return (file, ()) if not file else (1, self.files[file][0], tuple(sorted(self.files[file][1])), file)
+
+
+def do(disk: Disk, step: Step) -> Disk:
+    """Returns the disk after a step that touches files.
+
+    Raises:
+        KeyError: there is nothing of that name.
+    """
+    draft = _Draft(disk)
+    kind, path = step[0], step[1]
+    if kind == "create":
+        draft.put(path, draft.new(SHORT))
+    elif kind == "truncate":
+        _truncate(draft, path)
+    elif kind == "write":
+        _write(draft, path, step[2])
+    elif kind == "sync":
+        file = draft.now[path]
+        draft.files[file] = (draft.files[file][0], set())
+    elif kind in ("link", "rename"):
+        file = draft.now[path]
+        assert file, path
+        draft.put(step[2], file)
+        if kind == "rename":
+            draft.put(path, _NOTHING)
+    elif kind == "mkdir":
+        # One directory is as good as another.
+        again = [one for one in draft.others.get(path, ()) if one]
+        draft.put(path, again[0] if again else draft.new(FOLDER))
+    elif kind == "sync_directory":
+        _sync_directory(draft, path)
+    elif kind == "unlink" and not draft.now.get(path):
+        raise KeyError(path)
+    elif kind in ("remove", "unlink") or (
+        kind == "rmdir" and not any(draft.now[one] for one in draft.now if folder_of(one) == path)
+    ):
+        draft.put(path, _NOTHING)
+    else:
+        assert kind == "rmdir", step
+    return draft.freeze()
+
+
+def _truncate(draft: _Draft, path: str) -> None:
+    file = draft.now.get(path, _NOTHING)
+    if file:
+        # Whatever other name the file has.
+        value, others = draft.files[file]
+        draft.files[file] = (SHORT, (others | {value}) - {SHORT})
+    else:
+        draft.put(path, draft.new(SHORT))
+
+
+def _write(draft: _Draft, path: str, value: Content) -> None:
+    before, others = draft.files[draft.now[path]]
+    torn = {SHORT, ZEROS} if value[0] == "rows" else {SHORT}
+    draft.files[draft.now[path]] = (value, (others | torn | {before}) - {value})
+
+
+def _sync_directory(draft: _Draft, folder: str) -> None:
+    for path in [path for path in draft.now if folder_of(path) == folder]:
+        draft.others[path] = set()
+        if not draft.now[path]:
+            # What was in a directory that is gone for good is gone too.
+            for below in [one for one in draft.now if one.startswith(f"{path}/")]:
+                draft.now[below], draft.others[below] = _NOTHING, set()
+
+
+def half_written(disk: Disk, path: str) -> Disk:
+    """Returns the disk after a write that was stopped midway."""
+    return do(disk, ("write", path, SHORT))
+
+
+def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
+    """Returns a disk with less to tell of files with temporary names, which nothing reads and nobody tells apart.
+
+    Of those in `.tmp/` that are gone but may be back after a power cut one stands for all; once the producer that has
+    made them is stopped, it stands also for those that are there. Those of the consumer are left out in the same way:
+    they stay for ever and are passed over.
+
+    Args:
+        disk: the disk.
+        stopped: who has just been stopped, "producer" or "consumer".
+    """
+    folded = [
+        path
+        for path, file, _ in disk.names
+        if is_junk(path) and not path.endswith(_LEFT) and (not file or _maker(path) in stopped)
+    ]
+    if not folded:
+        return disk
+    draft = _Draft(disk)
+    path = next((path for path in draft.now if path.endswith(_LEFT)), "")
+    there = bool(draft.now.get(path))
+    maybe = bool(draft.others.get(path))
+    for path in folded:
+        file = draft.now[path]
+        if _maker(path) == "producer":
+            there |= bool(file)
+            maybe |= bool(draft.others[path]) or not file
+        draft.now[path], draft.others[path] = _NOTHING, set()
+    if there or maybe:
+        path = next(path for path in draft.now if path.endswith(_TEMPORARY)) + _LEFT
+        left = draft.new(SHORT)
+        draft.now[path] = left if there else _NOTHING
+        draft.others[path] = {_NOTHING if there else left} if maybe else set()
+    return draft.freeze()
+
+
+def _maker(path: str) -> str:
+    return "producer" if folder_of(path).endswith(_TEMPORARY) else "consumer"
+
+
+def power_cuts(disk: Disk) -> tuple[Disk, ...]:
+    """Returns all that a power cut may leave."""
+    sure = [(path, file) for path, file, others in disk.names if not others]
+    doubtful = [(path, (file, *others)) for path, file, others in disk.names if others]
+    found: dict[Disk, None] = {}
+    for chosen in itertools.product(*(files for _, files in doubtful)):
+        names = dict(sure) | {path: file for (path, _), file in zip(doubtful, chosen, strict=True)}
+        for left in _contents(disk, _reachable(names)):
+            found[left] = None
+    return tuple(found)
+
+
+def _reachable(names: Mapping[str, int]) -> dict[str, int]:
+    """Returns the names that there are: what is in a directory goes with it."""
+    kept: dict[str, int] = {}
+    for path in sorted(names):
+        if names[path] and (not folder_of(path) or folder_of(path) in kept):
+            kept[path] = names[path]
+    return kept
+
+
+def _contents(disk: Disk, names: Mapping[str, int]) -> Iterable[Disk]:
+    """Returns the disks with these names, for all that may be found in their files."""
+    numbers = sorted(set(names.values()))
+    choices = [(value, *others) for value, others in (disk.files[number - 1] for number in numbers)]
+    for chosen in itertools.product(*choices):
+        draft = _Draft(Disk())
+        draft.now = dict(names)
+        draft.files = {number: (value, set()) for number, value in zip(numbers, chosen, strict=True)}
+        yield draft.freeze()

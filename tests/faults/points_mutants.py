@@ -1,0 +1,256 @@
+"""Mistakes of a producer of which the harness must find each: installed in the command's process before all else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage import durable, publishing, recovery
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_chunk import OpenChunk
+from lazyshard.storage.writer_opening import Workplace
+from tests.producer.kill_points import When
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A mistake, and where it is to be found.
+
+    Attributes:
+        install: makes it.
+        found: part of what the harness says.
+        scene: the scene that is played.
+        kind: of the faults.
+        when: where in a call they come.
+        step: every how manieth call has one.
+    """
+
+    install: Callable[[], None]
+    found: str
+    scene: str = "plain"
+    kind: str = "kill"
+    when: When = "before"
+    step: int = 2
+
+    @property
+    def broken(self) -> tuple[str]:
+        """What `Stage` takes."""
+        return (f"{__name__}:{self.install.__name__}",)
+
+
+def _everywhere(original: Any, broken: Any) -> None:
+    """Puts something else in a function's place, wherever it was imported."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lazyshard"):
+            for key, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, key, broken)
+
+
+def seal_before_data() -> None:
+    """Seals a chunk, then gives it its name."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        chunk.finish()
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+
+    _everywhere(publishing.publish_chunk, publish)
+
+
+def torn_chunk_kept() -> None:
+    """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
+    original = Workplace.path
+
+    def path(self: Workplace, name: str) -> Path:
+        return self.directory.with_name(f"{name}.part") if name.endswith(".jsonl") else original(self, name)
+
+    Workplace.path = path  # type: ignore[method-assign]
+    _everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+
+
+def position_ahead() -> None:
+    """The position in a seal is a row further than the chunk."""
+    from lazyshard_producer.rows import feed
+
+    original = feed._PlainBatch.position
+
+    def position(self: Any, index: int) -> Any:
+        return original(self, min(index + 1, len(self.lines) - 1))
+
+    feed._PlainBatch.position = position  # type: ignore[method-assign]
+
+
+def position_behind() -> None:
+    """The position in a seal is a row short of the chunk."""
+    from lazyshard_producer.rows import feed
+
+    original = feed._PlainBatch.position
+
+    def position(self: Any, index: int) -> Any:
+        return original(self, max(index - 1, 0))
+
+    feed._PlainBatch.position = position  # type: ignore[method-assign]
+
+
+def deleted_before_acknowledged() -> None:
+    """Deletes all but the newest chunk, whoever still needs it."""
+    from lazyshard_producer.holding import limits
+
+    _everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+
+
+def never_deleted() -> None:
+    """Deletes nothing, whatever is acknowledged."""
+    from lazyshard_producer.holding import limits
+
+    _everywhere(limits.deletable, lambda claims, limits, published: 0)
+
+
+def refused_row_forgotten() -> None:
+    """A restart begins the quarantine anew."""
+    _cut_at(lambda committed: 0)
+
+
+def refused_row_kept_twice() -> None:
+    """A restart cuts nothing off the quarantine, and meets again what no seal counts."""
+    _cut_at(lambda committed: 1 << 40)
+
+
+def _cut_at(size: Callable[[int], int]) -> None:
+    from lazyshard_producer.rows.refusals import Quarantine
+
+    original = Quarantine._cut
+
+    def cut(self: Any, committed: int) -> None:
+        original(self, size(committed))
+
+    Quarantine._cut = cut  # type: ignore[method-assign]
+
+
+def leftovers_stay() -> None:
+    """A restart clears away nothing of what the last run has left."""
+    recovery._clear = lambda directory, listing, check_owner: None
+
+
+def seal_in_place() -> None:
+    """Writes a seal under its own name."""
+
+    def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        durable.write_all(fd, data)
+        os.close(fd)
+
+    for name in ("publish_bytes", "publish_new_bytes"):
+        if hasattr(publishing, name):
+            setattr(publishing, name, publish)
+
+
+def sealed_again() -> None:
+    """A restart writes the last seal anew, with another time."""
+    original = recovery.recover
+
+    def recover(directory: Path, *given: Any) -> Any:
+        found = original(directory, *given)
+        if found.last is not None:
+            path = directory / seal_name(found.last.chunk)
+            seal = replace(Seal.decode(path.read_bytes(), found.last.chunk), sealed_at=time.time() + 1)
+            durable.publish_bytes(seal.encode(), path, directory / ".again")
+        return found
+
+    _everywhere(original, recover)
+
+
+def failed_sync_ignored() -> None:
+    """Takes what could not be brought onto the device for durable."""
+
+    def sync(fd: int) -> None:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+
+    _everywhere(durable.sync, sync)
+
+
+def failed_write_ignored() -> None:
+    """Seals what it meant to write, whatever became of that."""
+    original = durable.write_all
+
+    def write_all(fd: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            original(fd, data)
+
+    _everywhere(original, write_all)
+
+
+def short_write_ignored() -> None:
+    """Writes once and does not look how much that was."""
+
+    def write_all(fd: int, data: bytes) -> None:
+        os.write(fd, data)
+
+    _everywhere(durable.write_all, write_all)
+
+
+def journal_not_written() -> None:
+    """In which order a followed directory's lines were read is only known as long as the run lasts."""
+    from lazyshard_producer.following import journal
+
+    journal.write_all = lambda fd, data: None  # type: ignore[attr-defined]
+
+
+def traceback_shown() -> None:
+    """An error of the filesystem is none that the command knows."""
+
+    def write_all(fd: int, data: bytes) -> None:
+        try:
+            os.write(fd, data)
+        except OSError as cause:
+            raise RuntimeError("write") from cause
+
+    _everywhere(durable.write_all, write_all)
+
+
+def written_uncounted() -> None:
+    """Writes a file past every call that is counted; for the trace."""
+    from lazyshard.storage.announcer import Announcer
+
+    original = Announcer.tell
+
+    def tell(self: Announcer, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
+        self._path.with_name("note").write_text("told")
+
+    Announcer.tell = tell  # type: ignore[method-assign]
+
+
+_ALL: Final[Sequence[Mutant]] = (
+    Mutant(seal_before_data, "missing", step=1),
+    Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
+    Mutant(position_ahead, "has rows"),
+    Mutant(position_behind, "has rows"),
+    Mutant(deleted_before_acknowledged, "acknowledged are those below", "small disk"),
+    Mutant(never_deleted, "deleted are only those below", "retained", step=5),
+    Mutant(refused_row_forgotten, "in quarantine is", step=3),
+    Mutant(refused_row_kept_twice, "in quarantine is", step=3),
+    Mutant(leftovers_stay, "leftover", step=3),
+    Mutant(seal_in_place, "cannot be read", when="half", step=1),
+    Mutant(sealed_again, "changed after it was sealed", step=3),
+    Mutant(failed_sync_ignored, "exit status 0", kind="EIO"),
+    Mutant(failed_write_ignored, "exit status", kind="ENOSPC", when="half", step=1),
+    Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
+    Mutant(journal_not_written, "does not get through", "followed", step=3),
+    Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
+)
+
+MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

@@ -1,0 +1,162 @@
+"""What every instant must keep of a stream, whoever is writing to it or was killed while it did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from lazyshard.errors import LazyShardError
+from lazyshard.format import End, Head, Seal, parse_row
+from lazyshard.format.names import END, HEAD, chunk_name, parse_chunk_name, seal_name
+from lazyshard.storage import read_retired
+
+__all__ = ["SealedChunks", "Violation"]
+
+
+class Violation(AssertionError):
+    """A promise that was not kept."""
+
+
+class SealedChunks:
+    """All that was ever seen sealed of a stream, and looks at what is there now.
+
+    Args:
+        out: the stream's directory.
+        lines: the rows that it is to have in the end, in order, each as its line's text without the newline.
+        per_chunk: rows in a chunk.
+        ordered: whether their order is fixed; else only that each comes once.
+        known: what was seen of it before, by file name.
+
+    Attributes:
+        known: data and seals, by file name, as they were seen first.
+    """
+
+    def __init__(
+        self, out: Path, lines: Sequence[str], per_chunk: int, *, ordered: bool, known: dict[str, bytes]
+    ) -> None:
+        self.known: Final[dict[str, bytes]] = dict(known)
+        self._out = out
+        self._lines = lines
+        self._places = {line: number for number, line in enumerate(lines)}
+        self._per_chunk = per_chunk
+        self._ordered = ordered
+        # What of the rows was seen in which chunk; a chunk's own rows are its numbers in `lines`.
+        self._chunks: dict[int, list[int]] = {}
+        for name, data in self.known.items():
+            found = parse_chunk_name(name)
+            if found is not None and not found[1]:
+                self._take_rows(found[0], data)
+
+    @property
+    def chunks(self) -> int:
+        """How many were ever sealed, as far as was seen; some may have come and gone unseen."""
+        return max(self._chunks, default=-1) + 1
+
+    def look(self, acknowledged: int) -> None:
+        """Looks at everything that is sealed. May be called while the stream is written and deleted.
+
+        Args:
+            acknowledged: chunks that its consumers are done with, and that therefore may be gone: [0, acknowledged).
+
+        Raises:
+            Violation: something is not as it must be at every instant.
+        """
+        try:
+            names = os.listdir(self._out)
+        except FileNotFoundError:
+            if self.known:
+                raise Violation("the stream's directory is gone") from None
+            return
+        sealed = {found[0] for found in map(parse_chunk_name, names) if found is not None and found[1]}
+        for chunk in sorted(sealed | set(self._chunks)):
+            self._look_at(chunk, acknowledged)
+        # A listing may miss what was renamed meanwhile, but never a name that was there before a later one came.
+        for chunk in range(max(self._chunks, default=0)):
+            if chunk not in self._chunks and chunk >= self._mark(acknowledged):
+                self._look_at(chunk, acknowledged)
+
+    def look_stopped(self, acknowledged: int) -> None:
+        """Looks at what the stream says of itself as well; nobody may write to it meanwhile. Raises as `look`."""
+        self.look(acknowledged)
+        self._mark(acknowledged)
+        sealed = self.chunks
+        samples = min(sealed * self._per_chunk, len(self._lines))
+        try:
+            end = _read(self._out / END)
+            if end is not None and (told := End.decode(end)) != End(sealed, samples):
+                raise Violation(f"{END} says {told}, sealed are {sealed} chunks with {samples} rows")
+            head = _read(self._out / HEAD)
+            if head is not None:
+                heard = Head.decode(head)
+                if heard.chunks > sealed or heard.samples > samples or (heard.ended and end is None):
+                    raise Violation(f"{HEAD} says {heard}, sealed are {sealed} chunks with {samples} rows")
+        except LazyShardError as error:
+            raise Violation(f"what is published cannot be read: {error}") from error
+
+    def _look_at(self, chunk: int, acknowledged: int) -> None:
+        names = chunk_name(chunk), seal_name(chunk)
+        found = [_read(self._out / name) for name in names]
+        data, seal = found
+        if data is None or seal is None:
+            if chunk < self._mark(acknowledged):
+                return
+            missing = [name for name, content in zip(names, found, strict=True) if content is None]
+            raise Violation(
+                f"{' and '.join(missing)} missing: chunk {chunk} or one behind it is sealed, nothing deleted"
+            )
+        before = tuple(self.known.get(name) for name in names)
+        if before == (data, seal):
+            return
+        if before != (None, None):
+            raise Violation(f"chunk {chunk} has changed after it was sealed")
+        self._check(chunk, data, seal)
+        self._take_rows(chunk, data)
+        self.known.update(zip(names, (data, seal), strict=True))
+
+    def _check(self, chunk: int, data: bytes, seal: bytes) -> None:
+        try:
+            decoded = Seal.decode(seal, chunk)
+            lines = data.splitlines(keepends=True)
+            if [xxhash.xxh3_64_intdigest(line) for line in lines] != decoded.digests.tolist():
+                raise Violation(f"chunk {chunk} is not what was sealed: {data!r}")
+            for line in lines:
+                parse_row(line)
+        except LazyShardError as error:
+            raise Violation(f"chunk {chunk} cannot be read: {error}") from error
+
+    def _take_rows(self, chunk: int, data: bytes) -> None:
+        rows = []
+        for line in data.decode().splitlines():
+            if line not in self._places:
+                raise Violation(f"chunk {chunk} has a row that no source has: {line}")
+            rows.append(self._places[line])
+        first = chunk * self._per_chunk
+        expected = range(first, min(first + self._per_chunk, len(self._lines)))
+        if len(rows) != len(expected):
+            raise Violation(f"chunk {chunk} has {len(rows)} rows, expected {len(expected)}")
+        if self._ordered and rows != list(expected):
+            raise Violation(f"chunk {chunk} has rows {rows}, expected {list(expected)}")
+        again = set(rows).intersection(*[{row for taken in self._chunks.values() for row in taken}])
+        if again or len(set(rows)) < len(rows):
+            raise Violation(f"chunk {chunk} has rows {rows}, of which {sorted(again)} are in other chunks")
+        self._chunks[chunk] = rows
+
+    def _mark(self, acknowledged: int) -> int:
+        try:
+            mark = read_retired(self._out)
+        except (LazyShardError, OSError) as error:
+            raise Violation(f"what is deleted cannot be read: {error}") from error
+        if mark > acknowledged:
+            raise Violation(f"the chunks below {mark} are deleted, acknowledged are those below {acknowledged}")
+        return mark
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

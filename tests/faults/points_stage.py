@@ -1,0 +1,97 @@
+"""A scene that is ready to be played, and what its stream is when nothing happens to it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.faults.points_reader import Reader
+from tests.faults.points_scenes import Scene
+from tests.faults.points_sealed import Violation
+from tests.producer.killed_rows import is_refused, made
+from tests.producer.killed_sources import FedSource
+from tests.producer.killed_streams import Stream
+from tests.producer.nursery import Nursery
+
+__all__ = ["HANGS_S", "Stage", "Whole"]
+
+HANGS_S: Final = 30.0
+"""A run that has not ended by then never will."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What comes of a scene in one run.
+
+    Attributes:
+        lines: its rows, in order.
+        seals: its seals, but for their times.
+        refused: its refused rows, but for their times.
+        calls: how many calls that change a file it takes.
+    """
+
+    lines: list[str]
+    seals: list[dict[str, Any]]
+    refused: list[dict[str, Any]]
+    calls: int
+
+
+class Stage:
+    """A scene with its sources, and who plays it.
+
+    Args:
+        scene: the scene.
+        nursery: runs the command.
+        reader: reads what it publishes.
+        folder: is made, for all that is written.
+        broken: further functions that the command calls first.
+
+    Raises:
+        Violation: the scene does not come out right even when nothing happens.
+    """
+
+    def __init__(
+        self, scene: Scene, nursery: Nursery, reader: Reader, folder: Path, broken: Sequence[str] = ()
+    ) -> None:
+        self.scene = scene
+        self.nursery = nursery
+        self.reader = reader
+        self.prepare: Final = (*scene.prepare, *broken)
+        self._folder = folder
+        self._numbers = itertools.count()
+        folder.mkdir()
+        self._shared = None if scene.live else scene.make(folder)
+        self.whole: Final = self._play_whole()
+
+    def new_folder(self) -> tuple[Path, list[FedSource]]:
+        """Returns a folder for a stream, and its sources."""
+        folder = self._folder / f"{next(self._numbers)}"
+        folder.mkdir()
+        return folder, self.scene.make(folder) if self._shared is None else self._shared
+
+    def _play_whole(self) -> Whole:
+        folder, sources = self.new_folder()
+        options = list(self.scene.options)
+        if "--retain" in options:
+            # The same rows, and nobody has to be waited for.
+            del options[options.index("--retain") :]
+        stream = Stream(self.nursery, folder / "out", sources, options, self.scene.per_chunk)
+        status, said = stream.run(kill_at=0, most_s=HANGS_S, prepare=self.prepare)
+        if status:
+            raise Violation(f"not even a run to which nothing happens gets through: {status}: {said}")
+        whole = Whole(
+            [line.decode() for line in stream.lines()], stream.seals(), stream.refused(), self.nursery.counted.calls
+        )
+        makes = "--transform" in options
+        rows = [row for source in sources for row in source.rows]
+        expected, found = made(rows, transform=makes, where=makes), stream.rows()
+        plain = self.scene.ordered and not makes
+        if (found if plain else sorted(map(str, found))) != (expected if plain else sorted(map(str, expected))):
+            raise Violation(f"a run to which nothing happens gives {found}, expected {expected}")
+        refused = sum(is_refused(row, transform=False) for row in rows)
+        if len(whole.refused) < refused or (not makes and len(whole.refused) > refused):
+            raise Violation(f"a run to which nothing happens refuses {whole.refused}, expected {refused} rows")
+        return whole

@@ -1,0 +1,300 @@
+"""The model does what the code does: call by call, from wherever the code was killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.errors import StreamEnded
+from lazyshard.format import Cursor, ProducerState
+from lazyshard.storage import CursorOwner, durable, open_chunk, retire
+from lazyshard.storage.announcer import Announcer
+from lazyshard.storage.manifest import read_manifest
+from lazyshard_producer.configuration.settings import Limits
+from lazyshard_producer.ended import complete_end, find_end
+from lazyshard_producer.holding.holdback import Holdback
+from lazyshard_producer.holding.shelf import DirectoryShelf
+from tests.crash.writer_harness import fast_directory
+from tests.faults.model_consumer import Consumer
+from tests.faults.model_disk import Content, Disk, Step, do
+from tests.faults.model_producer import Producer
+from tests.faults.model_recording import PER_CHUNK, Recorder, read_disk, read_record, starred
+from tests.faults.model_stream import STREAM, TMP, Plan
+from tests.faults.model_world import LOOKS, State, World
+from tests.storage.streams import forked
+
+COMMITTED: Final = 1
+"""Chunks that the consumer is done with when it commits."""
+
+_NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")
+"""Steps of the model that change no file of the stream."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+class Code:
+    """The real producer and consumer in one process, one after the other."""
+
+    def __init__(self, plan: Plan, commit_at: int) -> None:
+        self.plan = plan
+        self.commit_at = commit_at
+
+    def live(self, root: Path, calls: int = 0) -> list[Step]:
+        """Runs until the stream has ended, or is killed after so many calls that change files; returns these."""
+        return recorded(root, lambda: self.produce(root / STREAM), self.plan, calls)
+
+    def produce(self, stream: Path) -> None:
+        """What the command does, with a consumer in between."""
+        end = find_end(str(stream), PER_CHUNK)
+        if end is not None:
+            complete_end(str(stream), end)
+            return
+        try:
+            writer = ChunkWriter(stream, PER_CHUNK)
+        except StreamEnded:
+            return
+        # So that each look is one: it does not look again within half a second.
+        clock = iter(range(1000))
+        gate = Holdback(
+            Limits(retain="consumed"),
+            DirectoryShelf(stream),
+            PER_CHUNK,
+            check=writer.check_owner,
+            clock=lambda: next(clock),
+        )
+        rows = PER_CHUNK * self.plan.chunks - self.plan.partial
+        for row in range(writer.source or 0, rows):
+            if writer.room == PER_CHUNK:
+                self.between(stream, gate, writer)
+            writer.write({"id": row}, source=row + 1)
+            if writer.published_samples == rows:
+                self.between(stream, gate, writer)
+        writer.close()
+
+    def between(self, stream: Path, gate: Holdback, writer: ChunkWriter) -> None:
+        if writer.published_chunks == self.commit_at:
+            commit(stream, COMMITTED)
+        assert gate.before_chunk(writer.published_chunks, writer.published_samples) is None
+
+
+def recorded(root: Path, work: Callable[[], object], plan: Plan, calls: int = 0) -> list[Step]:
+    """Does some work in a child that is killed after so many calls, if any; returns which calls it has made."""
+    record = root / "record"
+    record.unlink(missing_ok=True)
+
+    def child() -> None:
+        Recorder(root, record, calls).install()
+        work()
+
+    assert forked(child) == (-signal.SIGKILL if calls else 0)
+    found = read_record(record, plan)
+    record.unlink()
+    return found
+
+
+def commit(stream: Path, *done: int) -> None:
+    manifest = read_manifest(stream, None)
+    assert manifest is not None
+    with CursorOwner(stream, "run") as owner:
+        for chunks in done:
+            owner.put(Cursor("run", manifest.stream_id, PER_CHUNK * chunks, chunks, {}, time.time()))
+
+
+class Model:
+    """The model's producer and consumer, likewise."""
+
+    def __init__(self, plan: Plan, commit_at: int) -> None:
+        self.world = World(plan, Producer(plan), Consumer(plan), every_junk=True)
+        self.state = self.world.doing(self.world.first(faults=9), "consumer", [])
+        self.commit_at = commit_at
+        self.committed = False
+
+    def live(self, calls: int = 0) -> list[Step]:
+        """Runs until the stream has ended, or the next call would be one more; returns what changes files."""
+        self.committed = False
+        done: list[Step] = []
+        while self.state.producer or self.state.consumer:
+            who, steps = self._next()
+            if calls and len(done) == calls and steps[0][0] not in _NO_CALLS:
+                break
+            what, self.state = steps[0], self._after(who)
+            if what[0] not in _NO_CALLS:
+                done.append(tuple(starred(part) if isinstance(part, str) else part for part in what))
+        return done
+
+    def kill(self) -> None:
+        kills = [move for move in self.world.kill(self.state, "producer") if len(move.what) == 1]
+        if kills:
+            self.state = kills[0].state
+        self.state = self.world.doing(self.state, "consumer", [])
+
+    def disk(self) -> dict[str, Content]:
+        return {starred(path): value for path, value in self.world.disk(self.state).visible().items()}
+
+    def _next(self) -> tuple[str, list[Step]]:
+        if self.state.consumer:
+            return "consumer", list(self.world.steps(self.state, "consumer"))
+        steps = list(self.world.steps(self.state, "producer"))
+        if steps[0][:2] == ("look", self.commit_at) and not self.committed:
+            self.committed = True
+            self.state = self.world.doing(self.state, "consumer", [("checkpoint", COMMITTED), ("commit", COMMITTED)])
+            return self._next()
+        return "producer", steps
+
+    def _after(self, who: str) -> State:
+        # Where it may look at the consumers or not, it does.
+        move = next(iter(self.world.produce(self.state) if who == "producer" else self.world.consume(self.state)))
+        assert move.broken is None, move.broken
+        return move.state
+
+
+def in_order(steps: list[Step]) -> list[Step]:
+    """Returns steps with the files of `.tmp/` removed in the order of their names: a listing has none."""
+    found: list[Step] = []
+    cleared: list[Step] = []
+    for step in [*steps, ()]:
+        if step and step[0] == "remove" and step[1].startswith(f"{TMP}/"):
+            cleared.append(step)
+        else:
+            found += [*sorted(cleared), *([step] if step else [])]
+            cleared = []
+    return found
+
+
+SCENARIOS: Final = [
+    pytest.param(Plan(3, partial=True), 2, id="partial"),
+    pytest.param(Plan(2), 2, id="full"),
+]
+
+
+@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
+def test_every_call_of_the_code_is_a_step_of_the_model_in_the_same_order(
+    root: Path, plan: Plan, commit_at: int
+) -> None:
+    (root / "whole").mkdir()
+    code, model = Code(plan, commit_at), Model(plan, commit_at)
+    expected = model.live()
+    assert in_order(code.live(root / "whole")) == in_order(expected)
+    assert read_disk(root / "whole", plan) == model.disk()
+    kinds = {step[0] for step in expected}
+    assert kinds == {"mkdir", "create", "write", "sync", "rename", "link", "sync_directory", "remove", "rmdir"}
+    assert ("remove", f"{STREAM}/chunk_00000.jsonl.completed") in expected
+    # Once it has ended nothing is touched any more.
+    assert code.live(root / "whole") == []
+
+
+@pytest.mark.parametrize(("plan", "commit_at"), SCENARIOS)
+def test_killed_after_any_call_the_code_leaves_and_then_does_what_the_model_says(
+    root: Path, plan: Plan, commit_at: int
+) -> None:
+    code = Code(plan, commit_at)
+    calls = 0
+    while True:
+        calls += 1
+        home = root / str(calls)
+        home.mkdir()
+        model = Model(plan, commit_at)
+        expected = model.live(calls)
+        if len(expected) < calls:
+            break
+        assert code.live(home, calls) == expected
+        model.kill()
+        assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
+        assert in_order(code.live(home)) == in_order(model.live()), f"after {calls} calls"
+        assert read_disk(home, plan) == model.disk(), f"after {calls} calls"
+    assert calls > 60
+
+
+def test_writing_the_cursor_again_and_again_is_what_the_model_says(root: Path) -> None:
+    plan = Plan(1)
+    with ChunkWriter(root / STREAM, PER_CHUNK) as writer:
+        writer.write({"id": 0}, source=1)
+    assert recorded(root, lambda: commit(root / STREAM, 0, 1), plan) == [
+        ("mkdir", "stream/cursors"),
+        ("sync_directory", "stream"),
+        ("create", "stream/cursors/.run.*"),
+        ("write", "stream/cursors/.run.*", ("cursor", 0)),
+        ("sync", "stream/cursors/.run.*"),
+        ("rename", "stream/cursors/.run.*", "stream/cursors/run.json"),
+        ("sync_directory", "stream/cursors"),
+        *_replaced(Consumer(plan), 1),
+    ]
+    assert recorded(root, lambda: commit(root / STREAM, 1), plan) == _replaced(Consumer(plan), 1)
+
+
+def _replaced(consumer: Consumer, done: int) -> list[Step]:
+    disk = do(Disk(), ("mkdir", STREAM))
+    disk = do(disk, ("mkdir", f"{STREAM}/cursors"))
+    steps = consumer.writing(done, disk, disk.visible())
+    return [tuple(starred(part) if isinstance(part, str) else part for part in step) for step in steps[:-1]]
+
+
+def test_mark_of_a_call_that_has_failed_is_made_durable_before_anything_is_deleted(root: Path) -> None:
+    """As the model has it; a power cut would otherwise leave a gap above a mark that is gone."""
+    plan = Plan(3)
+    with ChunkWriter(root / STREAM, PER_CHUNK) as writer:
+        for row in range(PER_CHUNK * plan.chunks):
+            writer.write({"id": row}, source=row + 1)
+
+    def failing(directory: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def work() -> None:
+        durable.sync_directory, kept = failing, durable.sync_directory
+        with pytest.raises(OSError, match="Input/output"):
+            retire.retire(root / STREAM, 1, plan.chunks)
+        durable.sync_directory = kept
+        assert retire.retire(root / STREAM, 1, plan.chunks) == 1
+
+    found = recorded(root, work, plan)
+    renamed = found.index(("rename", f"{TMP}/retired.json.*", f"{STREAM}/retired.json"))
+    assert found[renamed + 1 :] == Producer(plan).retiring(1, 0, 1, "a")
+
+
+def test_change_of_the_code_is_noticed(root: Path) -> None:
+    plan = Plan(2)
+
+    def work(change: Callable[[], None]) -> list[Step]:
+        home = root / change.__name__
+        home.mkdir()
+
+        def produce() -> None:
+            change()
+            Code(plan, 2).produce(home / STREAM)
+
+        return in_order(recorded(home, produce, plan))
+
+    expected = in_order(Model(plan, 2).live())
+    assert work(nothing) == expected
+    assert work(rows_not_synced) == [step for step in expected if step[0] != "sync" or "jsonl.*" not in step[1]]
+    assert ("unseen", "open", f"{STREAM}/.position") in work(position_in_a_file)
+
+
+def nothing() -> None:
+    pass
+
+
+def rows_not_synced() -> None:
+    open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
+
+
+def position_in_a_file() -> None:
+    tell = Announcer.tell
+
+    def told(self: Announcer, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
+        (self._path.parent / ".position").write_text(str(samples))
+        tell(self, chunks, samples, taken, state, note)
+
+    Announcer.tell = told  # type: ignore[method-assign]

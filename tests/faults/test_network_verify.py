@@ -1,0 +1,248 @@
+"""scripts/verify_filesystem: what it makes of measurements, and what it finds on filesystems of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from scripts.verify_filesystem import main
+from scripts.verify_filesystem_judging import Line, conclude, judge
+from scripts.verify_filesystem_measuring import LOOKS, Far, Measured, measure
+from scripts.verify_filesystem_side import Side, content, version_of
+from tests.faults.network import CACHED, DEFAULT, Share, why_not
+from tests.producer.commands import ROOT
+
+STORM: Final = {"reads": 900, "missing": 0, "torn": 0, "back": 0, "errors": {}, "seconds": 1.0}
+
+GOOD: Final = Measured(
+    waited_s=90.0,
+    near="nfs4",
+    far="nfs4",
+    round_trip_s=0.001,
+    seen=dict.fromkeys(LOOKS, 0.002),
+    storm=STORM,
+    locks={"flock": "holds", "fcntl": "holds"},
+)
+
+
+def seen(label: str, seconds: float | None) -> Measured:
+    return replace(GOOD, seen={**GOOD.seen, label: seconds})
+
+
+def storm(**counts: Any) -> Measured:
+    return replace(GOOD, storm={**STORM, **counts})
+
+
+def test_what_is_as_it_should_be_fits() -> None:
+    assert {line.verdict for line in judge(GOOD)} == {"ok"}
+    assert conclude(judge(GOOD)) == (0, "fits")
+
+
+@pytest.mark.parametrize(
+    ("measured", "code", "what", "verdict"),
+    [
+        (replace(GOOD, rename="ENOSYS"), 3, "rename over an existing file", "missing"),
+        (storm(missing=1), 3, "rename replaces in one step", "missing"),
+        (storm(torn=1), 0, "rename replaces in one step", "ok"),
+        (storm(torn=3, reads=20), 0, "rename replaces in one step", "ok"),
+        (storm(torn=46), 3, "rename replaces in one step", "missing"),
+        (storm(back=1), 1, "rename replaces in one step", "limit"),
+        (storm(errors={"ESTALE": 7}), 0, "rename replaces in one step", "ok"),
+        (storm(errors={"EIO": 1}), 3, "rename replaces in one step", "missing"),
+        (replace(GOOD, torn=1), 3, "a renamed file shows whole", "missing"),
+        (replace(GOOD, errors={"EIO": 1}), 3, "a renamed file shows whole", "missing"),
+        (replace(GOOD, errors={"ESTALE": 9}), 0, "a renamed file shows whole", "ok"),
+        (seen("replaced, by open", 1.0), 0, "replaced, by open", "ok"),
+        (seen("replaced, by open", 1.1), 1, "replaced, by open", "slow"),
+        (seen("replaced, by open", 60.1), 3, "replaced, by open", "missing"),
+        (seen("replaced, by open", None), 3, "replaced, by open", "missing"),
+        (seen("new, by open", 60.0), 1, "new, by open", "slow"),
+        (seen("new, by open", 61.0), 3, "new, by open", "missing"),
+        (seen("new, by open, asked for before", 30.0), 1, "new, by open, asked for before", "slow"),
+        (seen("new, by open, asked for before", None), 3, "new, by open, asked for before", "missing"),
+        (seen("new, by listing", 61.0), 1, "new, by listing", "slow"),
+        (seen("new, by listing", None), 1, "new, by listing", "limit"),
+        (seen("grown, by open", None), 1, "grown, by open", "limit"),
+        (seen("replaced, by stat", None), 0, "replaced, by stat (not needed)", "ok"),
+        (replace(GOOD, sync_file="EIO"), 3, "fsync of a file", "missing"),
+        (replace(GOOD, sync_folder="EINVAL"), 3, "fsync of a directory", "missing"),
+        (replace(GOOD, locks={"flock": "does not hold", "fcntl": "holds"}), 1, "flock between the two", "limit"),
+        (replace(GOOD, locks={"flock": "ENOLCK", "fcntl": "holds"}), 1, "flock between the two", "limit"),
+        (replace(GOOD, locks={"flock": "holds", "fcntl": "ENOLCK"}), 0, "flock between the two", "ok"),
+        (replace(GOOD, won_once=19), 0, "exclusive create (not needed)", "ok"),
+        (replace(GOOD, linked_over=True), 1, "hard link refuses a name that is there", "limit"),
+        (replace(GOOD, linked_over=None), 1, "hard link refuses a name that is there", "limit"),
+        (replace(GOOD, unlinked="ESTALE"), 0, "file that is removed while open", "ok"),
+        (replace(GOOD, unlinked="EIO"), 1, "file that is removed while open", "limit"),
+        (replace(GOOD, longest_name=226), 0, "length of names", "ok"),
+        (replace(GOOD, longest_name=143), 1, "length of names", "limit"),
+        (replace(GOOD, longest_name=0), 3, "length of names", "missing"),
+    ],
+)
+def test_each_measurement_has_its_verdict(measured: Measured, code: int, what: str, verdict: str) -> None:
+    lines = judge(measured)
+    line = next(line for line in lines if line.what == what)
+    assert line.verdict == verdict
+    assert conclude(lines)[0] == code
+    # Whatever is not as it should be says what that is for lazyshard, and what to do.
+    assert all(bool(line.means and line.remedy) == (line.verdict != "ok") for line in lines)
+
+
+def test_conclusion_names_what_is_worst() -> None:
+    ok, slow, missing = Line("a", "", "ok"), Line("b", "", "slow"), Line("c", "", "missing")
+    assert conclude([ok, slow]) == (1, "works with limits: b")
+    assert conclude([ok, slow, missing]) == (3, "does not fit: c")
+
+
+def test_versions_are_told_from_torn_ones() -> None:
+    assert [version_of(content(version)) for version in (0, 1, 9, 200)] == [0, 1, 9, 200]
+    for data in (b"", b"9", content(9)[:-1], content(9) + b"x", content(3)[:20] + content(9)[20:], b"x" * 50):
+        assert version_of(data) is None
+
+
+def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+    side = Side(str(tmp_path))
+    for name in ("../x", "a/../../x", "/etc/x", "a//b", "."):
+        with pytest.raises(ValueError, match="not a name within the folder"):
+            side.put(name, 1)
+    for operation in ("_path", "answer", "no_such"):
+        with pytest.raises(ValueError, match="there is no operation"):
+            side.answer(operation, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_a_local_folder_fits_and_nothing_is_left(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path
+    if where == "memory":
+        folder = Path("/dev/shm") / f"verify-{os.getpid()}"
+        if not os.access(folder.parent, os.W_OK):
+            pytest.skip("needs /dev/shm")
+        folder.mkdir()
+    try:
+        assert main([str(folder), "--json", str(tmp_path / "json"), "--longest", "20"]) == 0
+        (tmp_path / "json").rename(tmp_path / "json-of-this-test")
+        assert [path.name for path in folder.iterdir()] == (["json-of-this-test"] if where == "disk" else [])
+    finally:
+        if where == "memory":
+            folder.rmdir()
+    out = capsys.readouterr().out
+    assert out.endswith("\n\nfits\n")
+    assert json.loads((tmp_path / "json-of-this-test").read_text())["code"] == 0
+
+
+def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:
+    near, far = Side(str(tmp_path)), Side(str(tmp_path))
+    near.make_folder("mine")
+    assert far.enter("mine", 5.0)
+    far.put("file", 1)
+    assert near.clear() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.verify_filesystem_side._CLOSING_S", 0.01)
+    near = Side(str(tmp_path))
+    near.make_folder("mine")
+    (tmp_path / "mine" / "somebody's").mkdir()
+    assert near.clear() == [str(tmp_path / "mine")]
+
+
+class Broken(Side):
+    """A filesystem on which a replacement takes two steps, as on some object stores."""
+
+    def put(self, name: str, version: int) -> None:
+        path = Path(self._folder, name)
+        path.unlink(missing_ok=True)
+        super().put(name, version)
+
+
+def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.verify_filesystem_measuring.Side", Broken)
+    with Far([sys.executable, str(ROOT / "scripts" / "verify_filesystem_side.py"), str(tmp_path)]) as far:
+        measured = measure(str(tmp_path), far, 20.0)
+    assert measured.storm["missing"] > 0
+    assert conclude(judge(measured))[0] == 3
+
+
+def test_two_folders_that_are_not_the_same_are_told_from_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.verify_filesystem_measuring.ENTER_S", 0.1)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 4
+    assert "are both the same folder?" in capsys.readouterr().err
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2),
+        (["/no/such/folder"], 2),
+        (["--serve", "/no/such/folder"], 2),
+        (["/tmp", "/tmp", "--far", "true"], 2),
+        (["/tmp", "--longest", "0"], 2),
+        (["/tmp", "--far", "true"], 4),
+        (["/tmp", "--far", "echo hello"], 4),
+    ],
+)
+def test_wrong_arguments_and_a_silent_other_side(arguments: list[str], code: int) -> None:
+    try:
+        assert main(arguments) == code
+    except SystemExit as stopped:
+        assert stopped.code == code
+
+
+def test_runs_with_nothing_but_python_and_over_a_command(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "verify_filesystem"
+    python = os.path.realpath(sys.executable)
+    found = subprocess.run(
+        [script, tmp_path, "--far", f"{script} --serve {tmp_path}"],
+        env={"PATH": os.environ["PATH"], "PYTHON": python, "PYTHONNOUSERSITE": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "\nok       rename replaces in one step" in found.stdout
+
+
+@pytest.mark.root
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_two_sshfs_mounts_work_with_limits(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    script = ROOT / "scripts" / "verify_filesystem"
+    with share.mount("cached", CACHED) as cached, share.mount("default", DEFAULT) as default:
+        running = [
+            subprocess.Popen([script, near.point, far.point, "--json", tmp_path / f"{far.point.name}.json"])
+            for near, far in ((default, cached), (cached, default))
+        ]
+        assert [each.wait() for each in running] == [1, 1]
+        assert list(share.real.iterdir()) == []
+    of_cached, of_default = (
+        json.loads((tmp_path / f"{name}.json").read_text())["measured"] for name in ("cached", "default")
+    )
+    for measured in (of_cached, of_default):
+        # What the protocol rests on.
+        assert measured["seen"]["replaced, by open"] < 1
+        assert measured["seen"]["new, by open"] < 1
+        assert measured["rename"] == measured["sync_file"] == measured["sync_folder"] == ""
+        assert (measured["won_once"], measured["linked_over"]) == (20, False)
+        assert measured["locks"] == {"flock": "does not hold", "fcntl": "does not hold"}
+        assert (measured["unlinked"], measured["replaced"]) == ("read on", "read on")
+    # What the caches are seen by; a busy machine may make it longer.
+    assert of_cached["seen"]["new, by open, asked for before"] > 5
+    assert of_cached["seen"]["new, by listing"] < of_default["seen"]["new, by listing"]
+    assert of_default["seen"]["new, by listing"] > 15

@@ -1,0 +1,88 @@
+"""Faults that the sweep of every crash point has found, each as small as it gets."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.storage import list_kept, retire
+from lazyshard.storage.durable import publish_new_bytes
+from lazyshard_producer.ended import complete_end, find_end
+
+
+def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:
+    """Has links to this target fail; if wanted, only after they were made."""
+    link = os.link
+
+    def fail(source: Path, name: Path, **options: Any) -> None:
+        if name != target:
+            return link(source, name, **options)
+        if done:
+            link(source, name, **options)
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link", fail)
+
+
+def test_a_device_that_fails_is_not_taken_for_a_name_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_link(monkeypatch, errno.EIO, tmp_path / "new", done=False)
+    with pytest.raises(OSError, match="Input/output error"):
+        publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
+    # Not even what was written: on a full disk each try would leave one file more.
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EEXIST])
+def test_a_link_of_which_only_the_answer_was_lost_is_there(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    failing_link(monkeypatch, error, out / MANIFEST, done=True)
+    ChunkWriter(out, 2).close()
+    assert (out / MANIFEST).stat().st_nlink == 1
+
+
+def test_a_name_that_is_taken_is_told_where_the_filesystem_has_no_word_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").write_bytes(b"old")
+    failing_link(monkeypatch, errno.EPERM, tmp_path / "new", done=False)
+    with pytest.raises(FileExistsError):
+        publish_new_bytes(b"new", tmp_path / "new", tmp_path / "temporary")
+    assert (tmp_path / "new").read_bytes() == b"old"
+
+
+def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with ChunkWriter(out, 1) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+        with monkeypatch.context() as broken:
+            broken.setattr("lazyshard.storage.retire.remove", refuse)
+            with pytest.raises(OSError, match="Input/output error"):
+                retire.retire(out, 2, 3)
+    assert len(list_kept(out).leftovers) == 4
+    end = find_end(str(out), 1)
+    assert end is not None
+    complete_end(str(out), end)
+    assert list_kept(out).leftovers == []
+    chunks = {path.name for path in out.glob("chunk_*")}
+    assert chunks == {chunk_name(2), seal_name(2)}
+    # Nothing is touched where all is done.
+    owner = (out / "stream.owner").read_bytes()
+    complete_end(str(out), end)
+    assert (out / "stream.owner").read_bytes() == owner

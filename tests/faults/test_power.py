@@ -1,0 +1,233 @@
+"""A sample of the power cuts of `power_sweep`, and a proof that they show what careful code must not forget."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard.format.names import seal_name
+from tests.faults import power_sweep
+from tests.faults.power_consumer import Beginning, begin, cut_consumer_at_each_call
+from tests.faults.power_cuts import Bench, cut_at_each_call, cut_in_each_recovery, cut_in_recovery
+from tests.faults.power_forks import Forks
+from tests.faults.power_scenarios import SCENARIOS
+from tests.faults.power_told import Told
+from tests.faults.power_trials import make_whole
+from tests.faults.tally import Tally
+from tests.producer.power import FILESYSTEMS, Disk, Filesystem
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem"),
+]
+
+
+class Place:
+    """What the tests share: a process that has loaded everything, disks, and what is made on them.
+
+    Args:
+        folder: where to put all of it.
+        forks: the process.
+        stack: what is to be closed in the end.
+    """
+
+    def __init__(self, folder: Path, forks: Forks, stack: ExitStack) -> None:
+        self.folder: Final = folder
+        self.forks: Final = forks
+        self._stack = stack
+        self._disks: dict[Filesystem, Disk] = {}
+        self._made: dict[str, Bench] = {}
+
+    def disk(self, filesystem: Filesystem) -> Disk:
+        """Returns a disk, or skips the test where none can be made."""
+        if filesystem not in self._disks:
+            self._disks[filesystem] = self._stack.enter_context(Disk(self.folder / filesystem, filesystem))
+        return self._disks[filesystem]
+
+    def bench(self, filesystem: Filesystem, name: str, mutant: str | None = None) -> Bench:
+        """Returns a disk with what is made on it."""
+        if name not in self._made:
+            folder = self.folder / f"in {name}"
+            folder.mkdir()
+            scenario = SCENARIOS[name](folder)
+            disk = self.disk(filesystem)
+            self._made[name] = Bench(self.forks, disk, scenario, make_whole(self.forks, folder, scenario))
+        made = self._made[name]
+        return Bench(self.forks, self.disk(filesystem), made.scenario, made.whole, mutant)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    fallback = tmp_path_factory.mktemp("power")
+    with power_sweep.fast_folder(fallback) as folder, Forks(folder / "forks") as forks, ExitStack() as stack:
+        yield Place(folder, forks, stack)
+
+
+@pytest.fixture(scope="module")
+def beginning(place: Place) -> Beginning:
+    return begin(place.forks, place.folder)
+
+
+@pytest.mark.parametrize(("name", "every"), [("plain", 31), ("gzipped", 31), ("followed", 37), ("retained", 71)])
+@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
+    filesystem: Filesystem, name: str, every: int, place: Place
+) -> None:
+    tally = Tally("power")
+    cut_at_each_call(tally, place.bench(filesystem, name), every)
+    assert tally.violations == []
+    assert tally.trials > 8
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "name", "power_first", "every"),
+    [
+        ("ext4", "followed", False, 251),
+        ("ext4", "plain", True, 251),
+        ("xfs", "plain", False, 251),
+        ("xfs", "retained", False, 701),
+    ],
+)
+def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
+    filesystem: Filesystem, name: str, power_first: bool, every: int, place: Place
+) -> None:
+    tally = Tally("power")
+    cut_in_each_recovery(tally, place.bench(filesystem, name), every, power_first=power_first)
+    assert tally.violations == []
+    assert tally.faults > tally.trials > 8
+
+
+@pytest.mark.parametrize(("filesystem", "swift"), [("ext4", True), ("xfs", False)])
+def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
+    filesystem: Filesystem, swift: bool, place: Place, beginning: Beginning
+) -> None:
+    tally = Tally("power")
+    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, 37, swift=swift)
+    assert tally.violations == []
+    assert tally.trials > 8
+
+
+@pytest.mark.parametrize(
+    ("mutant", "filesystem", "name", "first", "broken"),
+    [
+        ("rows_not_synced", "ext4", "plain", 40, "chunk 0 has 0 bytes"),
+        ("rows_not_synced", "xfs", "plain", 40, "chunk 0 has 0 bytes"),
+        ("seal_not_synced", "ext4", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
+        ("seal_not_synced", "xfs", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
+        ("names_not_synced", "ext4", "plain", 50, "chunks were told, "),
+        ("names_not_synced", "xfs", "plain", 42, "chunks were told, "),
+        ("end_only_told", "ext4", "plain", 74, "and of no end"),
+        ("refused_rows_not_synced", "ext4", "plain", 38, "bytes of quarantine.jsonl, which has 0"),
+        ("journal_not_synced", "xfs", "followed", 48, "the last run exits with"),
+        ("retired_mark_not_synced", "xfs", "retained", 76, "retired.json: expected a JSON object, found b''"),
+        ("deleted_before_the_mark", "ext4", "retained", 72, "sealed are [1, 2], with data"),
+        ("deleting_only_once", "ext4", "retained", 78, "No such file"),
+        ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
+    ],
+)
+def test_a_cut_of_the_power_shows(
+    mutant: str, filesystem: Filesystem, name: str, first: int, broken: str, place: Place
+) -> None:
+    tally = Tally("power")
+    cut_at_each_call(tally, place.bench(filesystem, name, mutant), first=first)
+    assert [broken in violation for violation in tally.violations] == [True], tally.violations
+
+
+@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+def test_a_cut_after_a_restart_shows_that_it_believes_what_is_not_on_the_device(
+    filesystem: Filesystem, place: Place
+) -> None:
+    bench = place.bench(filesystem, "plain", "nothing_synced_on_restart")
+    tally = Tally("power")
+    cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
+    assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
+
+
+def _sealed_and_not_told(bench: Bench) -> int:
+    """Returns the call that gives the first seal its name."""
+    for call in itertools.count(30):
+        trial = bench.trial()
+        trial.live(bench.stop(call, "after", flush=False, power=False))
+        sealed, told = (trial.out / seal_name(0)).exists(), Told.look(trial.out).chunks
+        trial.remove()
+        if sealed:
+            assert told == 0
+            return call
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(
+    ("mutant", "filesystem", "first", "broken"),
+    [
+        ("cursor_not_synced", "ext4", 12, "trainer.json: expected a JSON object, found b''"),
+        ("cursor_not_synced", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
+        ("cursor_name_not_synced", "ext4", 28, "committed up to"),
+        ("cursor_in_place", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
+        ("committed_before_the_checkpoint", "ext4", 24, "the cursor stands at 4"),
+    ],
+)
+def test_a_cut_of_a_consumers_power_shows(
+    mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning
+) -> None:
+    tally = Tally("power")
+    cut_consumer_at_each_call(tally, place.forks, place.disk(filesystem), beginning, first=first, mutant=mutant)
+    assert [broken in violation for violation in tally.violations] == [True], tally.violations
+
+
+@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+def test_after_a_cut_names_or_content_that_was_not_synced_is_gone(filesystem: Filesystem, place: Place) -> None:
+    disk = place.disk(filesystem)
+    (disk.point / "synced").write_text("1")
+    disk.sync()
+    (disk.point / "lost").write_text("2")
+    disk.cut()
+    assert (disk.point / "synced").read_text() == "1"
+    assert not (disk.point / "lost").exists()
+    (disk.point / "empty").write_text("3")
+    disk.cut(flush=True)
+    assert (disk.point / "empty").read_text() == ""
+
+
+@pytest.mark.parametrize("filesystem", FILESYSTEMS)
+def test_a_cut_is_one_although_another_mount_namespace_has_the_disk_too(filesystem: Filesystem, place: Place) -> None:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        pytest.skip("needs unshare")
+    disk = place.disk(filesystem)
+    command = [unshare, "--mount", "sh", "-c", "echo here; exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        if other.stdout.readline() != b"here\n":
+            pytest.skip("cannot have a mount namespace")
+        disk.cut()
+        (disk.point / "written").write_text("1")
+        disk.sync()
+        disk.cut()
+        assert (disk.point / "written").read_text() == "1"
+        other.kill()
+
+
+def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.producer.power.tool", lambda name: pytest.skip(f"needs {name}"))
+    monkeypatch.setattr(power_sweep, "SCENARIOS", {})
+    tally = Tally("power")
+    power_sweep.sweep(tally, tmp_path, 0, 1)
+    assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]
+    assert tally.trials == 0
+
+
+def test_the_head_of_a_stream_that_has_ended_is_durable(place: Place) -> None:
+    """Nobody starts a producer again that has finished, so readers would wait for the rest for ever."""
+    bench = place.bench("ext4", "plain")
+    trial = bench.trial()
+    trial.live(bench.stop(10**9, "before", flush=False))
+    assert not trial.stopped
+    assert Told.look(trial.out) == Told(3, 12, True)

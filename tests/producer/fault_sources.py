@@ -1,0 +1,74 @@
+"""One text as a source of each kind, for the command in this process, and what its rows are called in messages."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+KINDS: Final = ("plain", "gzip", "zstd", "standard input", "followed")
+
+
+class TextSource:
+    """A source whose text can be written anew.
+
+    Args:
+        kind: one of `KINDS`.
+        folder: where its files are.
+
+    Attributes:
+        arguments: what the command line says of it.
+        shown: its name before the number of a line, in messages.
+        name: its name in quarantine, and that of its rows in warnings.
+        whole: the name of the whole source.
+        unit: what bytes are counted in, in messages.
+    """
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        names = {"gzip": "a.jsonl.gz", "zstd": "a.jsonl.zst", "followed": "incoming/a.jsonl"}
+        self._kind: Final = kind
+        self._path: Final = folder / names.get(kind, "a.jsonl")
+        self._path.parent.mkdir(exist_ok=True)
+        self.arguments = ["--source", str(self._path)]
+        self.name = self.shown = self.whole = str(self._path)
+        self.unit = "file"
+        if kind == "followed":
+            self.whole = str(self._path.parent)
+            self.arguments = ["--follow", self.whole]
+            (self._path.parent / "_END").touch()
+        elif kind == "standard input":
+            self.arguments = ["--source", "-"]
+            self.name = self.whole = "-"
+            self.shown, self.unit = "standard input", "input"
+
+    def write(self, text: bytes) -> None:
+        """Makes this its text."""
+        self._path.write_bytes(self._packed(text))
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Makes it the standard input of this process, where it is that."""
+        if self._kind != "standard input":
+            yield
+            return
+        before = os.dup(0)
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            os.dup2(fd, 0)
+            yield
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+            os.close(fd)
+
+    def _packed(self, text: bytes) -> bytes:
+        if self._kind == "gzip":
+            return gzip.compress(text, 1)
+        if self._kind == "zstd":
+            import zstandard
+
+            return zstandard.compress(text)
+        return text

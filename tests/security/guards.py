@@ -1,0 +1,108 @@
+"""The attacks, each as a function that carries one out against the real code and asserts that nothing came of it.
+
+Tests call them; and call them again with a weakness planted in the code, which each of them must then find.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import FileRefused, LazyShardError
+from lazyshard.format import Cursor
+from lazyshard.storage import durable
+from lazyshard.storage.cursor import write_cursor
+from lazyshard_producer.following.state import FollowState
+from tests.security.hostile import ESCAPES, SECRET, edit, link_to, outside, second_name_of, unchanged, write_stream
+
+
+def link_out_of_the_stream_is_not_read(place: Path) -> None:
+    """Who can make links in a stream's directory must not have a reader's files read by it."""
+    elsewhere = outside(place / "elsewhere")
+    stream = write_stream(place / "stream")
+    data = stream / "chunk_00000.jsonl"
+    (elsewhere / "secret").write_bytes(data.read_bytes())
+    data.unlink()
+    data.symlink_to(elsewhere / "secret")
+    with pytest.raises(FileRefused):
+        StreamReader(stream, max_wait=0).read(0)
+
+
+def temporary_file_is_always_new(place: Path) -> None:
+    """Whatever waits under the name of a temporary file: a second name, a link, a pipe; none is written to."""
+    elsewhere = outside(place / "elsewhere")
+    plants = (
+        second_name_of(elsewhere / "secret"),
+        link_to(elsewhere / "secret"),
+        link_to(elsewhere / "new"),
+        os.mkfifo,
+    )
+    for number, plant in enumerate(plants):
+        temporary, target = place / f"temporary-{number}", place / f"target-{number}"
+        plant(temporary)
+        durable.publish_bytes(b"published", target, temporary)
+        assert target.read_bytes() == b"published"
+        assert not target.is_symlink()
+        assert target.stat().st_nlink == 1
+    assert unchanged(elsewhere)
+
+
+def recovery_removes_nothing_elsewhere(place: Path) -> None:
+    """A producer that starts clears `.tmp`; it must be its own, also if it becomes a link after the look at it."""
+    elsewhere = outside(place / "elsewhere")
+    (place / ".tmp").symlink_to(elsewhere)
+    with pytest.raises(OSError):
+        durable.clear_folder(place / ".tmp")
+    assert unchanged(elsewhere)
+
+
+def cursors_folder_leads_nowhere(place: Path) -> None:
+    """A trainer writes its cursor with its own rights, so the folder must not be somebody else's choice."""
+    elsewhere = outside(place / "elsewhere")
+    stream = write_stream(place / "stream", end=False)
+    (stream / "cursors").symlink_to(elsewhere)
+    with pytest.raises(FileRefused):
+        write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0))
+    assert unchanged(elsewhere)
+
+
+def journal_names_no_other_directory(place: Path) -> None:
+    """A producer opens files by the names in its journal, and publishes what is in them."""
+    elsewhere = outside(place / "elsewhere")
+    (place / "incoming").mkdir()
+    name = f"../{elsewhere.name}/secret"
+    assert (place / "incoming" / name).read_bytes() == SECRET
+    with pytest.raises(ValueError, match="file = "):
+        FollowState().apply({"file": name, "offset": len(SECRET)})
+
+
+def umask_is_kept(place: Path, mask: int = 0o027) -> None:
+    """All that a writer makes has what the umask leaves, no more and no less."""
+    before = os.umask(mask)
+    try:
+        with ChunkWriter(place / "stream", 2) as writer:
+            for number in range(3):
+                writer.write({"id": number})
+            found = {path: path.stat().st_mode & 0o777 for path in (place / "stream").rglob("*")}
+        found |= {
+            path: path.stat().st_mode & 0o777
+            for path in (place / "stream", *(place / "stream").rglob("*"))
+            if path.exists()
+        }
+    finally:
+        os.umask(before)
+    assert len(found) > 5
+    for path, mode in found.items():
+        assert mode == (0o777 if path.is_dir() or path.name == ".tmp" else 0o666) & ~mask, path
+
+
+def no_error_moves_the_cursor(place: Path) -> None:
+    """What a producer writes of itself is shown by readers when they give up waiting."""
+    stream = write_stream(place / "stream", end=False)
+    edit(stream / "head.json", state="waiting", note=ESCAPES, host=ESCAPES)
+    with pytest.raises(LazyShardError) as caught:
+        StreamReader(stream, max_wait=0).read(100)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,239 @@
+"""Nothing that comes from a file is run: what could run it is named here, place by place, with the reason."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from lazyshard.errors import StateInvalid
+from lazyshard.format import Cursor
+from lazyshard.storage.cursor import write_cursor
+from lazyshard.storage.tracing_states import read_state
+from lazyshard_producer.configuration.settings import Settings
+from tests.security.hostile import command, producer, write_stream
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT: Final = ("lazyshard", "producer/lazyshard_producer", "integrations/swift/lazyshard_swift")
+
+RUNNERS: Final = frozenset(
+    {
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "import_module",
+        "run_path",
+        "run_module",
+        "load",
+        "loads",
+        "Unpickler",
+        "unsafe_load",
+        "full_load",
+        "load_module",
+        "system",
+        "popen",
+        "Popen",
+        "run",
+        "call",
+        "check_call",
+        "check_output",
+        "getoutput",
+        "execv",
+        "execve",
+        "execvp",
+        "spawnv",
+        "literal_eval",
+        "mktemp",
+    }
+)
+"""Names of functions that run what they are given, or read what can run; `orjson.loads` and the like are told apart."""
+
+HARMLESS: Final = frozenset(
+    {"json.load", "json.loads", "orjson.loads", "tomllib.load", "tomli.load", "re.compile", "tomllib.loads"}
+)
+
+FORBIDDEN_MODULES: Final = frozenset(
+    {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "xml", "code", "runpy", "commands", "telnetlib"}
+)
+
+ALLOWED: Final = {
+    "lazyshard/data/cache.py: pickle.loads": "samples of the training's own that this process has pickled itself",
+    "lazyshard/config/entries.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
+    "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
+    "lazyshard/storage/verification_processes.py: pickle.load": "pipes between this process and its own children",
+    "lazyshard/storage/verification_processes.py: subprocess.Popen": "Python itself, with a program that is a constant",
+    "producer/lazyshard_producer/user_functions.py: importlib.import_module": "what the user asks to run",
+    "producer/lazyshard_producer/sources/arrow_library.py: importlib.import_module": "pyarrow, by constants",
+    "integrations/swift/lazyshard_swift/hooked.py: importlib.import_module": "our own, by constants",
+    "integrations/swift/lazyshard_swift/rows.py: importlib.import_module": "ms-swift, by constants",
+    "integrations/swift/lazyshard_swift/help.py: importlib.import_module": "ms-swift, by constants",
+    "integrations/swift/lazyshard_swift/pipeline.py: importlib.import_module": "ms-swift, by constants",
+    "integrations/swift/lazyshard_swift/launcher.py: subprocess.run": "the command that ms-swift would run itself",
+    "integrations/swift/lazyshard_swift/launcher.py: subprocess.Popen": "the command that ms-swift would run itself",
+    "lazyshard/cli/doctor.py: known[area].load": "entry points of installed packages, by a name from their list",
+}
+"""Where the product does any of this, and why no file of somebody else's decides what is run."""
+
+
+def sources() -> Iterator[Path]:
+    for package in PRODUCT:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def runners_in(tree: ast.AST) -> Iterator[str]:
+    """Yields the calls that could run something."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = ast.unparse(node.func)
+            if name in RUNNERS and called not in HARMLESS:
+                yield called
+            if any(keyword.arg in ("shell", "allow_pickle", "trust_remote_code") for keyword in node.keywords):
+                yield f"{called} with shell, allow_pickle or trust_remote_code"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (f"import {name}" for name in modules if name.partition(".")[0] in FORBIDDEN_MODULES)
+
+
+OWN: Final = frozenset({"self", "reload", "segment", "space"})
+"""Objects of our own whose methods have these names, and run nothing."""
+
+
+def test_nothing_else_in_the_product_runs_what_it_reads() -> None:
+    found = set()
+    for file in sources():
+        tree = ast.parse(file.read_bytes())
+        mine = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        mine |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lazyshard")
+            for alias in node.names
+        }
+        for called in runners_in(tree):
+            start = called.partition(".")[0]
+            if "." not in called and start in mine | imported:
+                continue
+            if "." in called and (start in imported or start in OWN):
+                continue
+            found.add(f"{file.relative_to(ROOT)}: {called}")
+    assert found == set(ALLOWED), "what is new here needs a reason in ALLOWED; what has gone is to be taken out"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle\npickle.loads(data)",
+        "import torch\ntorch.load(path)",
+        "import yaml\nyaml.load(text)",
+        "eval(text)",
+        "subprocess.run(line, shell=True)",
+        "numpy.load(path, allow_pickle=True)",
+        "os.system(line)",
+        "from pickle import Unpickler\nUnpickler(file).load()",
+    ],
+)
+def test_each_of_these_would_be_found(text: str) -> None:
+    assert list(runners_in(ast.parse(text)))
+
+
+class Runs:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_checkpoint_that_runs_code_when_unpickled_is_not_unpickled(
+    protocol: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream, proof = write_stream(tmp_path / "stream"), tmp_path / "it-ran"
+    file = tmp_path / "lazyshard.pt"
+    file.write_bytes(pickle.dumps(Runs(proof), protocol))
+    with pytest.raises(StateInvalid):
+        read_state(file)
+    for arguments in (("trace", stream, "--state", file), ("audit", stream, file), ("audit", stream, "--state", file)):
+        assert command(*arguments) == 5
+    assert "Traceback" not in capfd.readouterr().err
+    assert not proof.exists()
+    pickle.loads(file.read_bytes())
+    assert proof.exists(), "the file does what it should not be let do"
+
+
+def test_file_of_torch_save_is_not_unpickled(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    proof, file = tmp_path / "it-ran", tmp_path / "state.pt"
+    torch.save({"state": Runs(proof)}, file)
+    with pytest.raises(StateInvalid, match="as that would run what is in it"):
+        read_state(file)
+    assert not proof.exists()
+
+
+def test_stream_says_nothing_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seal that names a function as its source, or a transform as its recipe, has neither imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("import os; os.mkdir('it-ran')\n")
+    (tmp_path / "a.jsonl").write_bytes(b'{"id":0}\n{"id":1}\n')
+    stream = tmp_path / "stream"
+    assert producer("run", "--source", "a.jsonl", "--out", stream, "--samples-per-chunk", 1) == 0
+    for name in ("stream.end", "head.json"):
+        (stream / name).unlink()
+    seal = stream / "chunk_00001.jsonl.completed"
+    values = json.loads(seal.read_bytes())
+    values["source"]["sources"].append({"path": "python:evil:rows", "kind": "generator", "offset": 0})
+    values["source"]["recipe"] = {"transform": "evil:rows", "where": "evil:rows"}
+    seal.write_text(json.dumps(values))
+    for arguments in (("run",), ("check",)):
+        producer(*arguments, "--source", "a.jsonl", "--out", stream, "--samples-per-chunk", 1)
+    for name in ("status", "inspect", "verify", "trace", "audit"):
+        command(name, stream)
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_help_says_plainly_that_functions_run_code(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("run", "check"):
+        assert producer(name, "--help") == 0
+    texts = " ".join(capfd.readouterr().out.replace("│", " ").split())
+    assert "run code of yours, with all rights of this command" in texts
+    assert "This runs code" in texts
+    assert "which runs that code" in texts
+    assert "imported and called" in texts
+    assert "trusted like a program" in (ROOT / "docs/sources.md").read_text()
+
+
+def test_example_of_a_configuration_says_that_it_is_as_good_as_code(tmp_path: Path) -> None:
+    assert producer("init", tmp_path / "s.toml") == 0
+    assert "is to be trusted like a program" in (tmp_path / "s.toml").read_text()
+
+
+def test_metrics_are_served_to_this_machine_alone_unless_asked_otherwise() -> None:
+    assert Settings.__dataclass_fields__["metrics_host"].default == "127.0.0.1"
+    assert Settings.__dataclass_fields__["metrics_port"].default is None
+
+
+def test_what_every_start_of_python_runs_is_one_import() -> None:
+    text = (ROOT / "integrations/swift/lazyshard_swift.pth").read_text()
+    assert text == "import lazyshard_swift\n"
+    tree = ast.parse((ROOT / "integrations/swift/lazyshard_swift/__init__.py").read_bytes())
+    assert [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)] == ["import sys"]
+
+
+def test_consumer_is_not_taken_for_an_option_or_a_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stream = write_stream(tmp_path / "stream")
+    name = "$(touch it-ran); --yes `x` 'y'"
+    write_cursor(stream, Cursor(name, None, 0, 0, {}, 1.0))
+    assert command("status", stream) == 0
+    line = " ".join(capfd.readouterr().out.split())
+    assert """'$(touch it-ran); --yes `x` '"'"'y'"'"''""" in line

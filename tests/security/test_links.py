@@ -1,0 +1,243 @@
+"""Links, second names and pipes in every place where the product reads or writes a file that others can name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import FileRefused, LazyShardError
+from lazyshard.format import Cursor, ReadingMark
+from lazyshard.storage import CursorOwner
+from lazyshard.storage.adoption import adopt
+from lazyshard.storage.consumers import forget_consumer, list_consumers
+from lazyshard.storage.cursor import read_cursor, write_cursor
+from lazyshard.storage.cursor_owner import lock_name
+from lazyshard.storage.files import read_file, read_given_file
+from lazyshard.storage.reading import read_reading, write_reading
+from lazyshard.storage.retire import retire
+from lazyshard.storage.verification import verify
+from lazyshard_producer.following.journal import Journal, Spot, list_journals, read_journal
+from lazyshard_producer.following.plain import PlainFile
+from lazyshard_producer.following.state import FileState
+from lazyshard_producer.ray.pieces import PieceReader, list_pieces
+from lazyshard_producer.rows.refusals import Quarantine
+from lazyshard_producer.sources.regular_file import open_regular
+from lazyshard_producer.sources.source import Place
+from tests.security.hostile import (
+    SECRET,
+    command,
+    link_to,
+    outside,
+    producer,
+    second_name_of,
+    unchanged,
+    write_stream,
+)
+
+FILES: Final = (
+    "stream.json",
+    "head.json",
+    "stream.end",
+    "stream.owner",
+    "retired.json",
+    "chunk_00000.jsonl",
+    "chunk_00001.jsonl.completed",
+    "quarantine.jsonl",
+    "cursors/sft.json",
+    "cursors/sft.reading.json",
+)
+
+COMMANDS: Final = (
+    ("status",),
+    ("inspect",),
+    ("inspect", "0"),
+    ("verify", "--jobs", "1"),
+    ("trace",),
+    ("audit",),
+    ("forget", "sft", "--yes"),
+)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    return outside(tmp_path / "elsewhere")
+
+
+def put(file: Path, plant: Callable[[Path], None]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    plant(file)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_commands_neither_follow_nor_block(
+    name: str, kind: str, tmp_path: Path, elsewhere: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = write_stream(tmp_path / "stream")
+    write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0))
+    put(stream / name, {"link": link_to(elsewhere / "secret"), "pipe": os.mkfifo, "folder": os.mkdir}[kind])
+    for arguments in COMMANDS:
+        code = command(arguments[0], stream, *arguments[1:])
+        out, err = capfd.readouterr()
+        assert code in (0, 2, 3, 5, 7), (arguments, code, err)
+        assert "Traceback" not in err
+        assert "kept to myself" not in out + err
+    assert unchanged(elsewhere)
+
+
+@pytest.mark.parametrize("name", ["stream.json", "head.json", "stream.end", "stream.owner", "retired.json"])
+def test_writer_replaces_or_refuses_but_never_writes_through(name: str, tmp_path: Path, elsewhere: Path) -> None:
+    stream = write_stream(tmp_path / "stream", end=False)
+    for plant in (link_to(elsewhere / "secret"), link_to(elsewhere / "new"), os.mkfifo):
+        put(stream / name, plant)
+        try:
+            with ChunkWriter(stream, 2) as writer:
+                writer.write({"id": 9})
+        except (LazyShardError, OSError):
+            pass
+        assert unchanged(elsewhere)
+
+
+@pytest.mark.parametrize("folder", [".tmp", "cursors"])
+def test_folder_that_is_a_link_is_refused(folder: str, tmp_path: Path, elsewhere: Path) -> None:
+    stream = write_stream(tmp_path / "stream", rows=6, end=False)
+    identity = ChunkWriter(stream)
+    identity.close(end=False)
+    (stream / folder).symlink_to(elsewhere)
+    if folder == ".tmp":
+        for call in (lambda: ChunkWriter(stream, 2), lambda: retire(stream, 1, 3)):
+            with pytest.raises(FileRefused, match="found a link"):
+                call()
+    else:
+        (elsewhere / "sft.json").write_bytes(Cursor("sft", identity.stream_id, 0, 3, {}, 1.0).encode())
+        for use in (
+            lambda: write_cursor(stream, Cursor("sft", None, 0, 0, {}, 1.0)),
+            lambda: read_cursor(stream, "sft"),
+            lambda: list_consumers(stream),
+            lambda: forget_consumer(stream, "sft"),
+            lambda: CursorOwner(stream, "sft"),
+        ):
+            with pytest.raises(FileRefused, match="found a link"):
+                use()
+        mark = ReadingMark("sft", identity.stream_id, 1, 0, 1, 1.0)
+        assert not write_reading(stream, mark)
+        assert read_reading(stream, "sft") is None
+        (elsewhere / "sft.json").unlink()
+        assert command("verify", stream, "--jobs", "1") in (0, 5)
+    assert verify(stream).findings
+    assert unchanged(elsewhere)
+
+
+def test_lock_files_are_neither_followed_nor_overwritten(tmp_path: Path, elsewhere: Path) -> None:
+    stream = write_stream(tmp_path / "stream", end=False)
+    for plant in (link_to(elsewhere / "secret"), link_to(elsewhere / "new")):
+        put(stream / ".producer.lock", plant)
+        with pytest.raises(OSError):
+            ChunkWriter(stream, 2)
+        put(stream / "cursors" / lock_name("sft"), plant)
+        with pytest.raises(OSError):
+            CursorOwner(stream, "sft")
+    put(stream / ".producer.lock", second_name_of(elsewhere / "secret"))
+    ChunkWriter(stream, 2).close(end=False)
+    # The token of a run is written into its lock file: not into a second name of somebody's file.
+    put(stream / "cursors" / lock_name("sft"), second_name_of(elsewhere / "secret"))
+    CursorOwner(stream, "sft").close()
+    assert unchanged(elsewhere)
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe"])
+def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsewhere: Path) -> None:
+    plants = {"link": link_to(elsewhere / "secret"), "second name": second_name_of(elsewhere / "secret")}
+    put(tmp_path / "out" / "quarantine.jsonl", plants.get(kind, os.mkfifo))
+    with pytest.raises(FileRefused, match="expected a file, found"):
+        quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: None)
+        quarantine.add(Place("a.jsonl", 1, 0), "no JSON", b"x")
+        quarantine.sync()
+    assert unchanged(elsewhere)
+
+
+def test_run_with_a_pipe_as_quarantine_ends_with_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"id":0}\nbad\n')
+    put(tmp_path / "out" / "quarantine.jsonl", os.mkfifo)
+    run = ("run", "--source", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--samples-per-chunk", 1)
+    assert producer(*run, "--on-bad-row", "quarantine") in (5, 7)
+    assert "quarantine.jsonl: expected a file, found a named pipe" in capfd.readouterr().err
+
+
+def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewhere: Path) -> None:
+    folder = tmp_path / ".producer.sources"
+    folder.symlink_to(elsewhere)
+    for call in (lambda: Journal(folder, "in"), lambda: list_journals(folder, "in")):
+        with pytest.raises(FileRefused, match="found a link"):
+            call()
+    folder.unlink()
+    folder.mkdir()
+    for number, plant in enumerate((link_to(elsewhere / "secret"), os.mkfifo)):
+        path = folder / f"{number}.jsonl"
+        plant(path)
+        with pytest.raises(LazyShardError, match="the journal"):
+            read_journal(path, Spot(3, "0"), "in")
+    assert unchanged(elsewhere)
+
+
+def test_followed_file_that_became_a_link_is_not_read(tmp_path: Path, elsewhere: Path) -> None:
+    path = tmp_path / "incoming" / "a.jsonl"
+    path.parent.mkdir()
+    path.symlink_to(elsewhere / "secret")
+    with pytest.raises(LazyShardError, match="a link"):
+        PlainFile(str(path), "a.jsonl", 1000, FileState()).read()
+    with pytest.raises(LazyShardError, match="a link"):
+        open_regular(str(path), links_out=False)
+    # A source that the user names may be a link to anywhere.
+    with open_regular(str(path)) as file:
+        assert file.read() == SECRET
+
+
+def test_pieces_of_a_ray_write_are_plain_files_with_names_of_ours(tmp_path: Path, elsewhere: Path) -> None:
+    folder = tmp_path / "pieces"
+    folder.mkdir()
+    for name in ("00000001.piece", "..piece", "-1.piece", "1e9.piece", "٣٣٣٣٣٣٣٣.piece"):
+        (folder / name).touch()
+    assert list_pieces(folder) == {1}
+    for number, plant in enumerate((link_to(elsewhere / "secret"), os.mkfifo)):
+        plant(folder / f"0000001{number}.piece")
+        with pytest.raises(FileRefused):
+            PieceReader(folder / f"0000001{number}.piece")
+
+
+def test_adopting_follows_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    directory = tmp_path / "chunks"
+    directory.mkdir()
+    (directory / "chunk_00000.jsonl").symlink_to(elsewhere / "secret")
+    with pytest.raises(LazyShardError, match="a link"):
+        adopt(directory, None, end=True)
+    assert unchanged(elsewhere)
+    assert [path.name for path in directory.iterdir() if not path.name.startswith(".")] == ["chunk_00000.jsonl"]
+
+
+def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -> None:
+    # The cache of a model hub is made of links; a checkpoint lies in a folder of the user's own.
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    (folder / "lazyshard.json").symlink_to(elsewhere / "secret")
+    assert read_given_file(folder / "lazyshard.json") == SECRET
+    with pytest.raises(FileRefused):
+        read_file(folder / "lazyshard.json")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(FileRefused, match="a named pipe"):
+        read_given_file(folder / "pipe")
+
+
+def test_reader_is_ended_by_no_more_than_an_error(tmp_path: Path, elsewhere: Path) -> None:
+    stream = write_stream(tmp_path / "stream")
+    put(stream / "chunk_00001.jsonl", link_to(elsewhere / "secret"))
+    reader = StreamReader(stream, max_wait=0)
+    assert reader.read(1) == {"id": 1}
+    with pytest.raises(FileRefused, match="out of the stream"):
+        reader.read(2)

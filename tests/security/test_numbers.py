@@ -1,0 +1,255 @@
+"""Numbers that make an allocation or a loop huge: in each field, and in the sizes of files, which cost nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import ChunkCorrupt, FileRefused, FormatInvalid, LazyShardError, StateInvalid, StateMismatch
+from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, Seal
+from lazyshard.format.state import PartState, RunState
+from lazyshard.storage import inspection
+from lazyshard.storage.cursor import write_cursor
+from lazyshard.storage.files import MAX_PLAIN_BYTES, read_file
+from lazyshard.storage.inspection import overview
+from lazyshard.storage.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, Tracing
+from lazyshard.storage.tracing_facts import Facts
+from lazyshard.storage.tracing_states import SavedState
+from tests.security.hostile import NUMBERS, command, edit, write_stream
+
+MANY: Final = 10**12
+
+FIELDS: Final[dict[str, tuple[Callable[[bytes], object], dict[str, Any], tuple[str, ...]]]] = {
+    "stream.json": (
+        Manifest.decode,
+        {"stream_id": "0" * 32, "samples_per_chunk": 2, "created_at": 1.0},
+        ("samples_per_chunk",),
+    ),
+    "head.json": (
+        Head.decode,
+        {
+            "chunks": 1,
+            "samples": 2,
+            "ended": False,
+            "state": "idle",
+            "rate": 0,
+            "host": "h",
+            "pid": 1,
+            "updated_at": 1,
+        },
+        ("chunks", "samples", "pid"),
+    ),
+    "stream.end": (End.decode, {"chunks": 1, "samples": 2}, ("chunks", "samples")),
+    "retired.json": (
+        Retired.decode,
+        {"stream_id": "0" * 32, "chunks_before": 1, "updated_at": 1.0},
+        ("chunks_before",),
+    ),
+    "stream.owner": (
+        Owner.decode,
+        {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0},
+        ("epoch", "pid"),
+    ),
+    "cursor": (
+        lambda data: Cursor.decode(data, "sft"),
+        {"consumer": "sft", "stream_id": None, "consumed": 0, "chunks_before": 0, "plan": {}, "updated_at": 1.0},
+        ("consumed", "chunks_before"),
+    ),
+    "reading mark": (
+        lambda data: ReadingMark.decode(data, "sft"),
+        {"consumer": "sft", "stream_id": None, "dp_size": 1, "window": 0, "needs_chunks": 0, "updated_at": 1.0},
+        ("dp_size", "window", "needs_chunks"),
+    ),
+}
+
+
+def encoded(values: dict[str, Any]) -> bytes:
+    # By hand: these are numbers that no encoder of JSON writes.
+    pairs = {"format": 1} | values
+    texts = {None: "null", True: "true", False: "false"}
+    shown = (
+        texts[value] if value is None or isinstance(value, bool) else repr(value).replace("'", '"')
+        for value in pairs.values()
+    )
+    return ("{" + ", ".join(f'"{name}": {text}' for name, text in zip(pairs, shown, strict=True)) + "}").encode()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_count_is_refused_beyond_its_bounds(name: str) -> None:
+    decode, values, counts = FIELDS[name]
+    decode(encoded(values))
+    for field in counts:
+        for number in (*NUMBERS, 10**400):
+            if number == 2**62 and field in ("samples", "consumed", "window", "epoch"):
+                continue  # the highest that there is
+            with pytest.raises(FormatInvalid):
+                decode(encoded(values | {field: number}))
+    for field in ("created_at", "updated_at", "since", "rate"):
+        if field in values:
+            for text in ("1e400", "-1e400", "NaN", "Infinity"):
+                data = encoded(values | {field: 123456789}).replace(b"123456789", text.encode())
+                with pytest.raises(FormatInvalid):
+                    decode(data)
+
+
+@pytest.mark.parametrize("samples", [2**62, 10**8, 3, 0, -1])
+def test_seal_claims_no_more_rows_than_it_holds(samples: int, tmp_path: Path) -> None:
+    stream = write_stream(tmp_path / "stream")
+    file = stream / "chunk_00000.jsonl.completed"
+    edit(file, samples=samples)
+    with pytest.raises(FormatInvalid, match=r"samples|numbers of 8 bytes"):
+        Seal.decode(file.read_bytes(), 0)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """What would take more than some GiB fails at once, and does not take the machine down."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (2 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("name", ["stream.json", "head.json", "stream.owner", "retired.json", "cursors/sft.json"])
+@pytest.mark.usefixtures("little_memory")
+def test_file_with_a_hole_is_refused_and_not_read_into_memory(name: str, tmp_path: Path) -> None:
+    stream = write_stream(tmp_path / "stream", end=False)
+    file = stream / name
+    file.parent.mkdir(exist_ok=True)
+    with open(file, "ab") as opened:
+        opened.truncate(1 << 40)
+    with pytest.raises(FileRefused, match=f"expected at most {MAX_PLAIN_BYTES} bytes, found a file of {1 << 40} bytes"):
+        read_file(file)
+    for arguments in (("status",), ("verify", "--jobs", "1")):
+        assert command(arguments[0], stream, *arguments[1:]) in (0, 5, 7)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_row_of_a_terabyte_is_refused_and_not_read_into_memory(tmp_path: Path) -> None:
+    stream = write_stream(tmp_path / "stream", rows=2, per_chunk=1)
+    seal = Seal.decode((stream / "chunk_00000.jsonl.completed").read_bytes(), 0)
+    large = Seal(0, np.array([0, 1 << 40], dtype=np.uint64), seal.digests)
+    (stream / "chunk_00000.jsonl.completed").write_bytes(large.encode())
+    os.truncate(stream / "chunk_00000.jsonl", 1 << 40)
+    reader = StreamReader(stream, max_wait=0)
+    for read in (lambda: reader.read(0), lambda: reader.line(0), lambda: list(reader)):
+        with pytest.raises(
+            ChunkCorrupt, match="expected a row of at most 2147483648 bytes, found one of 1099511627776"
+        ):
+            read()
+
+
+def claiming(place: Path) -> Path:
+    """A stream that claims a million million chunks, of which two are there."""
+    stream = write_stream(place / "stream")
+    identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
+    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
+    write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    for name in ("head.json", "stream.end"):
+        edit(stream / name, chunks=MANY, samples=2 * MANY)
+    return stream
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stream = claiming(tmp_path)
+    for arguments, codes in (
+        (("status",), (0,)),
+        (("inspect",), (0, 5)),
+        (("inspect", "--all"), (0, 5)),
+        (("inspect", str(MANY)), (5,)),
+        (("verify", "--quick", "--jobs", "1"), (5,)),
+        (("trace", "--sample", str(MANY)), (0,)),
+        (("trace", "--text", "x"), (5, 7)),
+        (("audit",), (5,)),
+        (("forget", "sft", "--yes"), (0,)),
+    ):
+        assert command(arguments[0], stream, *arguments[1:]) in codes, (arguments, capfd.readouterr())
+        assert "Traceback" not in capfd.readouterr().err
+    with pytest.raises(LazyShardError, match="says 1000000000000 chunks"):
+        ChunkWriter(stream, 2)
+
+
+def test_overview_of_all_gives_up_where_nothing_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "GIVE_UP_CHUNKS", 3)
+    found = overview(claiming(tmp_path), every=True)
+    assert (found.looked_at, found.unread) == (2, MANY - 2)
+
+
+def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
+    parts = values.pop("parts")
+    consumed = sum(part.dp * part.draws for part in parts if part.trained)
+    state = RunState("0" * 32, 2, values.pop("unit", 2), values.pop("window", 0), 0, None, parts, consumed)
+    facts = Facts("0" * 32, 2, facts_samples // 2, facts_samples, True)
+    return Tracing(SavedState(state, Path("state.json")), facts, "stream")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (PartState(2**31, 1, 2**30),),
+        (PartState(1, 2**61, 2**61),),
+        (PartState(1, 1, 2**61),),
+        (PartState(1, 1, 6 * (MAX_EPOCHS + 1)),),
+        (PartState(1, 1, 2, skip=((0, 2**62),)),),
+        (PartState(1, 1, 1),) * (MAX_PARTS + 1),
+    ],
+    ids=["ranks", "batch", "draws", "epochs", "skip", "parts"],
+)
+def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[PartState, ...]) -> None:
+    with pytest.raises(StateMismatch, match="the state cannot be of this stream"):
+        tracing(parts=parts)
+
+
+def test_step_of_more_draws_than_memory_holds_is_refused() -> None:
+    state = PartState(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS)
+    with pytest.raises(StateMismatch, match="draws"):
+        list(tracing(2**60, parts=(state,)).at_step(0))
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, 1.5, 1e308, "1", None, True])
+def test_numbers_of_a_state_are_refused_beyond_their_bounds(number: Any) -> None:
+    values = RunState("0" * 32, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2).to_dict()
+    for name in ("samples_per_chunk", "unit", "window", "seed", "consumed"):
+        with pytest.raises(StateInvalid):
+            RunState.from_dict(values | {name: number}, "file")
+    for name in ("dp", "batch_size", "draws", "first_step", "draws_per_step"):
+        with pytest.raises(StateInvalid):
+            RunState.from_dict(values | {"parts": [values["parts"][0] | {name: number}]}, "file")
+
+
+@pytest.mark.parametrize("field", ["offset", "line"])
+@pytest.mark.parametrize("number", [-1, 2**63, 1.5, "9" * 5000, None])
+def test_position_of_a_source_that_is_no_number_is_an_error(
+    field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = write_stream(tmp_path / "stream")
+    identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
+    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
+    write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    entry = {"path": "a.jsonl", "kind": "jsonl", "offset": 5, "line": 1} | {field: number}
+    for chunk in (0, 1):
+        edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
+    assert command("trace", stream, "--source", "a.jsonl:1") == 5
+    assert "does not say how far it was read" in capfd.readouterr().err
+
+
+def test_source_that_a_seal_names_is_no_pipe_to_wait_at(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stream = write_stream(tmp_path / "stream")
+    identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
+    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
+    write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    os.mkfifo(tmp_path / "a.jsonl")
+    entry = {"path": str(tmp_path / "a.jsonl"), "kind": "jsonl", "offset": 99, "line": 9}
+    for chunk in (0, 1):
+        edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
+    assert command("trace", stream, "--source", "a.jsonl:1") == 0
+    assert "the file cannot be read" in capfd.readouterr().out

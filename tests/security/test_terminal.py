@@ -1,0 +1,166 @@
+"""Texts that somebody else wrote come to a terminal as text: nothing in them moves a cursor or feigns a line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+
+from lazyshard import StreamReader
+from lazyshard.cli import inspect
+from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked
+from lazyshard.format import Cursor, Head, Owner
+from lazyshard.format.cursor_token import CursorToken
+from lazyshard.storage.cursor import write_cursor
+from lazyshard.storage.files import read_file
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.pacing import describe_producer, failure_words
+from lazyshard.storage.stream import Published
+from lazyshard_producer import tasks
+from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
+
+COMMANDS: Final = (
+    ("status",),
+    ("status", "--json"),
+    ("inspect",),
+    ("inspect", "--json"),
+    ("inspect", "0", "--rows", "3", "--full"),
+    ("inspect", "0", "--json"),
+    ("inspect", "--chunk", "0"),
+    ("verify", "--jobs", "1"),
+    ("verify", "--json", "--jobs", "1"),
+    ("trace", "--sample", "0", "--rows"),
+    ("audit",),
+    ("audit", ESCAPES),
+    ("trace", "--source", f"{ESCAPES}:0"),
+    ("trace", "--consumer", ESCAPES),
+    ("forget", "sft"),
+)
+
+
+def hostile_stream(place: Path) -> Path:
+    stream = write_stream(place / "stream", end=False, row={"id": ESCAPES, ESCAPES: [ESCAPES]})
+    write_cursor(stream, Cursor("sft \u202e\u2028", None, 0, 0, {}, 1.0))
+    edit(stream / "head.json", state="failed", note=ESCAPES, host=ESCAPES)
+    edit(stream / "stream.owner", host=ESCAPES, token=ESCAPES)
+    edit(stream / "chunk_00001.jsonl.completed", source={"sources": [{"path": ESCAPES, "kind": ESCAPES}], "x": ESCAPES})
+    (stream / f"chunk_00007{ESCAPES}.jsonl").touch()
+    (stream / "cursors" / f"{ESCAPES}.json").write_bytes(b"{}")
+    (stream / "cursors" / "torn.json").write_bytes(ESCAPES.encode())
+    (stream / "retired.json").symlink_to(f"/nowhere/{ESCAPES}")
+    (stream / "quarantine.jsonl").write_bytes(
+        orjson.dumps({"source": ESCAPES, "line": 1, "byte": 0, "reason": ESCAPES, "row": ESCAPES}) + b"\n"
+    )
+    return stream
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: repr(" ".join(arguments))[:40])
+def test_commands_print_no_control_characters(
+    arguments: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = hostile_stream(tmp_path)
+    command(arguments[0], stream, *arguments[1:])
+    out, err = capfd.readouterr()
+    assert out + err
+    assert shown(out + err) == ""
+
+
+def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_came(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = hostile_stream(tmp_path)
+    producer("quarantine", stream)
+    assert shown("".join(capfd.readouterr())) == ""
+    for terminal in (True, False):
+        output = Captured(terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            tasks.quarantine(str(stream), rows=True, as_json=False)
+        printed = output.buffer.getvalue()
+        if terminal:
+            assert printed.count(b"\n") == 1
+            assert shown(printed.decode()) == ""
+        else:
+            assert printed == ESCAPES.rstrip("\r\n").encode() + b"\n"
+
+
+class Captured(io.TextIOWrapper):
+    """A standard output that is, or is not, a terminal."""
+
+    buffer: io.BytesIO
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_rows_on_a_coloured_terminal_hold_only_our_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Captured(terminal=True)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    inspect._show_json(json.dumps({"a": "[link=x]y[/link]"})[:-1] + ', "b": "' + ESCAPES + '"}')
+    output.flush()
+    text = output.buffer.getvalue().decode()
+    assert "\x1b[" in text, "no colours: this terminal is none"
+    assert "[link=x]" in text
+    parts = text.split("\x1b")
+    assert all(part.startswith("[") and part[1:].partition("m")[0].replace(";", "").isdigit() for part in parts[1:])
+    assert "\x07" not in text and "\u202e" not in text and "\x9b" not in text
+
+
+def test_errors_of_the_library_hold_no_control_characters(tmp_path: Path) -> None:
+    messages = [str(Owner(1, "t", ESCAPES, 1, 0.0)), failure_words(ESCAPES)]
+    stream = hostile_stream(tmp_path)
+    for state in ("failed", "waiting", "running", "idle"):
+        edit(stream / "head.json", state=state)
+        with pytest.raises(LazyShardError) as caught:
+            StreamReader(stream, max_wait=0).read(100)
+        messages.append(str(caught.value))
+        head = Head(1, 1, False, state, 1.0, ESCAPES, 1, 0.0, ESCAPES)
+        messages += [describe_producer(Published(1, 1, False, head), 5, 1.0, gone) for gone in (False, True)]
+    with pytest.raises(OSError, match="out of the stream") as refused:
+        read_file(stream / "retired.json")
+    messages.append(str(refused.value))
+    for message in messages:
+        assert shown(message) == "", message
+    assert "\x1b" not in CursorToken(1, "0" * 16, 1, ESCAPES).text
+
+
+def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
+    held, second = WriterLock(tmp_path), WriterLock(tmp_path)
+    held.acquire(0.0, tmp_path / ".tmp")
+    edit(tmp_path / "stream.owner", host=ESCAPES)
+    try:
+        for kind, call in ((ProducerFenced, held.check), (ProducerLocked, lambda: second.acquire(0.0, tmp_path))):
+            with pytest.raises(kind) as caught:
+                call()
+            assert shown(str(caught.value)) == ""
+    finally:
+        held.release()
+
+
+def test_an_unexpected_error_is_told_as_text(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError(ESCAPES)
+
+    monkeypatch.setattr("lazyshard.cli.status.take_survey", fail)
+    assert command("status", tmp_path) == 70
+    err = capfd.readouterr().err
+    assert "Traceback" in err
+    assert shown(err) == ""
+
+
+def test_advice_is_given_once() -> None:
+    assert failure_words("disk full; make room and open the stream again") == (
+        "disk full; make room and open the stream again"
+    )
+    assert failure_words("disk full") == "disk full; start it again when that is mended"

@@ -1,8 +1,11 @@
 """Feed large-model training from data that is still being produced.
 
 A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks
-(`LazyShardedDataset`, `LazyShardedIterable`). `StreamReader` reads a stream outside training. Only the data sets need
-torch, which is imported when one is first used.
+(`LazyShardedDataset`; as an iterable `LazyShardedStream` and `LazyShardedIterable`), of several streams by weights
+(`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`). `load` makes all that of one file,
+which `check_config` looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other
+iterable. What reads for training needs torch, which is imported when it is first used. `window_for_distance` tells
+which `shuffle_window` moves neighbours so far apart.
 """
 
 from __future__ import annotations
@@ -10,18 +13,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from lazyshard import errors
+from lazyshard.config import check_config
 from lazyshard.errors import LazyShardError
+from lazyshard.plan import window_for_distance
 from lazyshard.storage import ChunkWriter, StreamReader
+from lazyshard.storage.token_weights import weights_by_tokens
 
 if TYPE_CHECKING:
-    from lazyshard.data import LazyShardedDataset, LazyShardedIterable
+    from lazyshard.data import (
+        BlendedDataset,
+        Filter,
+        LazyShardedDataset,
+        LazyShardedIterable,
+        LazyShardedStream,
+        Map,
+        MessageTransform,
+        load,
+        streaming_shard,
+    )
 
-__all__ = ["ChunkWriter", "LazyShardError", "LazyShardedDataset", "LazyShardedIterable", "StreamReader", "errors"]
+__all__ = [
+    "BlendedDataset",
+    "ChunkWriter",
+    "Filter",
+    "LazyShardError",
+    "LazyShardedDataset",
+    "LazyShardedIterable",
+    "LazyShardedStream",
+    "Map",
+    "MessageTransform",
+    "StreamReader",
+    "check_config",
+    "errors",
+    "load",
+    "streaming_shard",
+    "weights_by_tokens",
+    "window_for_distance",
+]
 
 __version__ = "0.1.0"
 
 
-_NEED_TORCH: Final = ("LazyShardedDataset", "LazyShardedIterable")
+_NEED_TORCH: Final = (
+    "BlendedDataset",
+    "Filter",
+    "LazyShardedDataset",
+    "LazyShardedIterable",
+    "LazyShardedStream",
+    "Map",
+    "MessageTransform",
+    "load",
+    "streaming_shard",
+)
 
 
 def __getattr__(name: str) -> Any:

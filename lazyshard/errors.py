@@ -59,8 +59,16 @@ class LazyShardError(Exception):
         return {name: value for name, value in vars(self).items() if name in _declared(type(self))}
 
 
-def _declared(cls: type[LazyShardError]) -> set[str]:
-    return {name for base in cls.__mro__ if issubclass(base, LazyShardError) for name in inspect.get_annotations(base)}
+# Looked up once for each class: filters raise an error for each row that they drop.
+_KNOWN: Final[dict[type[LazyShardError], frozenset[str]]] = {}
+
+
+def _declared(cls: type[LazyShardError]) -> frozenset[str]:
+    found = _KNOWN.get(cls)
+    if found is None:
+        bases = [base for base in cls.__mro__ if issubclass(base, LazyShardError)]
+        found = _KNOWN[cls] = frozenset(name for base in bases for name in inspect.get_annotations(base))
+    return found
 
 
 def _rebuild(cls: type[LazyShardError], message: str, fields: dict[str, Any]) -> LazyShardError:
@@ -194,6 +202,19 @@ class FileUnreadable(LazyShardError, PermissionError):
     uid: int | None = None
 
 
+class StoreRefused(LazyShardError, OSError):
+    """An object store does not let this be done: no credentials or rights, no such bucket, no driver for the URL."""
+
+    url: str | None = None
+
+
+class StoreUnavailable(LazyShardError, ConnectionError):
+    """An object store gave no answer, or failing ones, for as long as patience lasted."""
+
+    url: str | None = None
+    waited: float | None = None
+
+
 class StreamMissing(LazyShardError, FileNotFoundError):
     """There is no stream in the directory, or it has gone."""
 
@@ -286,9 +307,10 @@ class LengthUnknown(LazyShardError, TypeError):
 
 
 class BadSample(LazyShardError, ValueError):
-    """A sample that cannot be read or encoded."""
+    """A sample that cannot be read, or of which a step or the encoder can make nothing."""
 
     file: str | None = None
+    step: str | None = None
     sample: int | None = None
     chunk: int | None = None
     row: int | None = None
@@ -296,10 +318,29 @@ class BadSample(LazyShardError, ValueError):
 
 
 class SkipSample(LazyShardError, ValueError):
-    """For an `encode_fn` to raise: the row is in order but not to be trained, for instance because it is too long.
+    """For an `encode_fn` or a step to raise: the row is in order but not to be trained, for instance as it is too long.
 
-    Another row of its chunk is trained instead, and it does not count as a bad sample.
+    Another row is trained instead, as for one that a `Filter` drops, and it does not count as a bad sample.
     """
+
+
+class NothingKept(BadSample):
+    """So many rows in a row were dropped that no other is looked for: the filter keeps nothing, or next to nothing."""
+
+    count: int | None = None
+
+
+class StepInvalid(LazyShardError, ValueError):
+    """A step of a pipeline that cannot be used: no such function, or one that a worker process cannot be given."""
+
+    step: str | None = None
+
+
+class ConfigInvalid(LazyShardError, ValueError):
+    """A configuration with mistakes in it; the text has a line for each."""
+
+    file: str | None = None
+    count: int | None = None
 
 
 class TooManyBadSamples(BadSample):

@@ -14,13 +14,14 @@ from lazyshard.cli import exits
 from lazyshard.cli.audit_view import audit_lines, audit_values
 from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.wording import complain, say
-from lazyshard.errors import FormatInvalid, LazyShardError
+from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
 from lazyshard.storage.auditing_findings import Finding, Note
 from lazyshard.storage.auditing_report import audit, newest
 from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.tracing_facts import facts_of
-from lazyshard.storage.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
+from lazyshard.storage.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
+from lazyshard.storage.urls import is_folder, stream_path
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 
@@ -50,11 +51,11 @@ lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'
 
   2  usage; there is no such directory; or it is not clear whose cursor is meant
 
-  3  there is no state to audit
+  3  there is no state to audit, or none in one of the folders
 
   5  something is not in order: each is told in a line; the audited state does not fit the stream; or there is none
 
-  7  the filesystem failed: no permission, no answer
+  7  the filesystem or store failed: no permission, no answer
 
  70  unexpected error
 
@@ -62,7 +63,7 @@ lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     checkpoints: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CHECKPOINTS]...", help="Folders with checkpoints of the run. Default: its cursor."),
@@ -83,7 +84,7 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
     for folder in checkpoints or ():
         if not os.path.exists(folder):
@@ -91,13 +92,21 @@ def command(
     if state is not None and not os.path.exists(state):
         raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
     folders = [Path(folder) for folder in checkpoints or ()]
-    return lambda: _run(Path(stream), folders, None if state is None else Path(state), consumer, as_json)
+    return lambda: _run(stream_path(stream), folders, None if state is None else Path(state), consumer, as_json)
 
 
 def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer: str | None, as_json: bool) -> int:
-    states, unusable = _states(folders)
+    for folder in folders:
+        # To go on with the cursor alone would prove another thing than was asked for.
+        if next(iter(checkpoint_files(folder)), None) is None:
+            complain(
+                f"{folder}: there is no checkpoint in it: expected checkpoint-N/{NAME} there or one folder deeper; "
+                f"give the folder in which the checkpoints lie, or none to audit the run's cursor alone"
+            )
+            return exits.REFUSED
     notes: list[Note] = []
-    head = None if state is None else read_state(state)
+    states, unusable = _states(folders, directory, notes)
+    head = None if state is None else read_state(state, directory)
     if head is not None:
         states = [saved for saved in states if not _same(saved, head)] + [head]
     consumers = _consumers(directory, states, consumer, notes)
@@ -128,13 +137,18 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     return exits.DONE if found.ok else exits.STREAM_DAMAGED
 
 
-def _states(folders: Sequence[Path]) -> tuple[list[SavedState], list[Finding]]:
-    """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason."""
+def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[Finding]]:
+    """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason.
+
+    A note says which are of a blend that this stream was no part of yet.
+    """
     states: list[SavedState] = []
     unusable: list[Finding] = []
     for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
         try:
-            states.append(read_state(file))
+            states.append(read_state(file, directory))
+        except StateMismatch as error:
+            notes.append(Note(str(file), _without(str(error), str(file))))
         except FormatInvalid as error:
             contradicts = (error.field or "").endswith("consumed")
             why = _without(str(error), str(file))

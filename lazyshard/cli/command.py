@@ -13,8 +13,8 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard import __version__
-from lazyshard.cli import adopt, audit, doctor, exits, forget, inspect, rechunk, status, trace, verify
-from lazyshard.cli.wording import NAME, complain
+from lazyshard.cli import adopt, audit, check_config, doctor, exits, forget, inspect, rechunk, status, trace, verify
+from lazyshard.cli.wording import NAME, complain, explain
 from lazyshard.errors import LazyShardError
 
 _HELP: Final = """Looks after streams of numbered chunk files.
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
 app.command("audit", help=audit.HELP, epilog=audit.EPILOG)(audit.command)
+app.command("check-config", help=check_config.HELP, epilog=check_config.EPILOG)(check_config.command)
 app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
 app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
@@ -76,8 +77,13 @@ def _report(error: Exception) -> int:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         complain(f"{where}{error.strerror or error}; mend that, and run the same command again")
+    elif isinstance(error, MemoryError):
+        what = str(error) or "the system has no more"
+        complain(f"not enough memory: {what}; see whether the numbers in the stream's files can be true")
     else:
-        traceback.print_exc()
+        # Line by line: a text in it may be somebody else's.
+        for line in traceback.format_exc().splitlines():
+            explain(line)
         complain(f"unexpected {type(error).__name__}: {error}; this should not happen, report it with the lines above")
     return code
 

@@ -10,6 +10,8 @@ from lazyshard.errors import (
     ProducerFenced,
     ProducerLocked,
     RowInvalid,
+    StoreRefused,
+    StoreUnavailable,
     StreamInvalid,
     WriterFailed,
 )
@@ -37,8 +39,12 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ProducerFenced, OTHER_PRODUCER),
     (WriterFailed, FILESYSTEM),
     (FileUnreadable, FILESYSTEM),
+    (StoreRefused, FILESYSTEM),
+    (StoreUnavailable, FILESYSTEM),
     (LazyShardError, STREAM_DAMAGED),
     (OSError, FILESYSTEM),
+    # By what a file says, mostly: its numbers stand for more than this machine can hold.
+    (MemoryError, STREAM_DAMAGED),
 )
 """The first that fits counts: many of lazyshard's errors are OSErrors as well."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
 from lazyshard.storage.survey import take_survey
+from lazyshard.storage.urls import is_folder, stream_path
 
 ALIVE_S: Final = 600.0
 """One that was heard of so lately may well be running: it marks its place once a window."""
@@ -46,7 +46,7 @@ lazyshard forget /shared/stream sft --yes
 
   5  the stream is damaged or of a later format
 
-  7  the filesystem failed: read-only, no permission
+  7  the filesystem or store failed: read-only, no permission
 
  70  unexpected error
 
@@ -54,19 +54,19 @@ lazyshard forget /shared/stream sft --yes
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
     try:
         check_consumer(name)
     except ValueError as cause:
         raise typer.BadParameter(str(cause), param_hint="NAME") from cause
-    return lambda: _run(Path(stream), name, yes)
+    return lambda: _run(stream_path(stream), name, yes)
 
 
 def _run(stream: Path, name: str, yes: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,21 +16,35 @@ from rich.text import Text
 
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
+from lazyshard.cli.inspect_shuffle import (
+    WINDOWS,
+    BatchSizeOption,
+    RanksOption,
+    ShuffleOption,
+    UnitOption,
+    WindowOption,
+    show_shuffle,
+    unit_of,
+    windows_of,
+)
 from lazyshard.cli.inspect_view import chunk_lines, overview_lines, row_line
 from lazyshard.cli.shortening import shorten
 from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard.storage.inspection import ShownRow, describe_chunk, overview, read_rows
+from lazyshard.storage.inspection_shuffle import Reading
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.stream import Stream
+from lazyshard.storage.urls import is_folder, stream_path
 
 ROWS_OF_CHUNK: Final = 3
 
 HELP: Final = """Shows what a stream holds: its facts, how long its rows are, which keys they have; or rows of it.
 
 Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream of
-many chunks evenly spaced ones are looked at. With a number: that sample.
+many chunks evenly spaced ones are looked at. With a number: that sample. With --shuffle: how far apart neighbours are
+in the order in which ranks would read it.
 
 Changes nothing, and waits for nothing: of a stream that is being written it shows what is published."""
 
@@ -45,6 +58,8 @@ lazyshard inspect /shared/stream 0 --rows 5 --full
 
 lazyshard inspect /shared/stream --chunk 17
 
+lazyshard inspect /shared/stream --shuffle --ranks 64 --batch-size 8 --window 0,2,8,all
+
 [bold]Exit codes[/bold]
 
   0  shown
@@ -57,7 +72,7 @@ lazyshard inspect /shared/stream --chunk 17
 
   5  there is no stream in it, what is to be shown is damaged or deleted, or it is of a later format
 
-  7  the filesystem failed: no permission, no answer
+  7  the filesystem or store failed: no permission, no answer
 
  70  unexpected error
 
@@ -65,7 +80,7 @@ lazyshard inspect /shared/stream --chunk 17
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     sample: Annotated[int | None, typer.Argument(metavar="N", min=0, help="The sample to show, from 0 on.")] = None,
     chunk: Annotated[
         int | None, typer.Option("--chunk", metavar="K", min=0, help="Show this chunk: its seal and its first rows.")
@@ -81,6 +96,11 @@ def command(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Look at every chunk for the overview.")] = False,
+    shuffle: ShuffleOption = False,
+    ranks: RanksOption = None,
+    window: WindowOption = None,
+    unit: UnitOption = None,
+    batch_size: BatchSizeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
     samples_per_chunk: Annotated[
         int | None,
@@ -95,7 +115,7 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
     if sample is not None and chunk is not None:
         raise typer.BadParameter("give either N or --chunk", param_hint="--chunk")
@@ -103,7 +123,16 @@ def command(
         raise typer.BadParameter("goes with N or --chunk", param_hint="--rows")
     if every and not (sample is None and chunk is None):
         raise typer.BadParameter("goes with neither N nor --chunk", param_hint="--all")
-    directory = Path(stream)
+    directory = stream_path(stream)
+    if shuffle:
+        if every or full or not (sample is None and chunk is None):
+            raise typer.BadParameter("goes with none of N, --chunk, --all and --full", param_hint="--shuffle")
+        reading = Reading(ranks or 1, unit_of(unit or "chunk"), batch_size or 1)
+        windows = windows_of(WINDOWS if window is None else window)
+        return lambda: show_shuffle(directory, samples_per_chunk, reading, windows, as_json)
+    for name, value in (("--ranks", ranks), ("--window", window), ("--unit", unit), ("--batch-size", batch_size)):
+        if value is not None:
+            raise typer.BadParameter("goes with --shuffle", param_hint=name)
     if chunk is not None:
         shown = ROWS_OF_CHUNK if rows is None else rows
         return lambda: _show_chunk(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)

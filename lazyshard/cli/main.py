@@ -14,7 +14,7 @@
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names
        6  another process is writing to the stream                      stop it, run again
-       7  the filesystem failed: disk full, read-only, no permission    mend it, run again
+       7  filesystem or store failed: full, read-only, no permission    mend it, run again
       70  unexpected error                                              report it with its traceback
       75  `rechunk --follow`: nothing came in time                      see to the producer, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again

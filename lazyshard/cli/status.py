@@ -23,6 +23,7 @@ from lazyshard.cli.wording import one_line, say
 from lazyshard.errors import LazyShardError
 from lazyshard.storage.outlook import Looks
 from lazyshard.storage.survey import take_survey
+from lazyshard.storage.urls import is_folder, stream_path
 
 INTERVAL_S: Final = 2.0
 
@@ -55,7 +56,7 @@ lazyshard status /shared/stream --json | jq .producer.state
 
   5  there is no stream in it, none that is complete, or one of a later format
 
-  7  the filesystem failed: no permission, no answer
+  7  the filesystem or store failed: no permission, no answer
 
  70  unexpected error
 
@@ -63,7 +64,7 @@ lazyshard status /shared/stream --json | jq .producer.state
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each look.")] = False,
     interval: Annotated[
@@ -78,13 +79,13 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
     if interval is not None and not watch:
         raise typer.BadParameter("goes with --watch only", param_hint="--interval")
     if not watch:
-        return lambda: _once(Path(stream), as_json)
-    return lambda: _watch(Path(stream), as_json, INTERVAL_S if interval is None else interval)
+        return lambda: _once(stream_path(stream), as_json)
+    return lambda: _watch(stream_path(stream), as_json, INTERVAL_S if interval is None else interval)
 
 
 def _once(stream: Path, as_json: bool) -> int:

@@ -31,8 +31,12 @@ def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> lis
     page.blank()
     _stream(page, outlook)
     _producer(page, outlook)
+    # Said once, however many consumers there are.
+    unknown = "not known yet" if watching else "not known from one look; see --watch"
     for one in outlook.consumers:
-        _consumer(page, outlook, one, watching)
+        _consumer(page, outlook, one, unknown)
+        if one.chunk_rate is None:
+            unknown = "not known yet" if watching else "not known"
     if not outlook.consumers:
         page.blank()
         page.add("consumers", "none has registered")
@@ -111,7 +115,7 @@ def _growth(outlook: Outlook) -> str:
     return f"; the stream {word} by {size(abs(outlook.byte_rate))}/s"
 
 
-def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, watching: bool) -> None:
+def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str) -> None:
     page.blank()
     page.add("consumer", one.consumer.name)
     cursor, reading = one.consumer.cursor, one.consumer.reading
@@ -136,7 +140,6 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, watching: boo
             f"needs {count(reading.needs_chunks, 'chunk')}, {_ahead(one.ahead_chunks)}; "
             f"{duration(one.reading_age_s or 0.0)} old",
         )
-    unknown = "not known yet" if watching else "not known from one look; see --watch"
     rate = unknown if one.chunk_rate is None else _rate(outlook, one.chunk_rate)
     page.add("  rate", rate + _supply(one))
 

@@ -8,6 +8,7 @@ from typing import Final
 from lazyshard.cli.units import duration
 from lazyshard.cli.wording import count
 from lazyshard.storage.outlook import Outlook
+from lazyshard.storage.pacing import failure_words
 
 _CLOCK_AHEAD_S: Final = 5.0
 """Less is no matter: ages are told in seconds."""
@@ -53,7 +54,7 @@ def _of_producer(outlook: Outlook) -> str:
         gone = " and its process is gone" if outlook.survey.gone else ""
         return f"the producer is dead, no sign of it for {age}{gone}: start it again, it goes on where it was"
     if outlook.state == "failed":
-        what = f"{head.note}; start it again when that is mended" if head.note else "look at its log, start it again"
+        what = failure_words(head.note) if head.note else "look at its log, start it again"
         return f"the producer has failed {age} ago: {what}"
     if outlook.state == "idle":
         return f"the producer was stopped {age} ago: start it again to go on"

@@ -13,6 +13,7 @@ import typer
 from lazyshard.cli.trace_run import Question, Rows, run
 from lazyshard.format import check_consumer
 from lazyshard.storage.tracing_sources import SourcePlace
+from lazyshard.storage.urls import is_folder, stream_path
 
 FIRST_MATCHES: Final = 20
 
@@ -51,7 +52,7 @@ lazyshard trace /shared/stream --text 'the odd sentence' --json
 
   5  the state is damaged, of another stream, or does not know what is asked; the stream is damaged, or there is none
 
-  7  the filesystem failed: no permission, no answer
+  7  the filesystem or store failed: no permission, no answer
 
  70  unexpected error
 
@@ -59,7 +60,7 @@ lazyshard trace /shared/stream --text 'the odd sentence' --json
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     state: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +108,7 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
     if state is not None and not os.path.exists(state):
         raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
@@ -140,7 +141,7 @@ def command(
         matches=None if every else FIRST_MATCHES,
     )
     shown = Rows(rows, full, as_json)
-    return lambda: run(Path(stream), None if state is None else Path(state), consumer, question, shown)
+    return lambda: run(stream_path(stream), None if state is None else Path(state), consumer, question, shown)
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def run(directory: Path, state: Path | None, consumer: str | None, question: Que
 def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedState | None:
     """Returns the state that is asked for; complains if there is none."""
     if state is not None:
-        return read_state(state)
+        return read_state(state, directory)
     if consumer is None:
         names = [one.name for one in list_consumers(directory) if one.cursor is not None or one.problem is not None]
         if len(names) != 1:
@@ -147,14 +147,18 @@ def _show_steps(this: _Run, first: int, stop: int, rank: int | None) -> None:
     table = StepTable(tracing, stop)
     if not rows.as_json:
         say(table.heading())
-    coming, last = False, tracing.epochs[-1]
+    coming, nothing, last = False, True, tracing.epochs[-1]
     farthest = last
     for step in range(first, stop):
         if rank is not None and rank >= tracing.state.parts[tracing.place(step).part].dp:
             continue
         for drawn in tracing.at_step(step, rank):
             coming, farthest = coming or drawn.became == "to come", max(farthest, drawn.epoch)
+            nothing = False
             _answer(this, drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
+    if nothing and not rows.as_json:
+        steps = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
+        say(f"Nothing of this stream was drawn at {steps}{'' if rank is None else f' by rank {rank}'}.")
     if coming and not rows.as_json:
         trained = count(tracing.steps.trained, "step")
         beyond = ""

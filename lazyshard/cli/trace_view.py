@@ -13,6 +13,7 @@ from lazyshard.cli.inspect_json import row_text
 from lazyshard.cli.wording import count
 from lazyshard.storage.inspection import ShownRow
 from lazyshard.storage.tracing import Drawn, Fate, Tracing
+from lazyshard.storage.tracing_blends import Member
 from lazyshard.storage.tracing_states import SavedState
 
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
@@ -64,12 +65,14 @@ def course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
     told = f" in {count(steps.trained, 'step')}" if steps.unknown is None else ""
     epoch = "" if not state.consumed else f", the last of them in epoch {tracing.epochs[-1]}"
     yield f"{saved.file}: {count(state.consumed, 'sample')} trained{told}{epoch}"
+    if saved.member is not None:
+        yield _blend_line(saved.member)
     names = ("part", "ranks", "micro batch", "steps", "positions", "samples")
     rows = [names]
     for number, part in enumerate(state.parts):
-        first, stop = part.first_step, steps.parts[number].stop_step
+        first, stop = steps.parts[number].first_step, steps.parts[number].stop_step
         which = "skipped" if not part.trained else f"{first + 1} to {stop}" if stop > first else "none yet"
-        if part.trained and not part.draws_per_step:
+        if part.trained and not steps.parts[number].known:
             which = "not known"
         rows.append(
             (str(number), str(part.dp), str(part.batch_size), which, str(part.draws), f"{part.dp * part.draws:,}")
@@ -85,6 +88,15 @@ def course_lines(saved: SavedState, tracing: Tracing) -> Iterator[str]:
             yield f"part {number} begins epoch {part.epoch}"
 
 
+def _blend_line(member: Member) -> str:
+    """Returns what part a stream has in the blend that the run is over."""
+    blend = member.blend
+    others = f"a blend of {count(len(blend.parts[-1].members), 'stream')}, {count(blend.consumed, 'sample')} of all"
+    if not member.blended:
+        return f"of {others}, in which this one is no more; positions and samples below are this stream's"
+    return f"of {others}; this one gives {member.share:.2%} now; positions and samples below are this stream's"
+
+
 def course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
     """Returns the same as JSON values."""
     return {
@@ -96,6 +108,7 @@ def course_values(saved: SavedState, tracing: Tracing) -> dict[str, Any]:
         "total": tracing.total,
         "published": tracing.facts.samples,
         "retired": tracing.facts.retired,
+        "blend": None if saved.member is None else saved.member.blend.to_dict(),
     }
 
 
@@ -116,6 +129,8 @@ def fate_line(fate: Fate, tracing: Tracing) -> str:
         text = f"skipped on purpose: it was rank {drawn.rank}'s {where} among steps that were left out"
     elif fate.became == "skipped":
         text = f"skipped on purpose: left out from part {fate.part} on"
+    elif fate.became == "left out":
+        text = "not trained: its stream is blended no more"
     elif fate.became == "left over":
         text = "left over at the epoch's end, where less than a batch for every rank is left"
     elif fate.became == "cut short":

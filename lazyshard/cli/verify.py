@@ -17,6 +17,7 @@ from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.storage.urls import is_folder, stream_path
 from lazyshard.storage.verification import Verified, verify
 from lazyshard.storage.verification_findings import Severity
 
@@ -58,7 +59,7 @@ lazyshard verify /shared/stream --json | jq '.findings[].file'
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave the rows unread: look at names, numbers, seals and sizes alone.")
     ] = False,
@@ -82,9 +83,9 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not os.path.isdir(stream):
+    if not stream or not is_folder(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
-    return lambda: _run(Path(stream), samples_per_chunk, quick, jobs or len(os.sched_getaffinity(0)), as_json)
+    return lambda: _run(stream_path(stream), samples_per_chunk, quick, jobs or len(os.sched_getaffinity(0)), as_json)
 
 
 def _run(stream: Path, samples_per_chunk: int | None, quick: bool, jobs: int, as_json: bool) -> int:

@@ -33,6 +33,11 @@ def complain(text: str) -> None:
     _print(f"{NAME}: error: {text}", sys.stderr)
 
 
+def explain(text: str) -> None:
+    """Prints a line that belongs to an error."""
+    _print(text, sys.stderr)
+
+
 def _print(text: str, stream: TextIO) -> None:
     # What was done stays done when nobody listens any more.
     with contextlib.suppress(OSError, ValueError):

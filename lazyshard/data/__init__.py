@@ -1,17 +1,43 @@
 """Streams as data sets for training. The only place of lazyshard that imports torch.
 
-- `dataset`: the data set; `iterable`: the same as an iterable
-- `index_space`, one an epoch (`epoch_spaces`): what its indices mean, by `order` and `rank`
+- `dataset`: the data set; `iterable`: the same as an iterable, by `lane_passes`, with `stream_states`; `node`: as a
+  source of torchdata.nodes
+- `index_space`, one an epoch (`epoch_spaces`): what its indices mean, by `order` and `rank`; `auto_unit`: what is dealt
 - `run_states`: where a run stands; `state_checks`: whether the stream still holds what it needs to go on
 - `reading_marks`, `commits`: what the producer is told of that
-- `lane_reader`: reads the rows of indices
-- `samples`: from a row to a sample, by `encode`, `cache` and `bad_samples`
-- `shared`: what a data set's processes tell each other
+- `lane_reader`: reads the rows of indices; `late_row`: one that is parsed where it is looked at
+- `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
+- `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
+- `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
+- `streaming_shard`: one shard of any other iterable
+- `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 
+from lazyshard.data.blended import BlendDraw, BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.iterable import LazyShardedIterable
+from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
+from lazyshard.data.late_row import LateRow
+from lazyshard.data.loading import Loaded, load
 from lazyshard.data.rank import resolve_rank
 from lazyshard.data.shared import Stats
+from lazyshard.data.steps import Filter, Map, MessageTransform, Step
+from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
 
-__all__ = ["LazyShardedDataset", "LazyShardedIterable", "Stats", "resolve_rank"]
+__all__ = [
+    "BlendDraw",
+    "BlendedDataset",
+    "Filter",
+    "LateRow",
+    "LazyShardedDataset",
+    "LazyShardedIterable",
+    "LazyShardedStream",
+    "Loaded",
+    "Map",
+    "MessageTransform",
+    "Stats",
+    "Step",
+    "StreamingShard",
+    "load",
+    "resolve_rank",
+    "streaming_shard",
+]

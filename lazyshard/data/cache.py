@@ -46,7 +46,7 @@ class SampleCache:
     def get(self, number: int) -> Any:
         """Returns a copy of a sample, None if it is not kept."""
         data = self._samples.get(number)
-        return None if data is None else pickle.loads(data)
+        return None if data is None else pickle.loads(data)  # noqa: S301 - what `put` of this process has pickled
 
     def put(self, number: int, sample: Any) -> None:
         """Keeps a sample if there is room and it can be pickled."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.data.state_checks import standing
+from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
 from lazyshard.format.state import RunState
 from lazyshard.storage import CursorOwner
@@ -64,7 +65,11 @@ class Commits:
             state=state,
         )
         if self._owner is None:
-            self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
+            try:
+                self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
+            except CursorTaken as error:
+                error.args = (f"{error}: `commit(..., take_over=True)`",)
+                raise
         self._owner.put(cursor)
 
 

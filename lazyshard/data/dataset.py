@@ -9,32 +9,38 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 from torch.utils.data import Dataset, get_worker_info
 
-from lazyshard.data.bad_samples import BadSamples, OnBadSample
+from lazyshard.data.auto_unit import settle_unit
+from lazyshard.data.bad_samples import BadSamples, ErrorCount, OnBadSample
 from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.epoch_spaces import EpochSpaces
-from lazyshard.data.index_space import IndexSpace
-from lazyshard.data.lane_reader import LaneReader, consecutive
+from lazyshard.data.index_space import IndexSpace, length_given_up
+from lazyshard.data.lane_reader import LaneReader, consecutive, parsed_rows, place_ahead
+from lazyshard.data.late_row import LateRows
 from lazyshard.data.order import LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.run_states import Ranges, RunStates
-from lazyshard.data.samples import SampleMaker
+from lazyshard.data.samples import Met, SampleMaker
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.state_checks import check_data
+from lazyshard.data.steps import RowSteps, Step
+from lazyshard.data.worker_parent import watch_forks
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.format.state import RunState
-from lazyshard.plan import Draw
+from lazyshard.plan import Draw, Gaps
 from lazyshard.storage import Published, StreamReader
-from lazyshard.storage.chunk import parse_lines
+from lazyshard.storage.urls import stream_path
 
 _loads = orjson.loads
 
@@ -54,7 +60,8 @@ class LazyShardedDataset(Dataset[Any]):
     batch_size left over.
 
     Args:
-        directory: the stream's directory; if there is no stream in it yet, the constructor waits for one.
+        directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix`` (the extra
+            `objects`; docs/object-storage.md); if there is no stream in it yet, the constructor waits for one.
         encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as
             ms-swift's `template.encode` does. None returns the rows as they are.
         dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`),
@@ -69,17 +76,22 @@ class LazyShardedDataset(Dataset[Any]):
             Indices past the end of an epoch draw the next one, in its own order. A live stream then needs no
             `max_total_samples`; if given, an epoch still ends there.
         batch_size: samples of one rank in a micro batch.
-        unit: what is dealt in turn: "chunk", "sample", "batch", or a number of samples.
+        unit: what is dealt in turn: "chunk", "sample", "batch" (`batch_size` samples), a number of samples, or "auto":
+            chunks if the stream, up to `max_total_samples`, has a full one for every rank, else batches. A run goes on
+            with the unit with which it began, which its state names. On a live stream whose published samples do not
+            tell yet, the first use waits until they do; with chunks the first sample would have to wait for as many.
         layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
             ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same
             without shuffle, Hugging Face's).
         shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
+            `lazyshard.window_for_distance` finds the one that moves neighbours as far apart as you want. In each epoch
+            the order is another; with a window as wide as all that a rank has of an ended stream it is shuffled whole.
         seed: of the shuffle.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
         on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its
             chunk, the same on every rank and in every run, and logs it; "raise" raises.
         max_bad_samples: how many different bad samples one process (each DataLoader worker) substitutes before it
-            raises.
+            raises; None for any number.
         cache_bytes: bytes of encoded samples that each process keeps for later epochs. 0 by default: on the first
             pass over a stream nothing comes back.
         consumer: name under which rank 0 commits, and tells the producer, about once a window, how much of the stream
@@ -88,8 +100,20 @@ class LazyShardedDataset(Dataset[Any]):
             cannot be written there is logged, never raised.
         micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
             steps, for `lazyshard trace` and for `skip`.
+        late_parsing: without `encode_fn`, DataLoader workers hand out `LateRow`s, which become plain dicts in the main
+            process: small ones cross as they lie on disk and are parsed there, of rows above 64 KiB only the place
+            crosses, and the main process reads them again, out of the page cache. That is quicker than to pickle dicts
+            (docs/performance.md). For a `collate_fn` that does not look into the rows, as ``list``; not for filesystems
+            without a page cache. Rows of directories that another program fills are parsed in the worker, as nobody has
+            checked them before.
+        steps: what is done with each row between parsing and encoding it, in order: `MessageTransform`, `Filter` and
+            `Map` (docs/pipeline.md). In the place of a dropped row another one of its chunk is trained, the same on
+            every rank and in every run, so ranks stay equal; `stats` counts both.
+        max_error_count: the error budget of steps and encoder, in place of `on_bad_sample` and `max_bad_samples`: 0
+            raises the first error, N substitutes N different samples in each process before it raises, None any number.
 
     Raises:
+        StepInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
@@ -108,6 +132,9 @@ class LazyShardedDataset(Dataset[Any]):
     # Set once, by `_indices`.
     _spaces: EpochSpaces | None = None
 
+    # By a `LazyShardedStream` that draws from it.
+    _length_given_up: bool = False
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -125,42 +152,78 @@ class LazyShardedDataset(Dataset[Any]):
         seed: int = 0,
         max_wait: float = 600.0,
         on_bad_sample: OnBadSample = "substitute",
-        max_bad_samples: int = 100,
+        max_bad_samples: int | None = 100,
         cache_bytes: int = 0,
         consumer: str | None = None,
         micro_batches_per_step: int | None = None,
+        late_parsing: bool = False,
+        steps: Iterable[Step] | Step = (),
+        max_error_count: ErrorCount = "max_bad_samples",
     ) -> None:
+        pipeline = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))
+        if late_parsing and pipeline:
+            name = "steps, which need" if encode_fn is None else "encode_fn, which needs"
+            raise ValueError(f"late_parsing hands out rows, it cannot be used with {name} them parsed")
         self._order = Order(
             batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples, micro_batches_per_step
         )
-        encoder = None if encode_fn is None else Encoder(encode_fn)
-        bad = BadSamples(on_bad_sample, max_bad_samples)
+        bad = BadSamples.within(on_bad_sample, max_bad_samples, max_error_count)
         cache = SampleCache(cache_bytes)
         self._consumer = None if consumer is None else check_consumer(consumer)
-        self._commits = None if consumer is None else Commits(Path(directory), consumer)
+        self._commits = None if consumer is None else Commits(stream_path(directory), consumer)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
         self._states = RunStates(self._order, self._reader)
-        self._samples = SampleMaker(self._reader, encoder, bad, cache)
-        # Rows are samples as they are.
-        self._plain = encoder is None
+        self._samples = SampleMaker(self._reader, pipeline, bad, cache, max_total_samples)
+        self._late = late_parsing
         # How far apart the indices are that follow each other in a lane.
         self._step = 1
-        self._reported = (0, 0, 0.0)
+        self._reported = (Met(0, 0, 0), 0, 0.0)
         self._attach()
         self._report()
 
+    def _enter_stream(self) -> None:
+        """Becomes the data set of an iterable without a length: indices go on for ever, from epoch to epoch.
+
+        Raises:
+            RuntimeError: it is used already, or blended.
+        """
+        if self._spaces is not None or self._order.blended:
+            raise RuntimeError(
+                f"{self.directory}: a LazyShardedStream takes a data set that is not used yet and in no blend; make a "
+                f"new one, or a stream of the blend"
+            )
+        self._length_given_up = self._order.num_samples is None
+        self._order = self._order.without_end()
+
+    def _enter_blend(self) -> None:
+        """Becomes a stream of a blend, which decides how often it is drawn from, and keeps its state.
+
+        Raises:
+            RuntimeError: it is used already, or stands somewhere already.
+        """
+        if self._spaces is not None or self._order.blended or self._states.given:
+            raise RuntimeError(
+                f"{self.directory}: a blend takes data sets that are new: not used, not blended, without a state; load "
+                f"the state of the blend, and skip samples, once it is made"
+            )
+        self._order = self._order.in_blend()
+        self._states = RunStates(self._order, self._reader)
+
     def _attach(self) -> None:
-        self._lanes = LaneReader(self._reader, self._samples, self._plain)
+        # Rows are samples as they are, parsed here.
+        self._plain = not self._samples.encodes
+        self._lanes = LaneReader(self._reader, self._samples, parsed_rows if self._plain else None)
         self._numbers = self._shared.view
         # The process that has read; 0 for none yet.
         self._pid = 0
+        watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._indices()
-        state = self.__dict__ | {"_reported": (0, 0, 0.0)}
+        state = self.__dict__ | {"_reported": (Met(0, 0, 0), 0, 0.0)}
         for name in ("_lanes", "_numbers", "_pid"):
             del state[name]
         return state
@@ -188,7 +251,7 @@ class LazyShardedDataset(Dataset[Any]):
 
     @property
     def directory(self) -> Path:
-        """The stream's directory."""
+        """The stream's directory; shows the URL where it is none."""
         return self._reader.directory
 
     @property
@@ -207,6 +270,11 @@ class LazyShardedDataset(Dataset[Any]):
         return self._reader.samples_per_chunk
 
     @property
+    def unit(self) -> int:
+        """Samples that each rank is dealt in a row; which of them "auto" stands for, too."""
+        return self._indices().course.rules.unit
+
+    @property
     def rank(self) -> Rank:
         """Data-parallel rank and size."""
         return self._indices().rank
@@ -218,6 +286,8 @@ class LazyShardedDataset(Dataset[Any]):
         Those of the whole epoch, or what is left of it where a loaded state stands. ``rank_indices[n:]`` goes on after
         n more samples of this rank. Ask again for each epoch: the next one is a whole one.
         """
+        if self._length_given_up:
+            raise length_given_up(self.directory)
         return self._indices().lane_indices()
 
     @property
@@ -308,9 +378,13 @@ class LazyShardedDataset(Dataset[Any]):
         Raises:
             ValueError: a range is empty or negative, or of steps that are not known or trained already.
             RuntimeError: the data set is used already.
+            LengthUnknown, WaitTimeout: it is not known which unit "auto" stands for.
         """
         if self._spaces is not None:
             raise RuntimeError(f"{self.directory}: this data set is in use already, what to skip is said before")
+        if self._states.unit is None:
+            rank = self._rank or resolve_rank()
+            settle_unit(self._states, self._order, rank, self._reader, self._consumer, time.time())
         self._states.skip(samples, chunks, steps, lambda: self._rank or resolve_rank(), self._reader)
 
     def commit(
@@ -382,16 +456,8 @@ class LazyShardedDataset(Dataset[Any]):
             IndexError: outside the data set.
             WaitTimeout: it was not certain within `max_wait`.
         """
-        try:
-            if self._pid != os.getpid():
-                self._enter_process()
+        with self._reading():
             return self._indices().draw(operator.index(index), self._reader)
-        except LazyShardError as error:
-            if get_worker_info() is not None:
-                error.carry_fields()
-            raise
-        finally:
-            self._report()
 
     def in_epoch(self, index: int) -> bool:
         """Returns whether an index draws a sample of the epoch that was set last (0 at first).
@@ -413,9 +479,12 @@ class LazyShardedDataset(Dataset[Any]):
         The latter is exact if the stream had ended when first asked, else `max_total_samples` says it.
 
         Raises:
-            LengthUnknown: the stream was live and there is neither of the two.
+            LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
+            WaitTimeout: with `unit="auto"`, as the first use of the data set.
             ValueError: `num_samples` is less than one batch of every rank.
         """
+        if self._length_given_up:
+            raise length_given_up(self.directory)
         return self._indices().layout.size
 
     def __getitem__(self, index: int) -> Any:
@@ -426,6 +495,7 @@ class LazyShardedDataset(Dataset[Any]):
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
             BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
+            NothingKept: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:
             # numpy's and torch's small integers wrap where they are subtracted.
@@ -446,22 +516,10 @@ class LazyShardedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the samples of a batch. Raises as `__getitem__` does."""
         first, lines, epoch = self._lanes.ahead
-        if (
-            lines
-            and type(indices) is list
-            and indices
-            and type(start := indices[0]) is int
-            and self._plain
-            and epoch == self._numbers[EPOCH]
-        ):
-            place, step = start - first, self._step
-            if step != 1:
-                place = -1 if place % step else place // step
-            stop = place + len(indices)
-            if place >= 0 and stop <= len(lines) and indices == list(range(start, first + stop * step, step)):
-                rows = parse_lines(lines[place:stop])
-                if rows:
-                    return rows
+        if lines and (rows_of := self._lanes.rows_of) is not None and epoch == self._numbers[EPOCH]:
+            place = place_ahead(indices, first, self._step, len(lines))
+            if place >= 0 and (rows := rows_of(lines[place : place + len(indices)], None)):
+                return rows
         return self._fetch(list(map(operator.index, indices)))
 
     def _indices(self, epoch: int | None = None) -> IndexSpace:
@@ -500,20 +558,74 @@ class LazyShardedDataset(Dataset[Any]):
         finally:
             self._report()
 
+    def _end_of(self, drawn: int, position: int) -> tuple[int, int] | None:
+        """Returns the end of an epoch, waiting if it must; see `IndexSpace.end_of`."""
+        with self._reading():
+            return self._indices().end_of(drawn, position, self._reader)
+
+    def _epoch_at(self, drawn: int) -> int:
+        """Returns the epoch in which a run stands, waiting if it must; see `IndexSpace.epoch_at`."""
+        with self._reading():
+            return self._indices().epoch_at(drawn, self._reader)
+
+    def _read_samples(self, samples: Iterable[int]) -> list[Any]:
+        """Returns samples by their numbers, all of them published. Raises as `__getitem__` does."""
+        with self._reading():
+            return [self._lanes.read_sample(sample) for sample in samples]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            if self._pid != os.getpid():
+                self._enter_process()
+            yield
+        except LazyShardError as error:
+            if get_worker_info() is not None:
+                error.carry_fields()
+            raise
+        finally:
+            self._report()
+
+    def _lines_from(self, index: int, *, wait: bool) -> list[bytes]:
+        """Returns the checked line of an index, and those of the indices behind it that are read with it.
+
+        None at all where rows are not handed out as they are, or `wait` is false and it may not be published yet.
+
+        Raises: as `__getitem__`; a bad row is not substituted.
+        """
+        if self._pid != os.getpid():
+            self._enter_process()
+        if self._lanes.rows_of is None:
+            return []
+        epoch = self._numbers[EPOCH]
+        space = self._indices(epoch)
+        if not wait and not space.ready(index, self._reader):
+            return []
+        try:
+            return self._lanes.lines(space, index, epoch)
+        finally:
+            self._report()
+
     def _enter_process(self) -> None:
         self._indices()
         assert self._spaces is not None
-        self._spaces.enter(self._reader, get_worker_info())
+        worker = get_worker_info()
+        self._spaces.enter(self._reader, worker)
+        parts = self._spaces.at(self._numbers[EPOCH], self._reader).course.parts
+        self._samples.leave_out(Gaps(gap for part in parts for gap in part.skip))
+        if self._late and worker is not None and self._reader.stream_id is not None:
+            self._plain, self._lanes.rows_of = False, LateRows(self._reader)
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
             self._samples.forget_bad()
-            self._reported = (0, *self._reported[1:])
+            self._reported = (Met(0, 0, 0), *self._reported[1:])
         # Last, so that no other thread reads before the space is there.
         self._pid = os.getpid()
 
     def _report(self) -> None:
-        met = (self._samples.bad_samples, self._reader.chunks_opened, self._reader.waited_s)
+        met = (self._samples.met, self._reader.chunks_opened, self._reader.waited_s)
         if met != self._reported:
             before, self._reported = self._reported, met
             waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
-            self._shared.report(met[0] - before[0], met[1] - before[1], waited_ms)
+            bad, dropped, filled = (new - old for new, old in zip(met[0], before[0], strict=True))
+            self._shared.report(bad, met[1] - before[1], waited_ms, dropped, filled)

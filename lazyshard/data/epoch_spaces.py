@@ -6,12 +6,13 @@ import time
 
 from torch.utils.data._utils.worker import WorkerInfo
 
+from lazyshard.data.auto_unit import settle_unit
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.run_states import RunStates
+from lazyshard.data.worker_parent import parent_of_worker
 from lazyshard.storage import StreamReader
-from lazyshard.storage.watch import Parent
 
 __all__ = ["EpochSpaces"]
 
@@ -32,6 +33,7 @@ class EpochSpaces:
 
     Raises:
         LengthUnknown, ValueError: as `IndexSpace`.
+        WaitTimeout: which unit "auto" stands for was not certain in time.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class EpochSpaces:
         self._states = states
         self._since = time.time()
         self._told: set[str] = set()
+        settle_unit(states, order, rank, reader, consumer, self._since)
         known = order.known_total(reader.refresh())
         self._total = order.max_total_samples if known is None else known
         # One value that is only ever replaced, so that no thread meets the space of one epoch under another's number.
@@ -62,7 +65,7 @@ class EpochSpaces:
         reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
         # Newer releases of torch have workers that are threads: those end with their process.
         apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
-        reader.parent = Parent() if apart else None
+        reader.parent = parent_of_worker() if apart else None
         tells = self._consumer is not None and self.rank.dp_rank == 0
         reader.on_wait = self.repeat if tells else None
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+import numpy.typing as npt
+
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.reading_marks import ReadingMarks
@@ -66,12 +69,7 @@ class IndexSpace:
         known = order.known_total(published)
         block = order.block(self.course, total)
         if block is None:
-            raise LengthUnknown(
-                f"{reader.directory}: the stream is still being produced ({published.samples} samples so far), so the "
-                f"data set has no length yet; pass max_total_samples, the most samples that you want to train an epoch "
-                f"on, or num_samples, how many to train on however many epochs that takes",
-                directory=str(reader.directory),
-            )
+            raise length_unknown(reader)
         self.layout: Layout = make_layout(order.layout, rank.dp_size, block)
         self.step = 1 if order.layout == "block" else rank.dp_size
         self.wraps = known is None or block > self.course.epoch_length(known)
@@ -110,7 +108,10 @@ class IndexSpace:
             IndexError: outside the index space, or the stream has ended with less than one batch a rank.
             WaitTimeout: what decides it was not published in time.
         """
-        lane, position = self.layout.locate(index)
+        return self.draw_at(*self.layout.locate(index), reader)
+
+    def draw_at(self, lane: int, position: int, reader: StreamReader) -> Draw:
+        """Returns epoch and sample of a position. Raises as `draw` does."""
         return self.course.draw(lane, position, self._total(position, reader))
 
     def epoch_at(self, position: int, reader: StreamReader) -> int:
@@ -123,11 +124,48 @@ class IndexSpace:
             return self.course.epoch(self._total(0, reader))
         return self.course.draw(0, position - 1, self._total(position - 1, reader)).epoch
 
+    def end_of(self, drawn: int, position: int, reader: StreamReader) -> tuple[int, int] | None:
+        """Returns where the epoch ends in which a run stands that has drawn so many positions: position, and total.
+
+        Waits until it is certain whether the micro batch of `position`, not before `drawn`, belongs to that epoch; None
+        if it does and the end is still open.
+
+        Raises:
+            WaitTimeout: as `draw`.
+        """
+        total = self._total(position, reader)
+        return None if total is None else (self.course.epoch_stop(drawn, total), total)
+
     def run(self, lane: int, position: int, reader: StreamReader) -> Run:
         """Returns the neighbours of a position that draw consecutive samples. Raises as `draw` does."""
         run = self.course.run(lane, position, self._total(position, reader))
         # The course goes on for ever, the indices of a lane do not.
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
+
+    def window(self, lane: int, position: int, most: int, reader: StreamReader) -> npt.NDArray[np.int64]:
+        """Returns the samples of a position and of those behind it in the same window, waiting until they are certain.
+
+        Args:
+            lane: whose positions.
+            position: the first one.
+            most: how many at the most.
+            reader: the stream.
+
+        Returns:
+            int64, of one dimension, at least one sample.
+
+        Raises:
+            IndexError, WaitTimeout: as `draw`.
+        """
+        total = self._total(position, reader)
+        stop = min(self.course.window_stop(lane, position, total), position + most, self.layout.block)
+        return self.course.draws(lane, np.arange(position, stop), total)[1]
+
+    def ready(self, index: int, reader: StreamReader) -> bool:
+        """Returns whether a sample can be read without waiting, as far as is known without a look."""
+        position = self.layout.locate(index)[1]
+        seen = reader.seen
+        return position <= self._certain[0] or seen.ended or self.course.needed(position) <= seen.samples
 
     def _total(self, position: int, reader: StreamReader) -> int | None:
         certain, total = self._certain
@@ -173,7 +211,7 @@ class IndexSpace:
 
     def tell_batch(self, size: int, reader: StreamReader) -> None:
         """Warns of a batch that may reach into the next epoch."""
-        if self.wraps:
+        if self.wraps and not self.order.blended:
             self.tell(
                 "batch",
                 f"{reader.directory}: asked for a batch of {size}, batch_size is {self.order.batch_size}: where an "
@@ -188,3 +226,22 @@ class IndexSpace:
                 f"{reader.directory}: {published.samples} samples are published, but max_total_samples is {limit}: "
                 f"those past it are not drawn",
             )
+
+
+def length_given_up(what: object) -> LengthUnknown:
+    """Returns the error for a data set of which a stream draws, so that its own indices mean nothing to a loader."""
+    return LengthUnknown(
+        f"{what}: a LazyShardedStream draws from it, which ends by itself, so it has no length and no rank_indices of "
+        f"its own: give the stream to the loader, not the data set",
+        directory=str(what),
+    )
+
+
+def length_unknown(reader: StreamReader) -> LengthUnknown:
+    """Returns the error for a data set whose indices cannot be counted yet."""
+    return LengthUnknown(
+        f"{reader.directory}: the stream is still being produced ({reader.seen.samples} samples so far), so the data "
+        f"set has no length yet; pass max_total_samples, the most samples that you want to train an epoch on, or "
+        f"num_samples, how many to train on however many epochs that takes",
+        directory=str(reader.directory),
+    )

@@ -1,153 +1,279 @@
-"""`LazyShardedIterable`: what a rank draws, as an iterable that counts what it hands out."""
+"""`LazyShardedStream`: what a rank draws, as an iterable that ends by itself; `LazyShardedIterable`, with a length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.errors import LazyShardError, StateInvalid
+from lazyshard.data.lane_passes import passes_of
+from lazyshard.data.stream_states import HANDED_OUT, OVER, WORKER, WORKERS, check_ranks, of_worker, take_apart
+from lazyshard.errors import LazyShardError
+from lazyshard.plan import AtEnd
 
-__all__ = ["LazyShardedIterable"]
+__all__ = ["LazyShardedIterable", "LazyShardedStream"]
 
-_WORKER = "worker"
-_WORKERS = "workers"
-_HANDED_OUT = "handed_out"
+_D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 
 
-class LazyShardedIterable(IterableDataset[Any]):
+class LazyShardedStream(IterableDataset[Any], Generic[_D]):
     """The samples of one rank, in order, from where the run stands to the end of the epoch that is set.
 
-    For trainers that want an iterable, and as torchdata's `StatefulDataLoader` resumes it::
+    It needs no length: a pass over a live stream waits for what is still to come, and ends where the stream does, on
+    every rank after as many micro batches::
 
-        samples = LazyShardedIterable(LazyShardedDataset("stream", encode, batch_size=8))
-        loader = StatefulDataLoader(samples, batch_size=8, num_workers=2)
+        dataset = LazyShardedDataset("stream", encode, batch_size=8)
+        stream = LazyShardedStream(dataset, at_end="loop")
+        loader = DataLoader(stream, batch_size=8, num_workers=2)
 
     Workers take micro batches of the data set in turn, so a loader whose batches are as large gives the same order
-    whatever their number. With `num_samples` it goes on from epoch to epoch up to that number; without, it ends with
-    the epoch, also where a live stream turns out shorter than `max_total_samples`. Each pass begins where the run
-    stands in the epoch that is set: call `set_epoch` for the next one.
+    whatever their number. With `max_total_samples` a pass ends there at the latest; with `num_samples` it goes on from
+    epoch to epoch up to that number. Each pass begins where the run stands in the epoch that is set: call `set_epoch`
+    for the next one.
 
     Args:
-        dataset: what is drawn. Its state is the iterable's.
+        dataset: what is drawn: a data set that is not used yet, or a blend, which ends by its `stopping`. Its length is
+            given up: ask it for no `rank_indices`. Everything else of it may be used.
+        at_end: what becomes of the samples left over, fewer than dp_size * batch_size, which fill no micro batch of
+            every rank. "drop": they are not drawn. Otherwise every rank draws one more micro batch with all of them, in
+            which samples of the same epoch fill the missing places: "pad" the last ones before them, "loop" the first
+            ones of the epoch, of which a producer that deletes chunks may have none any more. `lazyshard.plan.ending`
+            shows which they are. For single streams without `num_samples`.
+
+    Raises:
+        ValueError: `at_end` is none of the three, or does not apply.
+        RuntimeError: the data set is used already.
+        TypeError: it is none of ours.
     """
 
-    def __init__(self, dataset: LazyShardedDataset) -> None:
-        self._dataset = dataset
+    _endless: bool = True
+
+    def __init__(self, dataset: _D, *, at_end: AtEnd = "drop") -> None:
+        self._passes = passes_of(dataset, at_end, endless=self._endless)
+        self._dataset: _D = dataset
+        self._at_end: AtEnd = at_end
         # Epoch and position at which its passes begin; None where the data set stands.
         self._start: tuple[int, int] | None = None
-        # Samples that this process, the main one or a worker, has handed out of this pass, which is over its epoch; and
-        # of the pass to come, as a worker's loaded state says.
-        self._handed_out = 0
-        self._pass_epoch = 0
+        # Of what epoch, and how many samples of the first micro batch are behind it already.
+        self._within = (0, 0)
+        # The epoch of which nothing is left, and how many samples its last micro batch had, which was completed.
+        self._over: tuple[int, int] | None = None
+        # Samples that are behind this process, the main one or a worker, in this pass, which is over its epoch; and in
+        # the pass to come, as a worker's loaded state says.
         self._behind = 0
+        self._pass_epoch = 0
+        self._loaded_behind: int | None = None
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
-    def dataset(self) -> LazyShardedDataset:
+    def dataset(self) -> _D:
         """What is drawn."""
         return self._dataset
 
+    @property
+    def at_end(self) -> AtEnd:
+        """What becomes of the samples left over."""
+        return self._at_end
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is set: 0 at first, that of the state once one is loaded."""
+        return self._dataset.epoch
+
+    @property
+    def consumed(self) -> int:
+        """What `state_dict` was given when the loaded state was saved; 0 without one, or once another epoch is set."""
+        return self._dataset.consumed + self._last_samples()
+
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch; see `LazyShardedDataset.set_epoch`."""
+        """Sets the epoch of the passes to come; see `LazyShardedDataset.set_epoch`."""
         self._dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins a pass, one at a time. Raises as `LazyShardedDataset` does."""
+        """Begins a pass, one at a time. Raises as the data set does."""
         worker = get_worker_info()
         self._workers_read[0] = worker is not None
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        behind, self._behind = self._behind, 0
-        self._handed_out, self._pass_epoch = behind, self._dataset.epoch
+        behind, self._loaded_behind = self._loaded_behind, None
+        if behind is None:
+            # All of what is behind a pass lies in its first micro batch.
+            behind = self._begun_within() if number == 0 else 0
+        self._behind, self._pass_epoch = behind, self.epoch
         return self._pass(number, workers, behind)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state behind what this pass has handed out, all ranks having handed out as much.
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
 
-        In a DataLoader worker, as `StatefulDataLoader` asks for it: that of the worker. Elsewhere it is a state as
-        `LazyShardedDataset.state_dict` returns it, from which any ranks and workers can go on.
+        Any ranks and workers go on from it. But one within a micro batch, where none was given, is only for as many
+        ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
+
+        Args:
+            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
+                epochs, since this one began. The micro batch that completes the epoch counts whole, with what is in it
+                once more. None for what this pass has handed out, in this process.
 
         Raises:
-            RuntimeError: workers hand the samples out, which this process cannot count.
+            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
+                or more than there are.
+            TypeError: it is no integer.
+            RuntimeError: None, but workers hand the samples out, which this process cannot count.
         """
-        worker = get_worker_info()
+        worker, start = get_worker_info(), self._position()
+        if consumed is not None:
+            return self._state_of(consumed)
         if worker is None and self._workers_read[0]:
             raise RuntimeError(
-                f"{self._dataset.directory}: DataLoader workers hand the samples out, and this process cannot see how "
-                f"many were trained; save `dataset.state_dict(consumed)`, or a StatefulDataLoader's own state"
+                f"{self._where}: DataLoader workers hand the samples out, and this process cannot see how "
+                f"many were trained; save `dataset.state_dict(consumed)`, or that of this iterable, or a "
+                f"StatefulDataLoader's own state"
             )
-        course, start = self._dataset._indices().course, self._position()
-        handed_out = self._handed_out if self._pass_epoch == self._dataset.epoch else 0
-        drawn = start if worker else start + handed_out
-        state = self._dataset.state_dict(course.consumed_before + course.dp * drawn)
-        if worker is None:
-            return state
-        return state | {_WORKER: worker.id, _WORKERS: worker.num_workers, _HANDED_OUT: handed_out}
+        ours = self._pass_epoch == self.epoch
+        if worker is not None:
+            state = self._dataset.state_dict(self._passes.consumed(start))
+            return state | {WORKER: worker.id, WORKERS: worker.num_workers, HANDED_OUT: self._behind if ours else 0}
+        return self._state_at(start + (self._behind if ours else self._begun_within()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on behind what was handed out: the next pass begins there.
+        """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
+
+        Args:
+            state: what `state_dict` returned, of this class or of the data set.
 
         Raises:
-            StateInvalid, VersionUnsupported, StateMismatch: as `LazyShardedDataset.load_state_dict`.
+            StateInvalid, VersionUnsupported, StateMismatch: as `load_state_dict` of the data set; or it stands within a
+                micro batch of other ranks.
             RuntimeError: the data set is used already, and the state is of another course; or a worker's state is
                 loaded elsewhere than in that worker.
         """
         worker = get_worker_info()
         if worker is not None:
             try:
-                self._load_in_worker(dict(state), (worker.id, worker.num_workers))
+                self._load_in_worker(state, (worker.id, worker.num_workers))
             except LazyShardError as error:
                 error.carry_fields()
                 raise
             return
-        self._start = self._dataset._go_on(state)
-        self._handed_out = 0
+        size = self._passes.batch_size()
+        given, within, last_samples = take_apart(state, size, self._where)
+        self._start = self._passes.go_on(given)
+        if within:
+            check_ranks(given, self._dataset.rank.dp_size, size, self._where)
+        self._over = (self.epoch, last_samples) if last_samples else None
+        self._within = (self.epoch, within)
+        self._behind = within
+        self._pass_epoch = self.epoch
         self._workers_read[0] = False
 
-    def _load_in_worker(self, state: dict[str, Any], here: tuple[int, int]) -> None:
-        there = state.pop(_WORKER, None), state.pop(_WORKERS, None)
-        behind = state.pop(_HANDED_OUT, None)
-        if there != here or type(behind) is not int or behind < 0:
-            raise StateInvalid(
-                f"{self._dataset.directory}: expected the state of DataLoader worker {here[0]} of {here[1]}, found "
-                f"that of {there[0]} of {there[1]}; with another number of workers go on from what "
-                f"`dataset.state_dict(consumed)` gave",
-                field=_WORKERS,
-                expected=str(here),
-                actual=str(there),
-            )
-        start = self._dataset._go_on(state)
-        assert start is not None  # a worker's data set is in use
-        if start != (self._dataset.epoch, self._position()):
-            raise RuntimeError(
-                f"{self._dataset.directory}: the state of worker {here[0]} is of epoch {start[0]} from position "
-                f"{start[1]} on, this loader is at epoch {self._dataset.epoch} from {self._position()} on: load the "
-                f"state that the data set began with, and set the epoch, before the loader's workers start"
-            )
-        self._behind = behind
+    def commit(
+        self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
+    ) -> bool:
+        """Commits how far the checkpoints are: as `commit` of the data set, `consumed` as for `state_dict`."""
+        state = self._state_of(consumed)
+        kept = [{name: value for name, value in one.items() if name not in (OVER, HANDED_OUT)} for one in keep]
+        return self._dataset.commit(state["consumed"], last_epoch=last_epoch, keep=kept, take_over=take_over)
+
+    @property
+    def _where(self) -> str:
+        return "the blend" if isinstance(self._dataset, BlendedDataset) else str(self._dataset.directory)
 
     def _pass(self, number: int, workers: int, behind: int) -> Iterator[Any]:
-        dataset = self._dataset
-        space, start = dataset._indices(), self._position()
-        indices, size = space.lane_indices(start), space.course.batch_size
-        # With num_samples it goes on with the next epoch.
-        epoch = space.epoch_at(start, dataset.reader) if space.wraps and space.order.num_samples is None else None
+        start, size = self._position(), self._passes.batch_size()
+        if self._last_samples():
+            return
         turn, within = divmod(behind, size)
-        for first in range((turn * workers + number) * size, len(indices), workers * size):
-            batch = indices[first + within : first + size]
-            within = 0
-            if not batch or (epoch is not None and dataset.draw(batch[0]).epoch != epoch):
-                return
-            for sample in dataset.__getitems__(list(batch)):
-                self._handed_out += 1
+        while samples := self._passes.samples(start, start + (turn * workers + number) * size, within):
+            for sample in samples:
+                self._behind += 1
                 yield sample
+            turn, within = turn + 1, 0
 
     def _position(self) -> int:
-        """Returns the position at which a pass over the epoch that is set begins."""
-        if self._start is not None and self._start[0] == self._dataset.epoch:
+        """Returns the position at which a pass over the epoch that is set begins, but for what is `_begun_within`."""
+        if self._start is not None and self._start[0] == self.epoch:
             return self._start[1]
-        return self._dataset._indices().course.current.draws
+        return self._passes.stands()
+
+    def _begun_within(self) -> int:
+        epoch, within = self._within
+        return within if epoch == self.epoch else 0
+
+    def _last_samples(self) -> int:
+        """Returns how many samples the completed micro batch had with which the epoch is over; 0 if it is not."""
+        return self._over[1] if self._over is not None and self._over[0] == self.epoch else 0
+
+    def _state_of(self, consumed: int) -> dict[str, Any]:
+        try:
+            count = operator.index(consumed)
+        except TypeError:
+            raise TypeError(f"consumed is a number of samples, an int, got {consumed!r}") from None
+        start = self._position()
+        if self._last_samples():
+            if count != self.consumed:
+                raise ValueError(f"consumed is {self.consumed} where this epoch is over, got {count}")
+            return self._state_at(start)
+        stop = self._passes.stop(start)
+        position, beside = self._passes.position(count)
+        if stop is None or position <= stop or beside:
+            return self._dataset.state_dict(count)
+        most = stop + (self._passes.batch_size() if self._passes.completes(start) else 0)
+        if position == most:
+            return self._state_at(position)
+        raise ValueError(
+            f"{self._where}: consumed is at most {self._passes.consumed(most)}, all that is drawn of this epoch, and "
+            f"counts whole micro batches of all ranks, got {count}"
+        )
+
+    def _state_at(self, position: int) -> dict[str, Any]:
+        """Returns the state once each rank has drawn so many positions."""
+        size = self._passes.batch_size()
+        whole = position // size * size
+        # What is dropped is not handed out, so there a place never lies behind the end.
+        if self._at_end != "drop" and (stop := self._passes.stop(self._position())) is not None:
+            whole = min(whole, stop)
+        state = self._dataset.state_dict(self._passes.consumed(whole))
+        if position - whole == size or self._last_samples():
+            return state | {OVER: self._last_samples() or self._dataset.rank.dp_size * size}
+        return state | {HANDED_OUT: position - whole} if position > whole else state
+
+    def _load_in_worker(self, state: Any, here: tuple[int, int]) -> None:
+        given, behind = of_worker(state, here, self._where)
+        start = self._passes.go_on(given)
+        assert start is not None  # a worker's data set is in use
+        if start != (self.epoch, self._position()):
+            raise RuntimeError(
+                f"{self._where}: the state of worker {here[0]} is of epoch {start[0]} from position "
+                f"{start[1]} on, this loader is at epoch {self.epoch} from {self._position()} on: load the "
+                f"state that the data set began with, and set the epoch, before the loader's workers start"
+            )
+        self._loaded_behind = behind
+
+
+class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):
+    """A `LazyShardedStream` over a data set of a known length, which keeps that length and its indices.
+
+    ::
+
+        samples = LazyShardedIterable(LazyShardedDataset("stream", encode, batch_size=8))
+        loader = StatefulDataLoader(samples, batch_size=8, num_workers=2)
+
+    A live stream needs `max_total_samples` or `num_samples` then, and the samples left over at the end are dropped.
+
+    Args:
+        dataset: what is drawn; it may be in use already. Its state is the iterable's.
+
+    Raises:
+        TypeError: it is none, or a blend, for which there is `LazyShardedStream`.
+    """
+
+    _endless = False
+
+    def __init__(self, dataset: LazyShardedDataset) -> None:
+        if isinstance(dataset, BlendedDataset):
+            raise TypeError("a LazyShardedIterable takes a LazyShardedDataset; a blend goes into a LazyShardedStream")
+        super().__init__(dataset)

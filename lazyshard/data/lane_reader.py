@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.data.samples import SampleMaker
+from lazyshard.data.window_reader import Located, WindowReader
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid
 from lazyshard.plan import Draw, Run
 from lazyshard.storage import StreamReader
+from lazyshard.storage.chunk import parse_lines
 
-__all__ = ["LaneReader", "consecutive"]
+__all__ = ["LaneReader", "consecutive", "parsed_rows", "place_ahead"]
+
+_Samples = range | npt.NDArray[np.int64]
+
+RowsOf = Callable[[list[bytes], Sequence[int] | npt.NDArray[np.int64] | None], list[Any]]
 
 _NOTHING: Final[tuple[int, list[bytes], int]] = (0, [], 0)
 
@@ -21,21 +32,26 @@ class LaneReader:
     Args:
         reader: the stream.
         samples: makes samples of rows.
-        plain: rows are samples as they are.
+        rows_of: makes rows of checked lines, and nothing if it cannot, where rows are samples as they are; it is told
+            whose lines they are, if that is known. None where rows are parsed and encoded.
 
     Attributes:
+        rows_of: the same.
         ahead: what was read ahead: index of the first line, lines of it and of the indices that follow it, epoch. One
             value that is only ever replaced, so that threads which share the data set never see the lines of one place
             with the index of another.
     """
 
-    def __init__(self, reader: StreamReader, samples: SampleMaker, plain: bool) -> None:
+    def __init__(self, reader: StreamReader, samples: SampleMaker, rows_of: RowsOf | None) -> None:
         self.ahead = _NOTHING
         self._reader = reader
+        self._windows = WindowReader(reader)
         self._samples = samples
-        self._plain = plain
+        self.rows_of = rows_of
         # The run that was located last: lane, epoch and run.
         self._run: tuple[int, int, Run] | None = None
+        # Lane, epoch and position that were read last.
+        self._last = (0, 0, -1)
 
     def read(self, space: IndexSpace, index: int, count: int, epoch: int) -> list[Any]:
         """Returns the samples of the first of `count` consecutive indices: at least one of them.
@@ -52,20 +68,88 @@ class LaneReader:
                 raise
             raise _drawn_again(error, drawn) from error
 
+    def lines(self, space: IndexSpace, index: int, epoch: int) -> list[bytes]:
+        """Returns the checked line of an index, and those of the indices behind it that are read with it.
+
+        Raises:
+            ChunkCorrupt, RowInvalid: the line is bad.
+            IndexError, LazyShardError: as `read`.
+        """
+        ahead = self._lines_ahead(index, sys.maxsize, epoch, space.step)
+        if ahead:
+            return ahead
+        lane, position = space.layout.locate(index)
+        samples, located = self._find(space, lane, position, 1, epoch)
+        return self._load(index, 1, epoch, samples, located)
+
     def _read(self, space: IndexSpace, index: int, count: int, epoch: int) -> list[Any]:
-        sample, stop = self._locate(space, index, epoch)
+        lane, position = space.layout.locate(index)
+        if lane != space.rank.dp_rank:
+            space.tell_lane(index, lane, self._reader)
+        samples, located = self._find(space, lane, position, count, epoch)
+        count = min(count, len(samples))
         try:
             lines = self._lines_ahead(index, count, epoch, space.step)
             if not lines:
-                # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
-                self.ahead = _NOTHING
-                ahead = self._reader.lines_published(sample, stop, count)
-                self.ahead = (index, ahead, epoch)
-                lines = ahead[:count]
-            rows = self._reader.parse(lines, sample)
+                lines = self._load(index, count, epoch, samples, located)[:count]
+            rows = self._rows(lines, samples)
         except (ChunkCorrupt, RowInvalid) as cause:
-            return [self._samples.substitute(sample, cause)]
-        return rows if self._plain else [self._samples.make(sample + i, row) for i, row in enumerate(rows)]
+            return [self._samples.substitute(int(samples[0]), cause)]
+        return self._made(rows, samples)
+
+    def read_sample(self, sample: int) -> Any:
+        """Returns a sample that is published, by its number.
+
+        Raises:
+            ChunkRetired: the chunk was deleted.
+            LazyShardError: as `LazyShardedDataset.__getitem__`.
+        """
+        samples = range(sample, sample + 1)
+        try:
+            rows = self._rows(self._reader.lines_published(sample, sample + 1), samples)
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return self._samples.substitute(sample, cause)
+        return self._made(rows, samples)[0]
+
+    def _rows(self, lines: list[bytes], samples: _Samples) -> list[Any]:
+        return (self.rows_of or parsed_rows)(lines, samples) or self._parse(lines, samples)
+
+    def _made(self, rows: list[Any], samples: _Samples) -> list[Any]:
+        if self.rows_of is not None:
+            return rows
+        return [self._samples.make(int(sample), row) for sample, row in zip(samples, rows, strict=False)]
+
+    def _find(
+        self, space: IndexSpace, lane: int, position: int, count: int, epoch: int
+    ) -> tuple[_Samples, Located | None]:
+        """Returns the samples that a position and the following ones draw, and where they lie in a window."""
+        if not space.course.rules.window:
+            return self._locate(space, lane, position, count, epoch), None
+        located = self._windows.locate(space, lane, position, count, epoch)
+        return located.samples, located
+
+    def _load(self, index: int, count: int, epoch: int, samples: _Samples, located: Located | None) -> list[bytes]:
+        """Reads the lines of an index and of those behind it, and keeps them; returns all of them."""
+        # The old lines are freed first, so that the new ones land where the CPU's caches are warm.
+        self.ahead = _NOTHING
+        if located is None:
+            lines = self._reader.lines_published(int(samples[0]), int(samples[-1]) + 1, count)
+        else:
+            lines = self._windows.lines(located, count)
+        self.ahead = (index, lines, epoch)
+        return lines
+
+    def _parse(self, lines: list[bytes], samples: _Samples) -> list[dict[str, Any]]:
+        """Parses lines one by one up to the first that is not a JSON object; raises RowInvalid if that is the first."""
+        rows: list[dict[str, Any]] = []
+        for line, sample in zip(lines, samples, strict=False):
+            try:
+                rows += self._reader.parse([line], int(sample))
+            except RowInvalid:
+                if not rows:
+                    raise
+                break
+        return rows
 
     def _lines_ahead(self, index: int, count: int, epoch: int, step: int) -> list[bytes]:
         """Returns the lines of the first of `count` consecutive indices that were read ahead."""
@@ -73,19 +157,44 @@ class LaneReader:
         place, beside = divmod(index - first, step)
         return lines[place : place + count] if epoch == ahead_epoch and place >= 0 and not beside else []
 
-    def _locate(self, space: IndexSpace, index: int, epoch: int) -> tuple[int, int]:
-        """Returns the sample of an index, and the end of the samples that the following indices draw in turn."""
-        lane, position = space.layout.locate(index)
-        if lane != space.rank.dp_rank:
-            space.tell_lane(index, lane, self._reader)
-        if space.course.rules.window:
-            sample = space.draw(index, self._reader).sample
-            return sample, sample + 1
-        known = self._run
+    def _locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> range:
+        """Returns the samples that a position and the following ones draw in turn.
+
+        Of a single position that is far from the one before only itself: to find the others costs as much again.
+        """
+        known, last = self._run, self._last
+        self._last = lane, epoch, position
         if known is None or known[:2] != (lane, epoch) or not known[2].first <= position < known[2].stop:
+            near = last[:2] == (lane, epoch) and 0 < position - last[2] <= space.course.rules.unit
+            if count == 1 and not near:
+                sample = space.draw_at(lane, position, self._reader).sample
+                return range(sample, sample + 1)
             known = self._run = (lane, epoch, space.run(lane, position, self._reader))
         run = known[2]
-        return run.sample + position - run.first, run.sample + run.stop - run.first
+        return range(run.sample + position - run.first, run.sample + run.stop - run.first)
+
+
+def parsed_rows(lines: list[bytes], samples: Sequence[int] | npt.NDArray[np.int64] | None) -> list[dict[str, Any]]:
+    """Parses lines; returns nothing if one of them is not a JSON object."""
+    return parse_lines(lines)
+
+
+def place_ahead(indices: Any, first: int, step: int, count: int) -> int:
+    """Returns the place of a batch among lines that were read ahead; -1 if not all of it is there, in their order.
+
+    Args:
+        indices: of the batch; anything but a list of ints is not there.
+        first: index of the first line.
+        step: how far apart the lines' indices are.
+        count: how many lines there are.
+    """
+    if type(indices) is not list or not indices or type(start := indices[0]) is not int:
+        return -1
+    place, beside = divmod(start - first, step)
+    size = len(indices)
+    if beside or place < 0 or place + size > count or indices != list(range(start, start + size * step, step)):
+        return -1
+    return place
 
 
 def consecutive(indices: list[int], start: int, step: int) -> tuple[int, int]:

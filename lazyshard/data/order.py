@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
 
-from lazyshard.plan import Course, Part, Rules
+from lazyshard.plan import Course, Part, Rules, auto_unit, named_unit, window_positions
 from lazyshard.storage import Published
 
-__all__ = ["LayoutName", "Order", "UnitName"]
+__all__ = ["ENDLESS", "LayoutName", "Order", "UnitName"]
 
 LayoutName = Literal["block", "strided"]
-UnitName = Literal["chunk", "sample", "batch"]
+UnitName = Literal["chunk", "sample", "batch", "auto"]
+
+ENDLESS: Final = 1 << 60
+"""Samples of a stream that goes on from epoch to epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +24,15 @@ class Order:
 
     Attributes:
         batch_size: samples of one rank in a micro batch.
-        unit: what is dealt to the ranks in turn: "chunk", "sample", "batch", or a number of samples.
+        unit: what is dealt to the ranks in turn: "chunk", "sample", "batch", "auto", or a number of samples.
         layout: "block" (rank r has the indices [r * B, (r + 1) * B)) or "strided" (r, r + dp_size, ...).
         shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
         seed: of the shuffle.
         max_total_samples: the stream is taken to end there at the latest; None for no bound.
         num_samples: samples over all ranks, however long an epoch is; None for those of one epoch.
         micro_batches_per_step: micro batches of one rank in an optimiser step; None where it is not known.
+        blended: whether a blend draws, in batches that mix streams and epochs.
+        unit_batch: samples of the "batch" that is dealt in turn, where that is not `batch_size`.
     """
 
     batch_size: int
@@ -38,13 +43,14 @@ class Order:
     max_total_samples: int | None
     num_samples: int | None = None
     micro_batches_per_step: int | None = None
+    blended: bool = False
+    unit_batch: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         if self.layout not in get_args(LayoutName):
             raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {self.layout!r}")
-        if self.unit not in get_args(UnitName) and (type(self.unit) is not int or self.unit < 1):
-            raise ValueError(f"unit is one of {', '.join(get_args(UnitName))} or a number from 1, got {self.unit!r}")
+        named_unit(self.unit, 1, 1)
         if type(self.shuffle_window) is not int or self.shuffle_window < 0:
             raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
         limit = self.max_total_samples
@@ -59,20 +65,41 @@ class Order:
             raise ValueError(f"micro_batches_per_step is an integer from 1, got {steps!r}")
         # The plan's own checks, before a stream is waited for.
         Part(1, self.batch_size)
-        self.rules(1)
+        self.rules(1, 1)
+
+    def without_end(self) -> Order:
+        """Returns the same settings for as many indices as are asked for, where the number is not given."""
+        return self if self.num_samples is not None else replace(self, num_samples=ENDLESS)
+
+    def in_blend(self) -> Order:
+        """Returns the settings of one stream of a blend: draws one by one, without an end, in the same order."""
+        return replace(
+            self,
+            batch_size=1,
+            unit_batch=self.batch_size,
+            layout="strided",
+            num_samples=ENDLESS,
+            micro_batches_per_step=None,
+            blended=True,
+        )
 
     @property
     def draws_per_step(self) -> int:
         """Positions of each rank in an optimiser step; 0 where it is not known."""
         return self.batch_size * (self.micro_batches_per_step or 0)
 
-    def rules(self, samples_per_chunk: int) -> Rules:
-        """Returns how a stream with so many samples in a chunk is dealt and shuffled."""
-        units = {"chunk": samples_per_chunk, "sample": 1, "batch": self.batch_size}
-        unit = self.unit if isinstance(self.unit, int) else units[self.unit]
-        # A window is made of whole units, so that it is known to be published when its stripes are.
-        window = -(-self.shuffle_window * samples_per_chunk // unit) * unit
-        return Rules(unit, window, self.seed)
+    def unit_samples(self, samples_per_chunk: int) -> int | None:
+        """Returns how many samples are dealt in a row; None for "auto"."""
+        return named_unit(self.unit, samples_per_chunk, self.unit_batch or self.batch_size)
+
+    def auto_unit(self, samples_per_chunk: int, dp: int, published: Published) -> int | None:
+        """Returns the same for "auto", from what is known of the stream; None as long as that is open."""
+        size = self.unit_batch or self.batch_size
+        return auto_unit(dp, samples_per_chunk, size, published.samples, published.ended, self.max_total_samples)
+
+    def rules(self, samples_per_chunk: int, unit: int) -> Rules:
+        """Returns how a stream with so many samples in a chunk is dealt and shuffled, so many samples in a row."""
+        return Rules(unit, window_positions(self.shuffle_window, samples_per_chunk, unit), self.seed)
 
     def known_total(self, published: Published) -> int | None:
         """Returns how many samples there are to draw, None as long as that is open."""
@@ -99,10 +126,4 @@ class Order:
                     f"{self.num_samples}"
                 )
             return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
-        if total is None:
-            return None
-        length, drawn = course.epoch_length(total), course.current.draws
-        if drawn > length:
-            full = course.full_epoch_length(total)
-            length += -(-(drawn - length) // full) * full if full else 0
-        return length
+        return None if total is None else course.epoch_stop(course.current.draws, total)

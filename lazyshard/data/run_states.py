@@ -10,9 +10,11 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from lazyshard.data.foreign_values import mistaken_for_state
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.state_checks import check_data
+from lazyshard.data.stream_states import only_of_a_stream
 from lazyshard.errors import StateInvalid
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import Gaps
@@ -44,18 +46,29 @@ class RunStates:
     def __init__(self, order: Order, reader: StreamReader) -> None:
         self._order = order
         self._where = str(reader.directory)
-        rules = order.rules(reader.samples_per_chunk)
-        self._anew = RunState(
-            stream_id=reader.stream_id,
-            samples_per_chunk=reader.samples_per_chunk,
-            unit=rules.unit,
-            window=rules.window,
-            seed=rules.seed,
-            max_total_samples=order.max_total_samples,
-            parts=(PartState(1, order.batch_size),),
-            consumed=0,
-        )
+        self._stream_id = reader.stream_id
+        self._samples_per_chunk = reader.samples_per_chunk
+        # None for "auto", until it is settled.
+        self._unit = order.unit_samples(reader.samples_per_chunk)
         self._loaded: RunState | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the run goes on from somewhere, or leaves something out."""
+        return self._loaded is not None
+
+    @property
+    def unit(self) -> int | None:
+        """Samples that are dealt in a row; None as long as "auto" is open. A run goes on with that which it began with.
+
+        Fixed once it is settled; a state that is loaded before then brings its own.
+        """
+        return self._loaded.unit if self._unit is None and self._loaded is not None else self._unit
+
+    def settle(self, unit: int) -> None:
+        """Settles what "auto" stands for."""
+        if self._unit is None:
+            self._unit = unit
 
     def read(self, value: object) -> RunState:
         """Returns what `state_dict` gave, if it belongs to this stream and these settings.
@@ -65,15 +78,12 @@ class RunStates:
             StateMismatch: it is of another stream or of other settings.
         """
         where = f"{self._where}: the state to go on from"
-        if isinstance(value, dict) and "worker" in value:
-            raise StateInvalid(
-                f"{where}: it is that of one DataLoader worker of a LazyShardedIterable, which only the same "
-                f"number of workers can go on from; save `dataset.state_dict(consumed)` too: any ranks and workers can "
-                f"go on from that",
-                field="worker",
-            )
+        if (reason := only_of_a_stream(value)) is not None:
+            raise StateInvalid(f"{where}: {reason}")
+        if (mistaken := mistaken_for_state(value)) is not None:
+            raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of a run")
         state = RunState.from_dict(value, where)
-        check_fits(state, self._anew, self._where)
+        check_fits(state, self._anew(self._unit or state.unit), self._where)
         return state
 
     def load(self, value: object, reader: StreamReader, settled: int | None, anywhere: bool) -> tuple[int, int]:
@@ -111,7 +121,7 @@ class RunStates:
         self, samples: Ranges, chunks: Ranges, steps: Ranges, rank: Callable[[], Rank], reader: StreamReader
     ) -> None:
         """Leaves samples out from here on; see `LazyShardedDataset.skip`."""
-        size = self._anew.samples_per_chunk
+        size = self._samples_per_chunk
         out = _ranges("samples", samples)
         out += [(start * size, stop * size) for start, stop in _ranges("chunks", chunks)]
         state, wanted = self._loaded, sorted(_ranges("steps", steps))
@@ -140,7 +150,9 @@ class RunStates:
         skip = () if loaded is None else _gaps(loaded).ranges
         # No number for the first epoch, so that a run which sets it is no other than one which does not.
         begin = PartState(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
-        return replace(self._anew, parts=(begin,))
+        unit = self.unit
+        assert unit is not None, "settled before a run is begun"
+        return replace(self._anew(unit), parts=(begin,))
 
     def after(self, consumed: int | None, epoch: int, dp: int) -> RunState:
         """Returns the state after so many samples, None for that with which the epoch began or was gone on with.
@@ -173,6 +185,20 @@ class RunStates:
         """Returns how many samples were trained in the loaded state, if it is of that epoch; else 0."""
         loaded = self._loaded
         return loaded.consumed if loaded is not None and epoch == epoch_of(loaded) else 0
+
+    def _anew(self, unit: int) -> RunState:
+        """Returns the state of a run that begins, with one rank."""
+        rules = self._order.rules(self._samples_per_chunk, unit)
+        return RunState(
+            stream_id=self._stream_id,
+            samples_per_chunk=self._samples_per_chunk,
+            unit=rules.unit,
+            window=rules.window,
+            seed=rules.seed,
+            max_total_samples=self._order.max_total_samples,
+            parts=(PartState(1, self._order.batch_size),),
+            consumed=0,
+        )
 
     def _resumed(self, state: RunState, dp: int) -> RunState:
         return resumed(state, dp, self._order.batch_size, draws_per_step=self._order.draws_per_step)

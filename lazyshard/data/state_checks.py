@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,8 @@ __all__ = ["check_data", "first_lost", "standing"]
 _DRAWS_AT_ONCE = 1 << 20
 """Draws that are looked at together: 16 MB."""
 
+_MOST_RANKS: Final = 1 << 20
+
 
 def check_data(state: RunState, order: Order, reader: StreamReader) -> None:
     """Refuses a state that has drawn more than the stream holds, or goes on with chunks that are deleted.
@@ -29,9 +32,12 @@ def check_data(state: RunState, order: Order, reader: StreamReader) -> None:
         StateMismatch: naming the chunk, or the numbers, and the way out.
     """
     where, total = str(reader.directory), order.known_total(reader.refresh())
+    _check_ranks(state, where)
     course = course_of(state)
     if total is not None:
         _check_length(state, course, order, total, where)
+    elif order.max_total_samples is not None:
+        _check_limit(course, order.max_total_samples, where)
     # The newest chunk is never deleted, so a directory that another program fills has none to look for.
     retired = 0 if reader.stream_id is None else read_retired(reader.directory, reader.stream_id)
     if not retired:
@@ -104,6 +110,35 @@ def _check_length(state: RunState, course: Course, order: Order, total: int, whe
         raise _too_short(drawn, total, where) from cause
     if one_epoch and drawn > total:
         raise _too_short(drawn, total, where)
+
+
+def _check_ranks(state: RunState, where: str) -> None:
+    """Refuses more ranks than there are: what is looked at below takes time and memory by their number."""
+    most = max(part.dp for part in state.parts)
+    if most > _MOST_RANKS:
+        raise StateMismatch(
+            f"{where}: the state is of a run with {most} ranks, more than any job has ({_MOST_RANKS}): it is damaged, "
+            f"go on from another checkpoint",
+            directory=where,
+            field="dp",
+            expected=f"at most {_MOST_RANKS}",
+            actual=str(most),
+        )
+
+
+def _check_limit(course: Course, limit: int, where: str) -> None:
+    """Refuses a course that no stream of so many samples has, however it goes on: the length counts with the limit."""
+    try:
+        standing(course, limit)
+    except ValueError as cause:
+        raise StateMismatch(
+            f"{where}: {cause} at the most (max_total_samples), fewer than a batch of all its ranks: the state is "
+            f"damaged, or of another run",
+            directory=where,
+            field="max_total_samples",
+            expected="at least a batch of all ranks",
+            actual=str(limit),
+        ) from cause
 
 
 def _too_short(drawn: int, total: int, where: str) -> StateMismatch:

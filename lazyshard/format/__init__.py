@@ -3,7 +3,7 @@
 - `names`: file names; `fields`: how JSON of other people's making is read
 - `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
-- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors
+- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.

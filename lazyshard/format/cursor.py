@@ -30,11 +30,14 @@ CURSOR_SUFFIX: Final = ".json"
 MAX_OWNER: Final = 400
 """Characters of an owner: a token and the name of a machine."""
 
-NOT_IN_OWNERS: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""What a message must not show as it is, or JSON cannot hold."""
+_UNSEEN: Final = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
+"""Control characters, those of 8 bits included: what a message must not show as it is; and lone surrogates, which JSON
+cannot hold."""
+
+NOT_IN_OWNERS: Final = re.compile(f"[{_UNSEEN}]")
 
 _OWNER_EXPECTED: Final = f"text of at most {MAX_OWNER} characters without control characters and lone surrogates"
-_NOT_IN_NAMES: Final = re.compile(r"[/\x00-\x1f\x7f\ud800-\udfff]")
+_NOT_IN_NAMES: Final = re.compile(f"[/{_UNSEEN}]")
 
 
 @dataclass(frozen=True, slots=True)

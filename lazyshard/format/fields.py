@@ -16,6 +16,7 @@ import orjson
 import pybase64
 
 from lazyshard.errors import FormatInvalid, VersionUnsupported
+from lazyshard.format.stream_id import is_stream_id
 
 FORMAT: Final = 1
 """The only stream format there is; every file of a stream carries it."""
@@ -97,6 +98,13 @@ class Fields:
             raise self.refuse(field, f"one of {', '.join(choices)}" if choices else "a string", self._found(field))
         return value
 
+    def stream_id(self, field: str) -> str:
+        """Returns the identity of a stream."""
+        value = self.text(field)
+        if not is_stream_id(value):
+            raise self.refuse(field, "32 hexadecimal digits", self._found(field))
+        return value
+
     def boolean(self, field: str) -> bool:
         """Returns true or false."""
         value = self.values.get(field)
@@ -126,6 +134,20 @@ class Fields:
 
     def _found(self, field: str) -> str:
         return _shown(self.values[field]) if field in self.values else "no such field"
+
+
+def printable(text: str) -> str:
+    r"""Returns a text that somebody else wrote as it can be shown on a terminal or in a log.
+
+    Everything that is no character to be seen is escaped, line ends included, so that nobody moves a cursor by it or
+    feigns a line.
+
+    >>> printable("a\x1b[2J\n"), printable("Zürich 1")
+    ('a\\x1b[2J\\n', 'Zürich 1')
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def pack(numbers: npt.ArrayLike, dtype: str) -> str:

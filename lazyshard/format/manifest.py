@@ -54,11 +54,8 @@ class Manifest:
             VersionUnsupported: a later format.
         """
         fields = Fields(data, file, ManifestInvalid)
-        stream_id = fields.text("stream_id")
-        if len(stream_id) != 32 or not set(stream_id) <= set("0123456789abcdef"):
-            raise fields.refuse("stream_id", "32 hexadecimal digits", repr(stream_id))
         return cls(
-            stream_id=stream_id,
+            stream_id=fields.stream_id("stream_id"),
             samples_per_chunk=fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
             created_at=fields.number("created_at"),
         )

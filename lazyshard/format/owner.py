@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lazyshard.errors import OwnerInvalid
-from lazyshard.format.fields import FORMAT, Fields, encode
+from lazyshard.format.fields import FORMAT, Fields, encode, printable
 from lazyshard.format.names import OWNER
 
 
@@ -38,7 +38,7 @@ class Owner:
 
     def __str__(self) -> str:
         """Names the holder for a message."""
-        return f"process {self.pid} on {self.host}"
+        return f"process {self.pid} on {printable(self.host)}"
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""

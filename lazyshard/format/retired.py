@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from lazyshard.errors import RetiredInvalid
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, encode
 from lazyshard.format.names import RETIRED
-from lazyshard.format.stream_id import is_stream_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,8 @@ class Retired:
             VersionUnsupported: a later format.
         """
         fields = Fields(data, file, RetiredInvalid)
-        stream_id = fields.text("stream_id")
-        if not is_stream_id(stream_id):
-            raise fields.refuse("stream_id", "32 hexadecimal digits", repr(stream_id))
         return cls(
-            stream_id=stream_id,
+            stream_id=fields.stream_id("stream_id"),
             chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),
             updated_at=fields.number("updated_at"),
         )

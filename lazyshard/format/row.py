@@ -26,6 +26,14 @@ _NON_FINITE: Final = re.compile(rb"-?(?:NaN|nan|Inf|inf)")
 
 _BOM: Final = b"\xef\xbb\xbf"
 
+_WORDS: Final = {
+    "no low surrogate in string": r"half of a surrogate pair (\ud800 to \udfff alone), which is no character",
+    "number is infinity when parsed as double": "a number that does not fit into 64 bits; write it as a string",
+    "depth limit exceeded": "nested more than 1,024 levels deep",
+    "unexpected content after document": "something behind the object; expected one object on one line",
+}
+"""What orjson says, and what it means to someone who has to mend a file. Other releases may say it otherwise."""
+
 
 def parse_row(line: bytes | memoryview) -> dict[str, Any]:
     """Returns the object in a line, with or without its line end.
@@ -87,7 +95,9 @@ def encode_row(row: object) -> bytes:
     try:
         line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
     except (orjson.JSONEncodeError, RecursionError) as cause:
-        raise _invalid(f"cannot be written as JSON: {cause}", None) from None
+        # orjson's limit is one of its own, which is not Python's.
+        reason = str(cause).replace("Recursion limit reached", "nested more than 254 levels deep")
+        raise _invalid(f"cannot be written as JSON: {reason}", None) from None
     if b"null" in line and _has_non_finite(row):
         raise _invalid("NaN and infinities are not JSON", None)
     return line
@@ -115,7 +125,7 @@ def refuse_row(line: bytes, cause: orjson.JSONDecodeError) -> RowInvalid:
     before = line[:byte]
     if b"\r" in before[len(before.rstrip(b" \t\r")) :]:
         return _invalid("carriage returns as line ends: expected newlines; convert it with `tr '\\r' '\\n'`", byte)
-    return _invalid(cause.msg, byte)
+    return _invalid(_WORDS.get(cause.msg, cause.msg), byte)
 
 
 def _invalid(reason: str, byte: int | None) -> RowInvalid:

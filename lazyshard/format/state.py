@@ -21,7 +21,7 @@ import orjson
 from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.fields import MAX_SAMPLES, encode
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.format.state_fields import check_integer, check_ranges, inside, members, refused, tuples
+from lazyshard.format.state_fields import check_integer, check_ranges, check_version, inside, members, refused, tuples
 from lazyshard.format.stream_id import is_stream_id
 
 STATE_FORMAT: Final = 1
@@ -187,17 +187,7 @@ class RunState:
 
     @classmethod
     def _read(cls, value: Any) -> RunState:
-        # First: of a later format nothing else may be as it is known here.
-        version = members(value, ("format",))["format"]
-        check_integer("format", version, 1, 2**31)
-        if version > STATE_FORMAT:
-            raise VersionUnsupported(
-                f"the state of a run in format {version}, this release of lazyshard reads format {STATE_FORMAT}; "
-                f"install a newer lazyshard",
-                field="format",
-                expected=str(STATE_FORMAT),
-                actual=str(version),
-            )
+        check_version(value, STATE_FORMAT, "the state of a run")
         found = members(value, cls.__slots__)
         if not isinstance(found["parts"], (list, tuple)):
             raise refused("parts", "a list", found["parts"])

@@ -34,6 +34,25 @@ def check_ranges(field: str, ranges: Any) -> None:
         stop_before = stop
 
 
+def check_version(value: Any, known: int, what: str) -> None:
+    """Refuses what is of a later format; to be called first, as nothing else of that may be as it is known here.
+
+    Args:
+        value: an object with a field `format`.
+        known: the format that is read here, and all before it.
+        what: it is.
+    """
+    version = members(value, ("format",))["format"]
+    check_integer("format", version, 1, 2**31)
+    if version > known:
+        raise VersionUnsupported(
+            f"{what} in format {version}, this release of lazyshard reads format {known}; install a newer lazyshard",
+            field="format",
+            expected=str(known),
+            actual=str(version),
+        )
+
+
 def members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Returns the fields of an object, all of which must be there: one that is lost must not become its default."""
     if not isinstance(value, dict):

@@ -14,26 +14,38 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `shuffle`: the permutations, defined by arithmetic so that any language can compute them again.
 - `lane`: the composition (`Plan`): epochs, windows, and when a position may be drawn from a stream that still grows.
 - `windows`: positions shuffled inside windows; `gaps`: samples that are left out.
-- `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history.
-- `steps`: positions and the steps of a trainer; `blend`: whose turn it is among several streams.
-- `layout`: data set index to lane and position, and back.
+- `shuffle_distance`: how far a window moves neighbours apart, and the window for a distance; `shuffle_measured`: how
+  far apart they are in what is really drawn.
+- `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history;
+  `carried`: what one segment takes over from the one before.
+- `ending`: what is left over at the end of an epoch, and the batch that is completed with it.
+- `steps`: positions and the steps of a trainer; `blend`: whose turn it is among several streams;
+  `blend_table`, `blend_course`: the same for any position at once, and with weights that change.
+- `layout`: data set index to lane and position, and back; `unit`: how many samples a lane is dealt in a row.
 """
 
 from __future__ import annotations
 
-from lazyshard.plan.course import Course, Part, Place
+from lazyshard.plan.course import Course, Place
 from lazyshard.plan.deal import Deal
+from lazyshard.plan.ending import AtEnd, Ending
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Draw, Plan, Run
 from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
+from lazyshard.plan.part import Part
 from lazyshard.plan.segment import Rules
 from lazyshard.plan.shuffle import mix64, permutation
+from lazyshard.plan.shuffle_distance import window_for_distance
+from lazyshard.plan.unit import UNIT_NAMES, auto_unit, named_unit, window_positions
 
 __all__ = [
+    "UNIT_NAMES",
+    "AtEnd",
     "BlockLayout",
     "Course",
     "Deal",
     "Draw",
+    "Ending",
     "Gaps",
     "Layout",
     "Part",
@@ -42,7 +54,11 @@ __all__ = [
     "Rules",
     "Run",
     "StridedLayout",
+    "auto_unit",
     "make_layout",
     "mix64",
+    "named_unit",
     "permutation",
+    "window_for_distance",
+    "window_positions",
 ]

@@ -22,54 +22,22 @@ is dealt to the next lanes, and may be too little again. So it makes no differen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import check_field, int64_array, outside
-from lazyshard.plan.deal import Deal
+from lazyshard.plan._bounds import int64_array, outside
 from lazyshard.plan.gaps import Gaps
-from lazyshard.plan.lane import Draw, Plan, Run
+from lazyshard.plan.lane import Draw, Run
+from lazyshard.plan.part import OPEN, Begin, Part, begins
 from lazyshard.plan.segment import Rules, Segment
 
-__all__ = ["Course", "Part", "Place"]
+__all__ = ["Course", "Place"]
 
-_UNSET: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of a run under one number of ranks and one micro batch.
-
-    Attributes:
-        dp: number of lanes, >= 1.
-        batch_size: samples of one lane in a micro batch, >= 1.
-        draws: positions [0, draws) of each lane were drawn; of the current part, so far.
-        epoch: an epoch that it begins; None to go on where the part before stands (the first one: in epoch 0).
-        trained: False if these draws were skipped and not trained.
-        skip: half-open ranges of sample numbers that are not drawn from here on, besides those of earlier parts.
-
-    Raises:
-        ValueError: a field is outside its range.
-    """
-
-    dp: int
-    batch_size: int = 1
-    draws: int = 0
-    epoch: int | None = None
-    trained: bool = True
-    skip: tuple[tuple[int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_field("dp", self.dp, 1)
-        check_field("batch_size", self.batch_size, 1)
-        check_field("draws", self.draws, 0)
-        if self.epoch is not None:
-            check_field("epoch", self.epoch, 0)
-        Gaps(self.skip)
+_BLOCK: Final = 16_384
+"""Positions computed together: so many that a processor's cache holds all that is made of them on the way."""
 
 
 class Place(NamedTuple):
@@ -78,30 +46,6 @@ class Place(NamedTuple):
     part: int
     lane: int
     position: int
-
-
-class _Begin(NamedTuple):
-    """Where a part begins, given a total.
-
-    Attributes:
-        segment: what is left of the epoch.
-        offset: the position of that segment at which the part begins.
-        goes_on: whether it goes on in the order of the part before, in its segment.
-        length: positions of each lane in it; `_UNSET` as long as that is open.
-        later: what is drawn in every later epoch, in numbers of the samples kept.
-        kept: how many samples a later epoch has; None as long as that is open.
-    """
-
-    segment: Segment
-    offset: int
-    goes_on: bool
-    length: int
-    later: Plan
-    kept: int | None
-
-    def full(self, total: int, epoch: int) -> Segment:
-        segment = self.segment
-        return Segment(segment.rules, segment.dp, epoch, total, segment.gaps)
 
 
 class Course:
@@ -128,9 +72,9 @@ class Course:
         self.rules = rules
         self.parts = tuple(parts)
         self.current = self.parts[-1]
-        self._begins: dict[int | None, list[_Begin]] = {}
+        self._begins: dict[int | None, list[Begin]] = {}
         # Asked for again and again: the total that was asked for last, and where the current part begins with it.
-        self._last: tuple[int | None, _Begin | None] = (None, None)
+        self._last: tuple[int | None, Begin | None] = (None, None)
 
     def __repr__(self) -> str:
         """Return a call that makes the same."""
@@ -157,8 +101,12 @@ class Course:
 
     def in_epoch(self, epoch: int) -> Course:
         """Return the course whose current part begins an epoch instead, with the same lanes, and the same left out."""
-        skip = self._gaps(len(self.parts) - 1).ranges
+        skip = Gaps(one for part in self.parts for one in part.skip).ranges
         return Course(self.rules, [replace(self.current, draws=0, epoch=epoch, skip=skip)])
+
+    def begin(self, total: int | None) -> Begin:
+        """Return where the current part begins."""
+        return self._begin(total)
 
     def epoch(self, total: int | None) -> int:
         """Return the epoch in which the current part begins."""
@@ -167,6 +115,17 @@ class Course:
     def epoch_length(self, total: int) -> int:
         """Return how many positions each lane draws in the epoch in which the current part begins: whole batches."""
         return self._begin(total).length
+
+    def epoch_stop(self, drawn: int, total: int) -> int:
+        """Return the position behind those of the epoch in which a run stands that has drawn so many positions.
+
+        At the end of an epoch it still stands in that one.
+        """
+        begin = self._begin(total)
+        full = begin.later.epoch_length(begin.kept or 0)
+        if drawn <= begin.length or not full:
+            return begin.length
+        return begin.length - (begin.length - drawn) // full * full
 
     def full_epoch_length(self, total: int) -> int:
         """Return how many positions each lane draws in a later, whole epoch."""
@@ -228,7 +187,7 @@ class Course:
         if begin is None or known != total:
             begin = self._begin(total)
         segment, length = begin.segment, begin.length
-        if length == _UNSET or position < length:
+        if length == OPEN or position < length:
             if position < 0:
                 raise outside("position", position, None)
             return Draw(segment.epoch, segment.sample(lane, begin.offset + position))
@@ -240,6 +199,8 @@ class Course:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return `draw` for arrays or integers, broadcast against each other.
 
+        Positions of one window that stand together, as lane by lane, are cheapest; any order is right.
+
         Returns:
             The epochs and the samples, int64, of the shape that `lanes` and `positions` broadcast to.
 
@@ -247,18 +208,13 @@ class Course:
             IndexError: as `draw`. ValueError: a number is not an integer.
         """
         lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
-        shape, lane, position = lane.shape, lane.ravel(), position.ravel()
         begin = self._begin(total)
-        segment, length = begin.segment, begin.length
-        epochs = np.full(len(position), segment.epoch, dtype=np.int64)
-        later = position >= (np.iinfo(np.int64).max if length == _UNSET else length)
-        if not later.any():
-            return epochs.reshape(shape), segment.samples(lane, position + begin.offset).reshape(shape)
-        samples = np.empty(len(position), dtype=np.int64)
-        samples[~later] = segment.samples(lane[~later], position[~later] + begin.offset)
-        epochs[later], kept = begin.later.draws(lane[later], position[later] - length, begin.kept, segment.epoch + 1)
-        samples[later] = segment.gaps.nth_all(0, kept)
-        return epochs.reshape(shape), samples.reshape(shape)
+        epochs, samples = np.empty(lane.shape, dtype=np.int64), np.empty(lane.shape, dtype=np.int64)
+        given, drawn = (lane.ravel(), position.ravel()), (epochs.ravel(), samples.ravel())
+        for first in range(0, lane.size, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            drawn[0][block], drawn[1][block] = begin.draws(given[0][block], given[1][block])
+        return epochs, samples
 
     def run(self, lane: int, position: int, total: int | None) -> Run:
         """Return positions around `position` that are drawn as consecutive samples, in the same epoch.
@@ -269,21 +225,44 @@ class Course:
             IndexError: as `draw`.
         """
         drawn = self.draw(lane, position, total)
-        begin = self._begin(total)
-        # Position of the segment - position of the part.
-        shift, segment = begin.offset, begin.segment
-        if total is None:
-            limit = shift + self.drawable(self.needed(position))
-        elif position < begin.length:
-            limit = shift + begin.length
-        else:
-            limit = begin.later.epoch_length(begin.kept or 0)
-            shift = (position - begin.length) % limit - position
-            segment = begin.full(total, drawn.epoch)
-        first, stop = segment.run(lane, position + shift, limit)
+        segment, shift, limit = self._around(position, total)
+        first, stop = segment.run(lane, position + shift, limit + shift)
         # What lies before the part in its segment is not the part's.
         first = max(first, shift)
         return Run(first - shift, stop - shift, drawn.sample - (position + shift - first), drawn.epoch)
+
+    def window_stop(self, lane: int, position: int, total: int | None) -> int:
+        """Return the position behind those that `lane` draws from one window, in one epoch, with this one.
+
+        What is carried over from an earlier part counts as one window. With `total` None, no position before the one
+        returned needs more samples published than `position` does. Without windows all of the epoch that is certain.
+
+        Raises:
+            IndexError: as `draw`.
+        """
+        if not 0 <= lane < self.dp:
+            raise outside("lane", lane, self.dp)
+        segment, shift, limit = self._around(position, total)
+        return min(limit, segment.window_stop(lane, position + shift) - shift)
+
+    def _around(self, position: int, total: int | None) -> tuple[Segment, int, int]:
+        """Return the segment of a position, what to add to get a position of it, and behind which it ends or is open.
+
+        The latter is a position of the part. With `total` None: behind those that need no more samples published.
+        """
+        if position < 0:
+            raise outside("position", position, None)
+        begin = self._begin(total)
+        if total is None:
+            return begin.segment, begin.offset, self.drawable(self.needed(position))
+        if position < begin.length:
+            return begin.segment, begin.offset, begin.length
+        full = begin.later.epoch_length(begin.kept or 0)
+        if not full:
+            raise IndexError(f"an epoch is empty: {total} samples are less than a batch of each of {self.dp} lanes")
+        epochs, within = divmod(position - begin.length, full)
+        segment = begin.full(total, begin.segment.epoch + 1 + epochs)
+        return segment, within - position, position - within + full
 
     def place(self, sample: int, total: int | None, epoch: int) -> Place | None:
         """Return where a sample is drawn in an epoch, which may lie ahead of what the current part has drawn.
@@ -320,11 +299,11 @@ class Course:
             Number of the part; segment; whether it is the one of the part before; position of the part - position of
             the segment; the position of the part behind the last that it draws in this epoch, None if that is open.
         """
-        begins = self._all(total)
-        for number, begin in enumerate(begins):
-            current = number == len(begins) - 1
+        last = len(self.parts) - 1
+        for number, begin in enumerate(self._all(total)):
+            current = number == last
             at, draws = begin.segment.epoch, self.parts[number].draws
-            if begin.length == _UNSET:
+            if begin.length == OPEN:
                 if at == epoch:
                     yield number, begin.segment, begin.goes_on, -begin.offset, None if current else draws
                 continue
@@ -339,59 +318,19 @@ class Course:
                     stop = first + full if current else min(first + full, draws)
                     yield number, begin.full(total, epoch), False, first, stop
 
-    def _begin(self, total: int | None) -> _Begin:
+    def _begin(self, total: int | None) -> Begin:
         known, begin = self._last
         if begin is None or known != total:
             begin = self._all(total)[-1]
             self._last = (total, begin)
         return begin
 
-    def _gaps(self, number: int) -> Gaps:
-        return Gaps(one for part in self.parts[: number + 1] for one in part.skip)
-
-    def _all(self, total: int | None) -> list[_Begin]:
+    def _all(self, total: int | None) -> list[Begin]:
         """Return where each part begins. Of several totals only the newest stays known, and None."""
         found = self._begins.get(total)
         if found is None:
-            found = []
-            gaps = Gaps()
-            for number, part in enumerate(self.parts):
-                gaps = gaps.joined(part.skip)
-                segment, offset = self._segment(number, part, gaps, found, total)
-                later = Plan(Deal(part.dp, self.rules.unit), part.batch_size, self.rules.window, self.rules.seed)
-                size = segment.size
-                step = part.dp * part.batch_size
-                length = _UNSET if size is None else (size - part.dp * offset) // step * part.batch_size
-                kept = None if total is None else gaps.kept(0, total)
-                found.append(_Begin(segment, offset, self._goes_on(number), length, later, kept))
+            found = begins(self.rules, self.parts, total)
             if total is not None:
                 self._begins = {key: known for key, known in self._begins.items() if key is None}
             self._begins[total] = found
         return found
-
-    def _segment(
-        self, number: int, part: Part, gaps: Gaps, begins: list[_Begin], total: int | None
-    ) -> tuple[Segment, int]:
-        """Return the segment in which a part begins, and at which of its positions."""
-        if part.epoch is not None or not number:
-            return Segment(self.rules, part.dp, part.epoch or 0, total, gaps), 0
-        before, ended = begins[-1], self.parts[number - 1]
-        segment, drawn = before.segment, before.offset + ended.draws
-        if before.length != _UNSET and ended.draws > before.length:
-            assert total is not None
-            full = before.later.epoch_length(before.kept or 0)
-            if not full:
-                raise ValueError(
-                    f"{ended.draws} positions of {ended.dp} lanes were drawn, but there are {total} samples"
-                )
-            turns = (ended.draws - before.length - 1) // full
-            segment = before.full(total, segment.epoch + 1 + turns)
-            drawn = ended.draws - before.length - turns * full
-        if self._goes_on(number):
-            return segment, drawn
-        return Segment(self.rules, part.dp, segment.epoch, total, gaps, segment, drawn), 0
-
-    def _goes_on(self, number: int) -> bool:
-        """Return whether a part goes on in the order of the one before."""
-        part = self.parts[number]
-        return number > 0 and part.epoch is None and not part.skip and part.dp == self.parts[number - 1].dp

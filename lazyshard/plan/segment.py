@@ -15,7 +15,9 @@ A window counts as open in all lanes as soon as it is in one, so that the fresh 
 tail goes round from the lane behind the longer slices: so lanes differ by one sample at most, as without any change.
 
 Nothing of what is carried is stored: a place in it is a place of the segment before, by arithmetic. So a segment needs
-memory only for the permutations of the windows that it meets.
+memory only for the permutations of the windows that it meets, and for a few integers of each lane that is asked for one
+by one: what is carried over to a lane was dealt in a few contiguous pieces, so however many changes lie between, one
+look-up finds a place.
 
 The samples of `Gaps` are left out: the fresh deal numbers only those that are kept, and what is left out of the carried
 ones is looked up once.
@@ -23,20 +25,21 @@ ones is looked up once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.plan._bounds import check_field, outside
+from lazyshard.plan.carried import Carried, Slices
 from lazyshard.plan.deal import Deal
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.windows import window_place, window_sample, window_samples
 
-__all__ = ["Rules", "Segment", "Slices"]
+__all__ = ["Rules", "Segment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +73,9 @@ class Rules:
         return self.window or self.unit
 
 
-class Slices(NamedTuple):
-    """`size` numbers in `lanes` contiguous slices, the first ones longer by one."""
-
-    size: int
-    lanes: int
-
-    def length(self, number: int) -> int:
-        """Return how long a slice is."""
-        return (self.size + self.lanes - 1 - number) // self.lanes
-
-    def start(self, number: int) -> int:
-        """Return where a slice begins."""
-        each, more = divmod(self.size, self.lanes)
-        return number * each + min(number, more)
-
-    def find(self, offset: int) -> tuple[int, int]:
-        """Return the slice in which an offset lies, and where in it."""
-        each, more = divmod(self.size, self.lanes)
-        if offset < more * (each + 1):
-            return divmod(offset, each + 1)
-        number, within = divmod(offset - more * (each + 1), each)
-        return more + number, within
-
-    def find_all(self, offsets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return `find` for each."""
-        each, more = divmod(self.size, self.lanes)
-        number = np.where(offsets < more * (each + 1), offsets // (each + 1), (offsets - more) // max(each, 1))
-        return np.asarray(number), np.asarray(offsets - number * each - np.minimum(number, more))
+_Trace: TypeAlias = "tuple[list[int], list[tuple[Segment, int, int]]]"
+"""Of a lane, pieces of what is carried over to it: the position at which each begins, and where it was dealt: segment,
+lane, and what is to be added to a position to count from where that lane's fresh deal begins."""
 
 
 class Segment:
@@ -138,18 +116,21 @@ class Segment:
         self.before = before
         self.draws_before = draws
         self.start = 0
-        self._rests = Slices(0, 1)
-        self._removed: npt.NDArray[np.int64] | None = None
+        self._over = Carried(Slices(0, 1), 0)
         if before is not None:
             self._end(before, draws)
-        removed = 0 if self._removed is None else len(self._removed)
-        self.carried = self._rests.size - removed
+        self.carried = self._over.size
         if not self.carried:
             # Nothing of the history before matters any more.
             self.before = None
+        self._traces: dict[int, _Trace] = {}
         self._slices = Slices(self.carried, dp)
         self._deal = Deal(dp, rules.unit, 0, self.carried % dp)
         self._fresh = None if total is None else gaps.kept(self.start, total)
+        # Positions of the fresh deal of which the end is no matter: windows, or stripes, that are whole.
+        self._whole = 2**63
+        if self._fresh is not None:
+            self._whole = self._deal.whole_positions(self._fresh) // rules.span * rules.span
 
     def _end(self, before: Segment, draws: int) -> None:
         span, dp = self.rules.span, before.dp
@@ -160,25 +141,27 @@ class Segment:
         if last < 0:
             raise ValueError(f"{draws} positions were drawn of each of {dp} lanes, but one ends at {draws + last}")
         longer = bisect_left(range(dp), True, key=lambda lane: before._open_length(lane, opened) - draws == last)
-        self._rests = Slices(last * dp + (longer if first > last else 0), dp)
+        rests = Slices(last * dp + (longer if first > last else 0), dp)
         if before._fresh is not None and before.total is not None and opened * dp >= before._fresh:
             self.start = before.total
         else:
             self.start = before.gaps.nth(before.start, opened * dp)
         lowest = before.done_before(draws)
+        self._over = Carried(rests, draws)
         # Of the region from which samples are carried, is more left out than before?
         if self.gaps.kept(lowest, self.start) != before.gaps.kept(lowest, self.start):
-            out = self.gaps.contains_all(before._samples_of(self._rests, draws))
-            self._removed = np.flatnonzero(out) if out.any() else None
+            samples = before.samples(*self._over.places(np.arange(rests.size, dtype=np.int64)))
+            self._over = Carried(rests, draws, np.flatnonzero(self.gaps.contains_all(samples)))
 
     def _open_length(self, lane: int, opened: int) -> int:
         """Return how many positions of a lane lie before the end of its open windows."""
         fresh = opened if self._fresh is None else min(opened, self._deal.lane_length(lane, self._fresh))
         return self._slices.length(lane) + fresh
 
-    def _samples_of(self, rests: Slices, draws: int) -> npt.NDArray[np.int64]:
-        lanes, within = rests.find_all(np.arange(rests.size, dtype=np.int64))
-        return self.samples(lanes, within + draws)
+    def lane_length(self, lane: int) -> int:
+        """Return how many positions a lane has, once the end is known; lanes differ by at most one."""
+        assert self._fresh is not None
+        return self._slices.length(lane) + self._deal.lane_length(lane, self._fresh)
 
     @property
     def size(self) -> int | None:
@@ -195,35 +178,74 @@ class Segment:
             raise outside("lane", lane, self.dp)
         if position < 0:
             raise outside("position", position, None)
-        own = self._slices.length(lane)
-        if position < own:
-            assert self.before is not None
-            offset = self._slices.start(lane) + position
-            if self._removed is not None:
-                offset += int(np.searchsorted(self._left_before, offset, side="right"))
-            number, within = self._rests.find(offset)
-            return self.before.sample(number, self.draws_before + within)
-        rules = self.rules
-        kept = window_sample(self._deal, rules.window, rules.seed, self.epoch, lane, position - own, self._fresh)
+        fresh = position - self._slices.length(lane)
+        if fresh >= 0:
+            return self._fresh_sample(lane, fresh)
+        starts, origins = self._traces.get(lane) or self._trace(lane)
+        segment, lane, shift = origins[bisect_right(starts, position) - 1]
+        return segment._fresh_sample(lane, position + shift)
+
+    def _fresh_sample(self, lane: int, position: int) -> int:
+        """Return what `lane` draws at a position counted from where its fresh deal begins."""
+        rules, total = self.rules, None if position < self._whole else self._fresh
+        kept = window_sample(self._deal, rules.window, rules.seed, self.epoch, lane, position, total)
         return self.gaps.nth(self.start, kept)
+
+    def _trace(self, lane: int) -> _Trace:
+        """Return where what is carried over to a lane was dealt: in whichever segment that was."""
+        starts: list[int] = []
+        origins: list[tuple[Segment, int, int]] = []
+        before = self.before
+        assert before is not None
+        first = self._slices.start(lane)
+        for number, old, position, length in self._over.stretches(first, first + self._slices.length(lane)):
+            # Position here - position there.
+            shift, stop = number - first - position, position + length
+            own = before._slices.length(old)
+            if position < own:
+                cuts, older = before._traces.get(old) or before._trace(old)
+                at = bisect_right(cuts, position) - 1
+                for cut, (segment, oldest, further) in zip(cuts[at:], older[at:], strict=True):
+                    if cut >= stop:
+                        break
+                    starts.append(max(cut, position) + shift)
+                    origins.append((segment, oldest, further - shift))
+            if stop > own:
+                starts.append(max(own, position) + shift)
+                origins.append((before, old, -shift - own))
+        self._traces[lane] = starts, origins
+        return starts, origins
 
     def samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return `sample` for arrays, int64 of one dimension and the same length."""
-        each, more = divmod(self.carried, self.dp)
-        own = each + (lanes < more)
-        rules, fresh = self.rules, positions >= own
-        drawn = np.empty(len(lanes), dtype=np.int64)
-        some, whose = (positions - own)[fresh], lanes[fresh]
-        epochs = np.full(len(some), self.epoch, dtype=np.int64)
-        kept = window_samples(self._deal, rules.window, rules.seed, epochs, whose, some, self._fresh)
-        drawn[fresh] = self.gaps.nth_all(self.start, kept)
-        if self.before is not None and len(some) < len(lanes):
-            offsets = (positions + lanes * each + np.minimum(lanes, more))[~fresh]
-            if self._removed is not None:
-                offsets = offsets + np.searchsorted(self._left_before, offsets, side="right")
-            numbers, within = self._rests.find_all(offsets)
-            drawn[~fresh] = self.before.samples(numbers, within + self.draws_before)
+        slices = self._slices
+        # Behind what is carried; negative: carried.
+        behind = positions - slices.each
+        if slices.more:
+            behind -= lanes < slices.more
+        if not self.carried:
+            return self._fresh_samples(lanes, behind)
+        fresh = behind >= 0
+        count = np.count_nonzero(fresh)
+        if count == len(fresh):
+            return self._fresh_samples(lanes, behind)
+        if not count:
+            return self._carried_samples(lanes, positions)
+        drawn = np.empty_like(positions)
+        own, over = np.flatnonzero(fresh), np.flatnonzero(~fresh)
+        drawn[own] = self._fresh_samples(lanes[own], behind[own])
+        drawn[over] = self._carried_samples(lanes[over], positions[over])
         return drawn
+
+    def _fresh_samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        rules = self.rules
+        epochs = np.full(len(lanes), self.epoch, dtype=np.int64)
+        kept = window_samples(self._deal, rules.window, rules.seed, epochs, lanes, positions, self._fresh)
+        return self.gaps.nth_all(self.start, kept)
+
+    def _carried_samples(self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        assert self.before is not None
+        return self.before.samples(*self._over.places(positions + self._slices.starts(lanes)))
 
     def place(self, sample: int) -> tuple[int, int] | None:
         """Return lane and position of a sample of the fresh deal; None if it is left out or past the end.
@@ -245,16 +267,10 @@ class Segment:
         Returns:
             Lane and position; (-1, -1) for a sample that is carried no further because it is left out from here on.
         """
-        within = position - self.draws_before
-        if within >= self._rests.length(lane):
-            return None
-        offset = self._rests.start(lane) + within
-        if self._removed is not None:
-            at = int(np.searchsorted(self._removed, offset))
-            if at < len(self._removed) and self._removed[at] == offset:
-                return -1, -1
-            offset -= at
-        return self._slices.find(offset)
+        number = self._over.number(lane, position)
+        if number is None or number < 0:
+            return None if number is None else (-1, -1)
+        return self._slices.find(number)
 
     def run(self, lane: int, position: int, limit: int) -> tuple[int, int]:
         """Return positions [first, stop) around `position` that are drawn as consecutive samples, `stop` <= limit."""
@@ -270,6 +286,16 @@ class Segment:
         if self.gaps and self.sample(lane, own + stop - 1) - self.sample(lane, own + first) != stop - 1 - first:
             return alone
         return own + first, own + stop
+
+    def window_stop(self, lane: int, position: int) -> int:
+        """Return the position behind the window of a position.
+
+        What is carried over counts as one window, and so does all the rest where there are none.
+        """
+        own, window = self._slices.length(lane), self.rules.window
+        if position < own:
+            return own
+        return own + ((position - own) // window + 1) * window if window else 2**63
 
     def needed(self, position: int, stop: int) -> int:
         """Return how many samples must be published before `position` may be drawn in every lane, the end unknown.
@@ -313,12 +339,6 @@ class Segment:
             assert self.total is not None
             return self.total
         return self.gaps.nth(self.start, kept)
-
-    @cached_property
-    def _left_before(self) -> npt.NDArray[np.int64]:
-        """How many carried samples are kept before each one that is not."""
-        assert self._removed is not None
-        return self._removed - np.arange(len(self._removed), dtype=np.int64)
 
     @cached_property
     def _lowest(self) -> int:

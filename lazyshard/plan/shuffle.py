@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["mix64", "permutation"]
+__all__ = ["KEPT_PERMUTATIONS", "mix64", "permutation"]
 
 _MASK: Final[int] = 2**64 - 1
 _GAMMA: Final[int] = 0x9E3779B97F4A7C15
@@ -37,7 +37,7 @@ _MULTIPLIER_2: Final[int] = 0x94D049BB133111EB
 
 # A lane draws from one window at a time; the rest serves a process that meets several lanes in turn (any index resolves
 # on any rank) and audits that go back and forth.
-_CACHED_PERMUTATIONS: Final[int] = 16
+KEPT_PERMUTATIONS: Final[int] = 16
 
 
 def mix64(*key: int) -> int:
@@ -77,7 +77,7 @@ def permutation(size: int, *key: int) -> npt.NDArray[np.int64]:
     return _permutation(size, key)
 
 
-@lru_cache(maxsize=_CACHED_PERMUTATIONS)
+@lru_cache(maxsize=KEPT_PERMUTATIONS)
 def _permutation(size: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.plan.deal import Deal
-from lazyshard.plan.shuffle import permutation
+from lazyshard.plan.shuffle import KEPT_PERMUTATIONS, permutation
 
 __all__ = ["window_place", "window_sample", "window_samples"]
 
@@ -45,7 +45,9 @@ def window_samples(
         IndexError, ValueError: as `Deal.samples`.
     """
     if window and positions.size:
-        positions = _shuffled(deal, window, seed, epochs, lanes, positions, total)
+        shape = positions.shape
+        drawn = _shuffled(deal, window, seed, epochs.ravel(), lanes.ravel(), positions.ravel(), total)
+        positions = drawn.reshape(shape)
     return deal.samples(lanes, positions, total)
 
 
@@ -82,28 +84,26 @@ def _shuffled(
     positions: npt.NDArray[np.int64],
     total: int | None,
 ) -> npt.NDArray[np.int64]:
-    """Apply to each position the permutation of its window."""
-    epoch, lane, position = epochs.ravel(), lanes.ravel(), positions.ravel()
-    number = position // window
-    # One number for each (epoch, lane, window), in place, as in `Deal.samples`.
-    group = epoch - epoch.min()
-    group *= deal.dp
-    group += lane
-    group *= int(number.max()) + 1
-    group += number
-    order = None
-    if (group[1:] < group[:-1]).any():
-        # Sorted by window, so that each permutation is made once however the positions come.
-        order = np.argsort(group, kind="stable")
-        epoch, lane, position, number, group = (x[order] for x in (epoch, lane, position, number, group))
-    drawn = np.empty_like(position)
-    ends = (np.flatnonzero(group[1:] != group[:-1]) + 1).tolist()
-    for first, stop in zip([0, *ends], [*ends, len(group)], strict=True):
-        begin = int(number[first]) * window
-        moves = _order(deal, window, seed, int(epoch[first]), int(lane[first]), int(number[first]), total)
-        drawn[first:stop] = moves[position[first:stop] - begin] + begin
-    if order is not None:
-        back = np.empty_like(drawn)
-        back[order] = drawn
-        drawn = back
-    return drawn.reshape(positions.shape)
+    """Apply to each position the permutation of its window; arrays of one dimension."""
+    numbers = positions // window
+    begins = numbers[1:] != numbers[:-1]
+    begins |= lanes[1:] != lanes[:-1]
+    begins |= epochs[1:] != epochs[:-1]
+    # Runs of positions of one window.
+    firsts = np.concatenate(([0], np.flatnonzero(begins) + 1))
+    runs = epochs[firsts], lanes[firsts], numbers[firsts]
+    windows = np.unique(np.stack(runs), axis=1).shape[1]
+    if windows < len(firsts) and (windows > KEPT_PERMUTATIONS or len(firsts) > 8 * windows):
+        # Sorted by window, so that each permutation is made once however the positions come, and each window is one
+        # run. Where a few runs more meet no more windows than are kept, sorting costs more than it saves.
+        order = np.lexsort((numbers, lanes, epochs))
+        drawn = np.empty_like(positions)
+        drawn[order] = _shuffled(deal, window, seed, epochs[order], lanes[order], positions[order], total)
+        return drawn
+    drawn = np.empty_like(positions)
+    stops = [*firsts[1:].tolist(), len(positions)]
+    for first, stop, epoch, lane, number in zip(firsts.tolist(), stops, *(run.tolist() for run in runs), strict=True):
+        moves = _order(deal, window, seed, epoch, lane, number, total)
+        begin = number * window
+        np.add(moves[positions[first:stop] - begin], begin, out=drawn[first:stop])
+    return drawn

@@ -3,7 +3,10 @@
 - `durable`: the steps of a durable write; `lock`, `creation`, `recovery`, `writer_opening`: how a producer begins
 - `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
   `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
-- `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side
+- `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side; `scattered`: rows in any order;
+  `places`: rows that another process has read; `shared_looks`, `node_file`: waiting processes of one node look together
+- `urls`: is it a directory or a URL; `objects`, `objects_failures`: what a store holds; `mirror` with `mirror_*`: its
+  chunks, copied to this node
 - `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is
   deleted
 - `run_state`: the state of a run and its course; `tracing` with `tracing_*`: what was trained when; `auditing` with
@@ -11,6 +14,7 @@
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
 - `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now
+- `token_weights`: weights of a blend by tokens; `tracing_blends`: the steps of one of its streams
 - `adoption`, with `adoption_names`, `adoption_rows`, `adoption_publishing`: a stream out of other programs' chunk files
 """
 

@@ -40,7 +40,7 @@ class Announcer:
         self._meter = RateMeter(self.told_at, samples)
 
     def tell(self, chunks: int, samples: int, taken: int, state: ProducerState, note: str = "") -> None:
-        """Replaces the head.
+        """Replaces the head. That of a stream which has ended is durable: nobody starts again to tell it anew.
 
         Args:
             chunks: published chunks.
@@ -67,7 +67,7 @@ class Announcer:
             updated_at=self._clock(),
             note=note,
         )
-        publish_bytes(head.encode(), self._path, self._temporary, durable=False)
+        publish_bytes(head.encode(), self._path, self._temporary, durable=ended)
 
 
 def check_state(state: ProducerState) -> ProducerState:

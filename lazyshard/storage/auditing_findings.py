@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
@@ -14,6 +13,7 @@ from lazyshard.storage.stream import Stream
 from lazyshard.storage.tracing import Tracing
 from lazyshard.storage.tracing_facts import Facts
 from lazyshard.storage.tracing_states import SavedState
+from lazyshard.storage.urls import stream_path
 
 Kind = Literal[
     "twice", "missing", "count", "steps", "samples", "ahead", "other-settings", "other-stream", "unusable", "cursor",
@@ -161,7 +161,7 @@ def of_chunks(
 
 
 def _file(where: str, cursor: Cursor) -> str:
-    return str(Path(where) / CURSORS / cursor_name(cursor.consumer))
+    return str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))
 
 
 def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterator[Finding]:

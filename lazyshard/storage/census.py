@@ -6,7 +6,6 @@ same fact takes its place. With a readable `head.json` the cost does not grow wi
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from lazyshard.errors import (
 from lazyshard.format import End, Head, Manifest, Retired, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.storage.disk_use import canonical_names
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import is_there, read_file, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.retire import read_retired
@@ -73,12 +72,15 @@ def take_census(directory: Path, problems: list[str]) -> Census:
     """
     manifest = tolerate(lambda: _read_manifest(directory), problems)
     head = tolerate(lambda: _read_head(directory, manifest), problems)
-    native = any(os.path.lexists(directory / name) for name in (MANIFEST, HEAD, OWNER))
-    if native and manifest is None and not os.path.lexists(directory / MANIFEST):
+    native = any(is_there(directory / name) for name in (MANIFEST, HEAD, OWNER))
+    if native and manifest is None and not is_there(directory / MANIFEST):
         problems.append(f"{directory / MANIFEST}: missing; restore it from a copy")
     if head is not None:
         # After the head: of the chunks that it names, some may have been deleted since, and are known as such then.
         retired = tolerate(lambda: retired_chunks(directory, manifest), problems) or 0
+        if head.ended:
+            # Readers go by the head; whoever comes when that is lost, and the producer, need it whole.
+            tolerate(lambda: _read_end(directory), problems)
         return Census(
             native, manifest, head, head.chunks, head.samples, head.ended, min(retired, head.chunks), canonical_names
         )
@@ -108,7 +110,7 @@ def _read_manifest(directory: Path) -> Manifest | None:
 def _read_head(directory: Path, manifest: Manifest | None) -> Head | None:
     path = directory / HEAD
     try:
-        head = Head.decode(read_file(path), str(path))
+        head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
     except FileNotFoundError:
         return None
     if manifest is not None:
@@ -132,7 +134,7 @@ def retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     # Without a manifest nothing tells whose the mark is; what it says is still the best guess.
     path = directory / RETIRED
     try:
-        return Retired.decode(read_file(path), str(path)).chunks_before
+        return read_replaced_file(path, lambda data: Retired.decode(data, str(path))).chunks_before
     except FileNotFoundError:
         return 0
 
@@ -142,7 +144,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: 
         listing = list_chunks(directory)
     except FileNotFoundError:
         listing = None
-    known = any(os.path.lexists(directory / name) for name in (MANIFEST, HEAD))
+    known = any(is_there(directory / name) for name in (MANIFEST, HEAD))
     if listing is None or not (known or listing.data or listing.seals):
         raise StreamMissing(
             f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file", directory=str(directory)
@@ -154,12 +156,12 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: 
             f"`lazyshard adopt {shlex.quote(str(directory))}`",
             directory=str(directory),
         )
-    if native and not os.path.lexists(directory / HEAD):
+    if native and not is_there(directory / HEAD):
         problems.append(f"{directory / HEAD}: missing, so the chunks were counted by listing them")
     if native:
         listing = listing.starting_at(tolerate(lambda: retired_chunks(directory, manifest), problems) or 0)
     gap = listing.gap
-    ended = not native and os.path.lexists(directory / END)
+    ended = not native and is_there(directory / END)
     if ended and gap is None and len(listing.data) > listing.complete:
         # The end of a foreign stream counts only once every data file has its marker.
         gap = listing.complete

@@ -11,7 +11,9 @@ import errno
 import os
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +24,24 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format import Seal, check_row, parse_row
-from lazyshard.storage.files import OpenFile, again_if_stale, open_file
+from lazyshard.storage.files import OpenFile, again_if_stale, open_file, open_unread
+from lazyshard.storage.places import Place
+from lazyshard.storage.urls import UrlPath
 
 _STALE_TRIES: Final = 5
 """As in `lazyshard.storage.files`."""
 
+_FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
+"""The server has forgotten the file; the client was ended, and may have been started again."""
+
 _SCAN_BYTES: Final = 1 << 20
+
+_MAX_ROW_BYTES: Final = 1 << 31
+"""No program makes rows as large; a file with a hole can claim any number of bytes at no cost."""
+
+LARGE_ROW_BYTES: Final = 64 << 10
+"""Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
+copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -76,7 +90,7 @@ class Chunk:
         return self._offsets[row]
 
     def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
-        """Reads and checks rows of [first, stop), in one system call, and returns their bytes.
+        """Reads and checks rows of [first, stop), in one system call unless they are large, and returns their bytes.
 
         Args:
             first: first row.
@@ -87,7 +101,7 @@ class Chunk:
 
         Returns:
             Lines from `first` on, their newlines included. Fewer than `at_least`, but never none, where a bad row
-            follows.
+            follows, and a single one where rows are large.
 
         Raises:
             ChunkCorrupt: row `first` is not what was sealed, or the file was cut.
@@ -99,13 +113,19 @@ class Chunk:
             return [self.line(first)]
         fit = bisect_right(offsets, start + budget, first, stop + 1) - 1 - first
         stop = max(first + fit - fit % at_least, min(first + at_least, stop))
-        data = self._read(start, offsets[stop] - start)
+        size = offsets[stop] - start
+        if size > _MAX_ROW_BYTES:
+            self._check_sizes(first, stop)
+        if size > LARGE_ROW_BYTES * (stop - first):
+            return [self.line(first)]
+        data = self._read(start, size)
         if self._digests is not None:
             # The quick way for good rows: split at newlines, and let the digests say whether those are the rows.
             lines = BytesIO(data).readlines()
             if b"".join(map(_digest, lines)) == self._digests[8 * first : 8 * stop]:
                 return lines
-        return self._lines_one_by_one(data, first, stop)
+        cuts = [offset - start for offset in offsets[first : stop + 1]]
+        return self._good([data[cut:end] for cut, end in pairwise(cuts)], range(first, stop))
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses checked lines, `first` being the row of the first one.
@@ -139,23 +159,68 @@ class Chunk:
     def line(self, row: int) -> bytes:
         """Reads and checks the bytes of one row, its newline included. Raises as `rows` does."""
         start = self._offsets[row]
-        line = self._read(start, self._offsets[row + 1] - start)
-        self._check(line, row)
+        size = self._offsets[row + 1] - start
+        if size > _MAX_ROW_BYTES:
+            raise self._too_large(row, size)
+        line = self._read(start, size)
+        self.check(line, row)
         return line
 
-    def _lines_one_by_one(self, data: bytes, first: int, stop: int) -> list[bytes]:
-        """Cuts lines by their offsets up to the first bad one; raises if that is the first."""
-        lines: list[bytes] = []
-        start = self._offsets[first]
+    def place(self, row: int) -> Place | None:
+        """Returns where a row lies, for another process to read it again.
+
+        None where nobody took digests, and of a chunk of an object store: its copy may be gone by then.
+        """
+        if self._digests is None or isinstance(self.path, UrlPath):
+            return None
+        start = self._offsets[row]
+        digest = self._digests[8 * row : 8 * row + 8]
+        return Place(os.path.abspath(self.path), self.number, row, start, self._offsets[row + 1] - start, digest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._offsets[-1]
+
+    def data(self) -> bytes:
+        """Reads the whole file; its rows are not checked yet: see `spans` and `check`.
+
+        Raises:
+            ChunkCorrupt: the file was cut.
+            OSError: the filesystem failed.
+        """
+        return self._read(0, self._offsets[-1])
+
+    def spans(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64] | None]:
+        """Returns where rows start and stop in the file's bytes, and the bits of their digests if they have any.
+
+        Args:
+            rows: their numbers, in any order.
+        """
+        offsets = np.frombuffer(self._offsets, dtype=np.uint64)
+        digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
+        return offsets[rows], offsets[rows + 1], digests
+
+    def _check_sizes(self, first: int, stop: int) -> None:
+        """Looks whether each of the rows [first, stop) can be read into memory."""
         for row in range(first, stop):
-            line = data[self._offsets[row] - start : self._offsets[row + 1] - start]
+            if (size := self._offsets[row + 1] - self._offsets[row]) > _MAX_ROW_BYTES:
+                raise self._too_large(row, size)
+
+    def _too_large(self, row: int, size: int) -> ChunkCorrupt:
+        return self._corrupt(row, f"a row of at most {_MAX_ROW_BYTES} bytes", f"one of {size}")
+
+    def _good(self, lines: list[bytes], rows: Sequence[int]) -> list[bytes]:
+        """Returns the lines of these rows up to the first bad one; raises if that is the first."""
+        for at, (line, row) in enumerate(zip(lines, rows, strict=True)):
             try:
-                self._check(line, row)
+                self.check(line, row)
             except (ChunkCorrupt, RowInvalid):
-                if not lines:
+                if not at:
                     raise
-                break
-            lines.append(line)
+                return lines[:at]
         return lines
 
     def _read(self, start: int, size: int) -> bytes:
@@ -168,9 +233,9 @@ class Chunk:
                 part = os.pread(file.fd, size - len(data), start + len(data))
             except OSError as error:
                 tries += 1
-                if error.errno != errno.ESTALE or tries > _STALE_TRIES:
+                if error.errno not in _FORGOTTEN or tries > _STALE_TRIES:
                     raise
-                # The server has forgotten this descriptor; a sealed file is the same whenever it is opened.
+                # This descriptor is of no use any more; a sealed file is the same whenever it is opened.
                 self._file = open_file(file.path)
                 continue
             if not part:
@@ -179,7 +244,8 @@ class Chunk:
             data = data + part if data else part
         return data
 
-    def _check(self, line: bytes, row: int) -> None:
+    def check(self, line: bytes, row: int) -> None:
+        """Checks the bytes of a row. Raises as `rows` does."""
         if self._digests is None:
             # Nobody has checked this row yet, so it is held to what a producer of ours would publish.
             self._parse(line, row)
@@ -239,9 +305,14 @@ def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
     return rows
 
 
-def open_sealed(path: Path, seal: Seal) -> Chunk:
-    """Opens a chunk that has a seal. Raises as `open_file` and `Chunk` do."""
-    return Chunk(open_file(path), seal.chunk, _numbers(seal.offsets), seal.digests.astype(">u8").tobytes())
+def open_sealed(path: Path, seal: Seal, *, read: bool = True) -> Chunk:
+    """Opens a chunk that has a seal; `read`: not only to look at its size. Raises as `open_file` and `Chunk` do."""
+    return open_copy(open_file(path) if read else open_unread(path), seal)
+
+
+def open_copy(file: OpenFile, seal: Seal) -> Chunk:
+    """Returns a chunk whose data file is open already. Raises as `Chunk` does."""
+    return Chunk(file, seal.chunk, _numbers(seal.offsets), seal.digests.astype(">u8").tobytes())
 
 
 def open_foreign(path: Path, number: int) -> Chunk:
@@ -252,17 +323,17 @@ def open_foreign(path: Path, number: int) -> Chunk:
 
     Raises:
         FileNotFoundError, FileRefused, FileUnreadable, OSError: as `open_file`.
-        ChunkCorrupt: the file has grown or shrunk meanwhile.
+        ChunkCorrupt: the file has grown or shrunk meanwhile, or a line in it has no end.
     """
 
     def opened() -> Chunk:
         file = open_file(path)
-        return Chunk(file, number, _scan(file), None)
+        return Chunk(file, number, _scan(file, number), None)
 
     return again_if_stale(opened)
 
 
-def _scan(file: OpenFile) -> array[int]:
+def _scan(file: OpenFile, number: int) -> array[int]:
     position = len(_BOM) if os.pread(file.fd, len(_BOM), 0) == _BOM else 0
     offsets = array("Q", [position])
     blank = True
@@ -278,6 +349,18 @@ def _scan(file: OpenFile) -> array[int]:
             start = newline + 1
         blank = blank and not block[start:].strip(_BLANKS)
         position += len(block)
+        if position - offsets[-1] > _MAX_ROW_BYTES:
+            # The zeros of a hole, for instance, of which there may be more than can ever be read.
+            raise ChunkCorrupt(
+                f"{file.path}: row {len(offsets) - 1} (byte {offsets[-1]}): expected a line of at most "
+                f"{_MAX_ROW_BYTES} bytes, found no end of it; restore the file from a copy",
+                file=str(file.path),
+                chunk=number,
+                row=len(offsets) - 1,
+                byte=offsets[-1],
+                expected=f"a line of at most {_MAX_ROW_BYTES} bytes",
+                actual="no end of it",
+            )
     if blank:
         offsets[-1] = position
     else:

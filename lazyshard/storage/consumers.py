@@ -19,9 +19,10 @@ from lazyshard.format.reading import READING_SUFFIX, reading_name
 from lazyshard.storage.cursor import read_cursor
 from lazyshard.storage.cursor_owner import remove_lock
 from lazyshard.storage.durable import remove, sync_directory
-from lazyshard.storage.files import unreadable
+from lazyshard.storage.files import check_folder, list_names, unreadable
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.reading import read_reading
+from lazyshard.storage.urls import UrlPath, stream_path
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
 
@@ -63,7 +64,7 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
         FileUnreadable, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
         ManifestInvalid, VersionUnsupported: `stream.json` cannot be used.
     """
-    stream = Path(directory)
+    stream = stream_path(directory)
     manifest = read_manifest(stream, None)
     stream_id = None if manifest is None else manifest.stream_id
     return tuple(_consumer(stream, name, stream_id, published_chunks) for name in _names(stream / CURSORS))
@@ -85,25 +86,33 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
         ValueError: there can be no consumer of this name.
         OSError: the filesystem refused.
     """
-    folder = Path(directory) / CURSORS
+    folder = check_folder(stream_path(directory) / CURSORS)
     own = (reading_name(name), cursor_name(name))
     try:
-        found = set(os.listdir(folder))
+        found = set(list_names(folder))
     except FileNotFoundError:
         return False
     # What a kill has left half written is the consumer's too.
     left = [entry for entry in found if _is_temporary(entry, name)]
     # The cursor last: as long as it is there the consumer is known, and this can be repeated.
     for entry in (*left, *own):
-        remove(folder / entry)
+        _remove(folder / entry)
     remove_lock(directory, name)
-    sync_directory(folder)
+    if not isinstance(folder, UrlPath):
+        sync_directory(folder)
     return not found.isdisjoint(own)
+
+
+def _remove(path: Path) -> None:
+    if isinstance(path, UrlPath):
+        path.store.delete(path.key)
+    else:
+        remove(path)
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        entries = os.listdir(folder)
+        entries = list_names(check_folder(folder))
     except FileNotFoundError:
         return []
     except PermissionError as cause:

@@ -10,7 +10,7 @@ from pathlib import Path
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST
-from lazyshard.storage.durable import publish_bytes, sync_directory
+from lazyshard.storage.durable import publish_new_bytes, sync_directory
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
 
@@ -24,7 +24,8 @@ def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
 
     Raises:
         StreamMismatch: the stream has another number of samples per chunk.
-        StreamInvalid: the directory holds chunks that somebody else made.
+        StreamInvalid: the directory holds chunks that somebody else made, or a manifest that this machine does not
+            see yet.
         ValueError: samples_per_chunk is impossible, or missing for a new stream.
     """
     manifest = read_manifest(directory, samples_per_chunk)
@@ -37,10 +38,14 @@ def create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
     """Publishes a new stream's manifest and makes the directory itself durable. The caller holds the writer's lock.
 
     Raises:
+        StreamInvalid: there is a manifest, which this machine could not see yet.
         OSError: the filesystem refused.
     """
     _sync_parents(directory)
-    publish_bytes(manifest.encode(), directory / MANIFEST, temporary)
+    try:
+        publish_new_bytes(manifest.encode(), directory / MANIFEST, temporary)
+    except FileExistsError as cause:
+        raise _unseen(directory) from cause
 
 
 def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
@@ -49,6 +54,8 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
     check_samples_per_chunk(samples_per_chunk)
     with contextlib.suppress(FileNotFoundError):
         listing = list_chunks(directory)
+        if MANIFEST in os.listdir(directory):
+            raise _unseen(directory)
         if listing.data or listing.seals:
             raise StreamInvalid(
                 f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
@@ -56,6 +63,15 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
                 f"`lazyshard adopt {shlex.quote(str(directory))} --no-end`",
                 directory=str(directory),
             )
+
+
+def _unseen(directory: Path) -> StreamInvalid:
+    """Returns the error for a manifest that a network filesystem remembers as missing."""
+    return StreamInvalid(
+        f"{directory}: somebody else has created a stream here, which this machine does not see yet; nothing of it was "
+        f"changed. If no other producer is running, start this one again in a minute",
+        directory=str(directory),
+    )
 
 
 def _sync_parents(directory: Path) -> None:

@@ -12,11 +12,16 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from lazyshard.errors import StreamMissing
+from lazyshard.errors import StoreUnavailable, StreamMissing
 from lazyshard.format.cursor import CURSORS, Cursor, cursor_name
 from lazyshard.storage.durable import create, remove, rename, sync, sync_directory, write_all
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import check_folder, read_replaced_file
+from lazyshard.storage.urls import UrlPath, stream_path
+
+_TRIES: Final = 5
+"""Who has put a cursor beside ours is seen at the next try, and either ends this or was late itself."""
 
 
 def write_cursor(
@@ -36,6 +41,12 @@ def write_cursor(
         StreamMissing: there is no such directory.
         OSError: the filesystem refused; the old cursor may still be the one that counts.
     """
+    path = stream_path(directory)
+    if isinstance(path, UrlPath):
+        check()
+        target = path / CURSORS / cursor_name(cursor.consumer)
+        target.store.put(target.key, cursor.encode())
+        return
     folder = make_folder(directory)
     # Always: who has made the folder may have been killed before its name was durable.
     sync_directory(folder.parent)
@@ -56,14 +67,47 @@ def write_cursor(
         raise
 
 
+def replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes | None], None]) -> None:
+    """Replaces a consumer's cursor in an object store, if it may; returns when the store has the new one.
+
+    Args:
+        directory: the stream's URL.
+        cursor: the new cursor.
+        check: is called with the bytes of the one that is there, None if there is none; what it raises leaves that. It
+            is called again if another one has come between.
+
+    Raises:
+        StoreRefused, StoreUnavailable: the store did not take it; the old cursor may still be the one that counts.
+    """
+    target = directory / CURSORS / cursor_name(cursor.consumer)
+    assert isinstance(target, UrlPath)
+    store, key, data = target.store, target.key, cursor.encode()
+    for _ in range(_TRIES):
+        try:
+            found, tag = store.get_tagged(key)
+        except FileNotFoundError:
+            check(None)
+            done = store.put_new(key, data)
+        else:
+            check(found)
+            done = store.put_matching(key, data, tag)
+        if done:
+            return
+    raise StoreUnavailable(
+        f"{target}: it was replaced by somebody else at each of {_TRIES} tries to write it; see who that is",
+        url=str(target),
+    )
+
+
 def make_folder(directory: str | os.PathLike[str]) -> Path:
     """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet.
 
     Raises:
         StreamMissing: the stream has no directory.
+        FileRefused: the folder is a link.
         OSError: the filesystem refused.
     """
-    folder = Path(directory) / CURSORS
+    folder = stream_path(directory) / CURSORS
     try:
         folder.mkdir(exist_ok=True)
     except FileNotFoundError as cause:
@@ -71,7 +115,7 @@ def make_folder(directory: str | os.PathLike[str]) -> Path:
         raise StreamMissing(
             f"{stream}: no such directory, so no cursor can be written there", directory=str(stream)
         ) from cause
-    return folder
+    return check_folder(folder)
 
 
 def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
@@ -88,9 +132,8 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
         FileRefused, FileUnreadable, OSError: it cannot be read.
         ValueError: there can be no consumer of this name.
     """
-    path = Path(directory) / CURSORS / cursor_name(consumer)
+    path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
     try:
-        data = read_file(path)
+        return read_replaced_file(path, lambda data: Cursor.decode(data, consumer, str(path)))
     except FileNotFoundError:
         return None
-    return Cursor.decode(data, consumer, str(path))

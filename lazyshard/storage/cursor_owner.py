@@ -2,7 +2,9 @@
 
 Files, in the stream's directory: `cursors/.NAME.lock`, held while a run owns the cursor; it stays until the consumer is
 forgotten, with the token of the run that had it last, and means nothing by being there. The token that counts is in the
-cursor, see `lazyshard.format.cursor_token`. Nothing here depends on a clock.
+cursor, see `lazyshard.format.cursor_token`. Nothing here depends on a clock. Of a stream in an object store the lock is
+on this machine, beside the copies of chunks; and where the store puts under conditions, nothing comes between the look
+at the cursor and its replacement.
 """
 
 from __future__ import annotations
@@ -13,19 +15,23 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import filelock
+import xxhash
 
 from lazyshard.errors import CursorInvalid, CursorTaken, VersionUnsupported
-from lazyshard.format.cursor import CURSORS, Cursor, check_consumer
+from lazyshard.format.cursor import CURSORS, Cursor, check_consumer, cursor_name
 from lazyshard.format.cursor_token import CursorToken
-from lazyshard.storage.cursor import make_folder, read_cursor, write_cursor
-from lazyshard.storage.durable import remove, write_all
+from lazyshard.storage.cursor import make_folder, read_cursor, replace_object, write_cursor
+from lazyshard.storage.durable import open_own, remove, write_all
 from lazyshard.storage.files import read_file
+from lazyshard.storage.mirror_place import cache_folder
+from lazyshard.storage.urls import UrlPath, stream_path
 
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 """What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there."""
@@ -57,11 +63,11 @@ class CursorOwner:
     """
 
     def __init__(self, directory: str | os.PathLike[str], consumer: str, *, take_over: bool = False) -> None:
-        self.directory = Path(directory)
+        self.directory = stream_path(directory)
         self.consumer = check_consumer(consumer)
         self._pid = os.getpid()
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
-        self._path = make_folder(directory) / lock_name(consumer)
+        self._path = _lock_path(self.directory, consumer, make=True)
         self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
         self._begun = False
         self._holder: str | None = None
@@ -127,7 +133,11 @@ class CursorOwner:
             raise self._fenced(self._holder)
         # Who has taken over gets the lock once the other one has let go of it.
         self._try_lock()
-        write_cursor(self.directory, replace(cursor, owner=self._token.text), check=self._check)
+        owned = replace(cursor, owner=self._token.text)
+        if isinstance(self.directory, UrlPath):
+            replace_object(self.directory, owned, lambda data: self._judge(self._decode(data)))
+        else:
+            write_cursor(self.directory, owned, check=lambda: self._judge(self._read()))
 
     def close(self) -> None:
         """Lets the next run in. The cursor stays as it is. Does nothing in a fork, and when called again."""
@@ -145,16 +155,14 @@ class CursorOwner:
         """Closes it."""
         self.close()
 
-    def _check(self) -> None:
-        """Looks whether the cursor is still ours.
+    def _judge(self, found: Cursor | VersionUnsupported | None) -> None:
+        """Looks whether the cursor that is there is still ours.
 
         Raises:
             CursorTaken: it is not.
         """
-        try:
-            found = self._read()
-        except VersionUnsupported as cause:
-            raise self._fenced("a run with a later release of lazyshard") from cause
+        if isinstance(found, VersionUnsupported):
+            raise self._fenced("a run with a later release of lazyshard") from found
         if found is None or found.owner == self._token.text:
             return
         other = CursorToken.parse(found.owner)
@@ -162,10 +170,20 @@ class CursorOwner:
         if other is None or other.turn >= self._token.turn:
             raise self._fenced(_called(other))
 
-    def _read(self) -> Cursor | None:
+    def _read(self) -> Cursor | VersionUnsupported | None:
         """Returns the cursor that is there, None where there is none that can be read."""
+        return self._tolerated(lambda: read_cursor(self.directory, self.consumer))
+
+    def _decode(self, data: bytes | None) -> Cursor | VersionUnsupported | None:
+        """Returns what the bytes of a cursor say, as `_read`."""
+        name = str(self.directory / CURSORS / cursor_name(self.consumer))
+        return self._tolerated(lambda: None if data is None else Cursor.decode(data, self.consumer, name))
+
+    def _tolerated(self, read: Callable[[], Cursor | None]) -> Cursor | VersionUnsupported | None:
         try:
-            return read_cursor(self.directory, self.consumer)
+            return read()
+        except VersionUnsupported as error:
+            return error
         except CursorInvalid as error:
             if not self._told:
                 self._told = True
@@ -175,6 +193,8 @@ class CursorOwner:
     def _take_turn(self) -> None:
         """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
         cursor = self._read()
+        if isinstance(cursor, VersionUnsupported):
+            raise cursor
         # That beside the lock outlives a cursor which was torn or removed.
         known = (_signed(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         last = max((other.turn for other in known if other is not None), default=0)
@@ -247,7 +267,7 @@ def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
         ValueError: there can be no consumer of this name.
         OSError: the filesystem refused.
     """
-    path = Path(directory) / CURSORS / lock_name(consumer)
+    path = _lock_path(stream_path(directory), consumer)
     if not os.path.lexists(path):
         return
     lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
@@ -259,6 +279,17 @@ def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
         remove(path)
     finally:
         lock.release()
+
+
+def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
+    """Returns the file that is locked: of a stream in an object store, one of this machine.
+
+    Raises as `make_folder` does, if it is to `make` the folder.
+    """
+    name = lock_name(consumer)
+    if isinstance(directory, UrlPath):
+        return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
+    return (make_folder(directory) if make else directory / CURSORS) / name
 
 
 def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:
@@ -273,7 +304,7 @@ def _signed(path: Path) -> CursorToken | None:
 
 def _sign(path: Path, token: CursorToken) -> None:
     """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    fd = open_own(path)
     try:
         line = f"{token.text}\n".encode()
         write_all(fd, line)

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.errors import FileRefused
+
 _SYNC_FILE_RANGE_WRITE: Final = 2
 """Of the system's own constants; see sync_file_range(2)."""
+
+NEW_FILE_MODE: Final = 0o666
+"""Of all files that are made here: the user's umask takes away from it what it does everywhere else."""
+
+_NO_LINKS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL)
+"""What filesystems say that have no hard links. Some say the first to a name that is taken, too."""
+
+_CREATE_TRIES: Final = 5
+"""A name is free after the first try unless somebody plays with it."""
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
@@ -85,8 +98,24 @@ def rename(source: Path, target: Path) -> None:
 
 
 def create(path: Path) -> int:
-    """Opens a new empty file for writing and returns its descriptor; what had the name is emptied."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    """Makes a new empty file for writing and returns its descriptor; what had the name loses it.
+
+    Nothing that was there is ever opened: a link would lead elsewhere, a second name of another file would have that
+    overwritten, and a named pipe would block. The file's permissions are those that the user's umask leaves.
+
+    Raises:
+        OSError: the filesystem refused, or somebody else makes files of this name all the time.
+    """
+    for _ in range(_CREATE_TRIES - 1):
+        try:
+            return _create(path)
+        except FileExistsError:
+            remove(path)
+    return _create(path)
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
 
 
 def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool = True) -> None:
@@ -114,7 +143,117 @@ def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool =
         sync_directory(target.parent)
 
 
+def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
+    """Makes a file durably appear with its whole content, unless there is one of its name.
+
+    Whether there is one is told by the server of a network filesystem, not by what this machine remembers: a link, in
+    contrast to a rename, is refused there. Without hard links it is a rename.
+
+    Args:
+        data: the content.
+        target: its final name.
+        temporary: a name on the same filesystem to write it under.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+        OSError: nothing was published; the temporary file may be left.
+    """
+    fd = create(temporary)
+    try:
+        write_all(fd, data)
+        sync(fd)
+    finally:
+        os.close(fd)
+    try:
+        linked = _link(temporary, target)
+    except OSError:
+        # Nothing clears up before there is a stream, and on a full disk each try would leave one file more.
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+    if linked:
+        sync_directory(target.parent)
+        remove(temporary)
+    else:
+        rename(temporary, target)
+        sync_directory(target.parent)
+
+
+def _link(source: Path, target: Path) -> bool:
+    """Gives a file a second name that is free; returns False where there are no hard links."""
+    try:
+        os.link(source, target)
+    except OSError as cause:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(source), os.lstat(target)):
+                # As with `rename`: only the answer was lost, or is that to a repeated request.
+                return True
+        if cause.errno not in _NO_LINKS:
+            raise
+        # SFTP has no word for a name that is taken. If another name can be had, that is what it means.
+        trial = source.with_name(f"{source.name}.link")
+        try:
+            os.link(source, trial)
+        except OSError:
+            return False
+        remove(trial)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from cause
+    return True
+
+
+def open_own(path: Path) -> int:
+    """Opens a file that is written in place, and made if it is not there; returns its descriptor. Never blocks.
+
+    Such a name stands for years where others may write. So what is opened must be a plain file of no other name: bytes
+    that go to a second name of somebody's file, through a link, or to a pipe or device, are refused.
+
+    Raises:
+        FileRefused: it is something else.
+        OSError: the filesystem refused.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, NEW_FILE_MODE)
+    except OSError as cause:
+        if cause.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_own(path, "a link" if cause.errno == errno.ELOOP else "a named pipe") from cause
+        raise
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    raise _not_own(path, "one with a second name" if stat.S_ISREG(status.st_mode) else "a named pipe or a device")
+
+
+def _not_own(path: Path, kind: str) -> FileRefused:
+    return FileRefused(
+        f"{path}: expected a file, found {kind}; remove it, after a look at who has made it", file=str(path), kind=kind
+    )
+
+
 def remove(path: Path) -> None:
     """Removes a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def clear_folder(folder: Path) -> None:
+    """Removes all files in a folder, if it is there.
+
+    Raises:
+        NotADirectoryError: it is a link or a file.
+        OSError: the filesystem refused.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        # By the descriptor: the name may be given to another folder meanwhile, whose files are not ours to remove.
+        with os.scandir(fd) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)

@@ -32,6 +32,9 @@ SCANNED_ROWS: Final = 200_000
 """So many rows at the most, where chunks are large: their seals take about 27 bytes a row. Without seals the rows
 themselves have to be read."""
 
+GIVE_UP_CHUNKS: Final = 1000
+"""After so many chunks in turn that could not be looked at, the others count as such too."""
+
 FIRST_ROWS: Final = 100
 _FIRST_BYTES: Final = 8 << 20
 """First rows whose keys are told; no more of them than fit into so many bytes."""
@@ -175,13 +178,20 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
     chunks = range(retired, published.chunks)
     rows = SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS
     sampled = sampled_chunks(retired, published.chunks, stream.samples_per_chunk, rows)
+    failed = 0
     for number in chunks if every else sampled:
         try:
             shown = describe_chunk(stream, number)
         except (LazyShardError, OSError) as error:
             found.unread += 1
             found.reason = found.reason or str(error)
+            failed += 1
+            if failed >= GIVE_UP_CHUNKS:
+                # The stream's files name chunks that are not there, and no number is too large to be named.
+                found.unread += published.chunks - 1 - number if every else 0
+                break
             continue
+        failed = 0
         found.looked_at += 1
         found.lengths.merge(shown.lengths)
         found.tokens.merge(shown.tokens)

@@ -5,13 +5,13 @@ O(chunks): for writers, for foreign directories, and where head.json is lost.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import parse_chunk_name
-from lazyshard.storage.files import unreadable
+from lazyshard.storage.files import list_names, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +60,35 @@ def list_chunks(directory: Path) -> Listing:
         FileUnreadable: this process may not list it.
         OSError: the directory cannot be listed.
     """
-    data: dict[int, str] = {}
-    seals: dict[int, str] = {}
     try:
-        found = os.listdir(directory)
+        found = list_names(directory)
     except PermissionError as cause:
         raise unreadable(directory) from cause
-    for name in found:
+    return sort_names(found, str(directory))
+
+
+def sort_names(names: Iterable[str], directory: str) -> Listing:
+    """Returns the listing of a directory, or of another place, that holds files of these names.
+
+    Raises:
+        StreamInvalid: two have the same chunk number (padded differently).
+    """
+    data: dict[int, str] = {}
+    seals: dict[int, str] = {}
+    for name in names:
         parsed = parse_chunk_name(name)
         if parsed is None:
             continue
         chunk, is_seal = parsed
-        names = seals if is_seal else data
-        if chunk in names:
-            first, second = sorted((names[chunk], name))
+        kind = seals if is_seal else data
+        if chunk in kind:
+            first, second = sorted((kind[chunk], name))
             raise StreamInvalid(
                 f"{directory}: {first} and {second} are both chunk {chunk}; keep one of them",
-                directory=str(directory),
+                directory=directory,
                 chunk=chunk,
             )
-        names[chunk] = name
+        kind[chunk] = name
     return _contiguous(data, seals, 0, [])
 
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from pathlib import Path
+from typing import Final
 
 import filelock
 
-from lazyshard.errors import FileRefused, OwnerInvalid, ProducerFenced, ProducerLocked
+from lazyshard.errors import OwnerInvalid, ProducerFenced, ProducerLocked
 from lazyshard.format.names import LOCK, OWNER
 from lazyshard.format.owner import Owner
 from lazyshard.storage.durable import publish_bytes
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import check_folder, read_replaced_file
+
+REMEMBERED_S: Final = 60.0
+"""How long network filesystems may remember what another machine has removed; common settings are 3 to 60 s."""
+
+_PAUSE_S: Final = 0.2
 
 
 class WriterLock:
@@ -63,27 +70,48 @@ class WriterLock:
                 pid=os.getpid(),
                 since=now,
             )
-            temporary.mkdir(exist_ok=True)
-            if temporary.is_symlink():
-                raise FileRefused(
-                    f"{temporary}: expected a directory, found a link", file=str(temporary), kind="a link"
-                )
-            publish_bytes(owner.encode(), self._path, temporary / f"{OWNER}.{owner.token}")
+            self._publish(owner, temporary)
         except BaseException:
             self._lock.release()
             raise
         self._owner = owner
         return owner
 
+    def _publish(self, owner: Owner, temporary: Path) -> None:
+        """Writes the owner's file, and makes the directory for temporary files.
+
+        A network filesystem may remember that directory although a producer elsewhere has removed it: then it can be
+        neither made nor used until that is forgotten, which is waited for.
+        """
+        started = time.monotonic()
+        while True:
+            temporary.mkdir(exist_ok=True)
+            check_folder(temporary)
+            try:
+                publish_bytes(owner.encode(), self._path, temporary / f"{OWNER}.{owner.token}")
+            except FileNotFoundError:
+                if not temporary.is_dir() or time.monotonic() - started > REMEMBERED_S:
+                    raise
+                time.sleep(_PAUSE_S)
+            else:
+                return
+
     def check(self) -> None:
         """Looks whether the stream is still ours.
 
         Raises:
-            ProducerFenced: another producer has taken it over.
+            ProducerFenced: another producer has taken it over, or its owner's file is gone.
         """
         found = self._read()
+        if found is None:
+            raise ProducerFenced(
+                f"{self._path}: is gone or torn: somebody removes the stream, or has changed that file; this producer "
+                f"stops, since it cannot know any more whether the stream is its own. If the stream is still wanted, "
+                f"start it again: it goes on after the last sealed chunk",
+                directory=str(self._directory),
+            )
         if found != self._owner:
-            holder = str(found) if found else "somebody who removed its owner file"
+            holder = str(found)
             raise ProducerFenced(
                 f"{self._directory}: {holder} has taken this stream over; this producer stops. Nothing is lost: the "
                 f"other one goes on after the last sealed chunk",
@@ -99,6 +127,6 @@ class WriterLock:
         # An owner file that a power cut has emptied says as much as none: the lock of this machine is what keeps a
         # second producer out here, and whoever comes next writes a new one.
         try:
-            return Owner.decode(read_file(self._path), str(self._path))
+            return read_replaced_file(self._path, lambda data: Owner.decode(data, str(self._path)))
         except (FileNotFoundError, OwnerInvalid):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lazyshard.errors import StreamMismatch
+from lazyshard.errors import ManifestInvalid, StreamMismatch
 from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST
 from lazyshard.storage.files import read_file
@@ -30,6 +30,9 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
         manifest = Manifest.decode(read_file(path), str(path))
     except FileNotFoundError:
         return None
+    except ManifestInvalid as error:
+        error.args = (f"{error}; restore it from a copy",)
+        raise
     if samples_per_chunk not in (None, manifest.samples_per_chunk):
         raise StreamMismatch(
             f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid, StreamMissing
-from lazyshard.format.names import MANIFEST
+from lazyshard.format.names import MANIFEST, OWNER
 from lazyshard.storage.chunk import open_foreign
+from lazyshard.storage.files import is_there
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.stream import Stream, open_stream
@@ -37,12 +38,14 @@ def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
 def rows_of_first_chunk(directory: Path) -> int | None:
     """Returns how many rows the first chunk of a foreign directory has; None if it is none, or has no marker at all.
 
+    One with an owner counts as none: it may have been a stream of ours that has lost its manifest.
+
     Raises:
         StreamInvalid: its first chunk is not complete, or has no rows.
         ManifestInvalid, OSError: its files cannot be read.
     """
     try:
-        if read_manifest(directory, None) is not None:
+        if read_manifest(directory, None) is not None or is_there(directory / OWNER):
             return None
         listing = list_chunks(directory)
     except (FileNotFoundError, NotADirectoryError):

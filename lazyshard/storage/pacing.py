@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from lazyshard.format.fields import printable
 from lazyshard.storage.stream import Published
 
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 5.0
 """Bounds of the pause between two looks. The upper one keeps a job of thousands of waiting processes from loading a
-metadata server (4,000 of them: 800 opens a second), and is the longest that a chunk can lie unseen."""
+metadata server (4,000 of them on as many nodes: 800 opens a second), and is the longest that a chunk can lie unseen."""
+
+FIRST_REQUEST_S: Final = 0.2
+"""The shortest pause where a look is a request to an object store: it is paid for, and some thousands a second is all
+that a prefix of a bucket answers. 1,000 nodes ask so often together."""
 
 _POLL_SHARE: Final = 0.1
 """A pause is a tenth of the time that has passed or is expected to pass, so polling adds at most that share."""
@@ -28,15 +33,16 @@ _DEAD_HEARTBEAT_S: Final = 60.0
 """A writer that waits for one slow row does not beat either, so the word for it comes later."""
 
 
-def next_poll(waited: float, expected: float | None) -> float:
+def next_poll(waited: float, expected: float | None, least: float = FIRST_POLL_S) -> float:
     """Returns the pause in seconds before the next look.
 
     Args:
         waited: seconds waited so far.
         expected: seconds that the producer's rate suggests are left, None where unknown.
+        least: no pause is shorter, in seconds.
     """
     pause = _POLL_SHARE * (waited if expected is None else max(expected, waited * _POLL_SHARE))
-    return min(LAST_POLL_S, max(FIRST_POLL_S, pause))
+    return min(LAST_POLL_S, max(least, pause))
 
 
 def next_report(last: float) -> float:
@@ -72,7 +78,7 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     if head is None:
         return f"{published.chunks} chunks are complete, nothing is known of the producer{gap}"
     age = heartbeat_age(published, now) or 0.0
-    who = f"the producer (pid {head.pid} on {head.host})"
+    who = f"the producer (pid {head.pid} on {printable(head.host)})"
     expected = expected_wait(samples, published)
     if gone:
         doing = "is not there any more, and did not say that it stops: killed? Start it again"
@@ -87,17 +93,23 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     elif head.state == "failed":
         doing = "has failed; look at its log and start it again"
         if head.note:
-            doing = f"has failed: {head.note}; start it again when that is mended"
+            doing = f"has failed: {failure_words(head.note)}"
     elif head.state == "idle":
         doing = "was stopped; start it again"
     else:
         doing = f"is {head.state}"
     beat = f"; its last heartbeat is {format_seconds(age)} old" if age > STALE_HEARTBEAT_S else ""
     if head.state == "waiting" and head.note and not gone:
-        doing += f" ({head.note})"
+        doing += f" ({printable(head.note)})"
     silent = age > _DEAD_HEARTBEAT_S and head.state in ("running", "waiting")
     dead = ", it may be dead" if silent and not gone else ""
     return f"{published.samples} samples are published, {who} {doing}{beat}{dead}{gap}"
+
+
+def failure_words(note: str) -> str:
+    """Returns why a producer has failed, by the note of its head, and what to do: what the note advises, if it does."""
+    told = printable(note)
+    return told if " again" in told else f"{told}; start it again when that is mended"
 
 
 def heartbeat_age(published: Published, now: float) -> float | None:

@@ -41,6 +41,8 @@ def publish_chunk(
     chunk.finish()
     lock.check()
     if os.path.lexists(target):
+        # By a producer that has taken over since the look before, most likely.
+        lock.check()
         raise StreamInvalid(
             f"{target}: somebody else has published this chunk; this producer stops, nothing of the stream was changed",
             directory=str(directory),

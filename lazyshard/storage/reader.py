@@ -7,14 +7,25 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import ChunkMissing, ChunkRetired, LazyShardError, StreamInvalid, StreamMissing, WaitTimeout
+from lazyshard.errors import (
+    ChunkCorrupt,
+    ChunkMissing,
+    ChunkRetired,
+    LazyShardError,
+    StreamInvalid,
+    StreamMissing,
+    WaitTimeout,
+)
 from lazyshard.format.cursor import CURSORS
+from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
+    FIRST_POLL_S,
+    FIRST_REQUEST_S,
     STALE_HEARTBEAT_S,
     describe_producer,
     expected_wait,
@@ -23,7 +34,10 @@ from lazyshard.storage.pacing import (
     next_poll,
     next_report,
 )
+from lazyshard.storage.patience import READERS
+from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.storage.stream import Published, Stream, open_stream
+from lazyshard.storage.urls import UrlPath, stream_path
 from lazyshard.storage.watch import Parent, Waker
 
 OPEN_CHUNKS: Final = 256
@@ -46,6 +60,9 @@ _LET_GO_S: Final = 1.0
 _QUIET_S: Final = 0.02
 """Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
 
+_ANSWER_S: Final = 5.0
+"""What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
+
 _AHEAD_BYTES: Final = 512 << 10
 _FIRST_AHEAD_BYTES: Final = 16 << 10
 """Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
@@ -63,17 +80,19 @@ class StreamReader:
     behind). Several threads may share one.
 
     Args:
-        directory: the stream's directory. If there is no stream in it yet, the constructor waits for one.
+        directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix``. If there is no
+            stream in it yet, the constructor waits for one.
         samples_per_chunk: needed for a foreign directory only; otherwise None or what the stream's manifest says.
         max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
 
     Raises:
         WaitTimeout: no stream has appeared.
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: see `lazyshard.errors`.
+        StoreRefused, StoreUnavailable: the object store cannot be read; any method may raise these.
         ValueError: samples_per_chunk is needed or impossible, or max_wait is negative.
 
     Attributes:
-        directory: the stream's directory.
+        directory: the stream's directory, or its URL.
         stream_id: the stream's identity, None for a foreign directory.
         samples_per_chunk: rows in every chunk but possibly the last.
         label: how to call this reader in log lines; empty by default.
@@ -91,7 +110,7 @@ class StreamReader:
     ) -> None:
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
-        self.directory = Path(directory)
+        self.directory = stream_path(directory)
         self.max_wait = float(max_wait)
         self.label = ""
         self.quiet = False
@@ -100,7 +119,11 @@ class StreamReader:
         self.waited_s = 0.0
         self.chunks_opened = 0
         self._chunks: dict[int, Chunk] = {}
+        self._least_poll = FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else FIRST_POLL_S
+        self._keep = 1
+        self._closed: deque[int] = deque(maxlen=2)
         self._let_go_at = time.monotonic()
+        self._hung_s = 0.0
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._seen = Published(0, 0, False)
@@ -129,13 +152,15 @@ class StreamReader:
         """
         seen = self._seen
         try:
-            found = self._stream.published()
+            path = self.directory if self._stream.stream_id is None else self.directory / HEAD
+            found = self._ask(self._stream.published, "reading %s", path)
             if found.samples < seen.samples:
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
         except FileNotFoundError as cause:
             raise StreamMissing(
-                f"{self.directory}: the stream has gone while it was being read",
+                f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its "
+                f"filesystem unmounted? When it is there again, go on from the last checkpoint",
                 directory=str(self.directory),
             ) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
@@ -153,7 +178,8 @@ class StreamReader:
     def wait_for(self, samples: int) -> Published:
         """Returns once so many samples are published or the stream has ended.
 
-        While it waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
+        Waits of one node for the same stream share what they see of it, see `lazyshard.storage.shared_looks`. While it
+        waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
 
         Args:
             samples: how many samples, counted from the start of the stream.
@@ -165,11 +191,32 @@ class StreamReader:
         if self._seen.ended or self._seen.samples >= samples:
             return self._seen
 
-        def look() -> Published | None:
-            found = self.refresh()
+        looks = SharedLooks(self.stream_id, self._identify, lambda: time.monotonic())
+
+        def look(age: float) -> Published | None:
+            looks.head.renew(age, self._look, self._adopt)
+            found = self._seen
             return found if found.ended or found.samples >= samples else None
 
-        return self._wait(look, samples)
+        return self._wait(look, samples, looks)
+
+    def _identify(self) -> os.stat_result:
+        mirrored = self._stream.mirrored
+        folder = self.directory if mirrored is None else mirrored.folder
+        return self._ask(lambda: os.stat(folder), "looking into %s", folder)
+
+    def _look(self) -> bytes | None:
+        """Looks what is published now, and returns it for the other processes of this node."""
+        head = self.refresh().head
+        return None if head is None else head.encode()
+
+    def _adopt(self, data: bytes) -> bool:
+        """Takes what another process has seen, unless it is not newer than what is known."""
+        seen, found = self._seen, decode_head(data, self.samples_per_chunk)
+        if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
+            return False
+        self._seen = found
+        return True
 
     def read(self, sample: int) -> dict[str, Any]:
         """Returns one row, waiting for it if need be.
@@ -194,7 +241,7 @@ class StreamReader:
             at_least: how many lines to return if the chunk has them and they are good.
 
         Returns:
-            At least one line; fewer than `at_least` where the chunk ends or a bad row follows.
+            At least one line; fewer than `at_least` where the chunk ends, a bad row follows, or rows are large.
 
         Raises:
             ChunkCorrupt: row `first` is bad.
@@ -205,7 +252,8 @@ class StreamReader:
         number, row = divmod(first, self.samples_per_chunk)
         chunk = self.chunk(number)
         budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
-        lines = chunk.lines(row, min(row + stop - first, len(chunk)), at_least, budget)
+        last = min(row + stop - first, len(chunk))
+        lines = self._read(chunk, lambda: chunk.lines(row, last, at_least, budget))
         self._ahead = max(budget, _FIRST_AHEAD_BYTES)
         self._next = first + len(lines)
         return lines
@@ -224,11 +272,16 @@ class StreamReader:
         number, row = divmod(first, self.samples_per_chunk)
         return self.chunk(number).parse(lines, row)
 
+    def data_published(self, chunk: Chunk) -> bytes:
+        """Returns all bytes of an open chunk, not checked yet. Raises as `lines_published`."""
+        return self._read(chunk, chunk.data)
+
     def line(self, sample: int) -> bytes:
         """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
         self._check(sample)
         number, row = divmod(sample, self.samples_per_chunk)
-        return self.chunk(number).line(row)
+        chunk = self.chunk(number)
+        return self._read(chunk, lambda: chunk.line(row))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields all rows in order to the end of the stream, waiting for those to come. Raises as `read` does."""
@@ -250,10 +303,10 @@ class StreamReader:
             chunk = self._open(number)
             self._let_go()
         self._chunks[number] = chunk
-        most = min(OPEN_CHUNKS, max(1, OPEN_ROWS // self.samples_per_chunk))
-        if len(self._chunks) > most:
+        if len(self._chunks) > 1 and len(self._chunks) > (most := self._most_open()):
             for old in list(self._chunks)[:-most]:
                 self._chunks.pop(old, None)
+                self._closed.append(old)
         return chunk
 
     def _check(self, sample: int) -> None:
@@ -261,13 +314,15 @@ class StreamReader:
             raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self._seen.samples} from 0 on")
 
     def _open(self, number: int) -> Chunk:
-        started = time.monotonic()
+        started = self._clock()
         reported = 0.0
         while True:
             try:
-                chunk = self._stream.open_chunk(number)
+                chunk = self._ask(
+                    lambda: self._stream.open_chunk(number), "opening chunk %d of %s", number, self.directory
+                )
             except FileNotFoundError as cause:
-                waited = time.monotonic() - started
+                waited = self._clock() - started
                 self.refresh()
                 # Only here, so that a chunk which is there costs no more than before.
                 retired = self._stream.retired()
@@ -285,11 +340,21 @@ class StreamReader:
                     reported = next_report(reported)
                     who = f"{self.label}: " if self.label else ""
                     _log.warning("%schunk %d is published, waiting for %s to appear", who, number, cause.filename)
-                self._pause(next_poll(waited, None), time.sleep)
+                self._pause(next_poll(waited, None, self._least_poll), time.sleep)
                 continue
             self._check_rows(chunk)
             self.chunks_opened += 1
+            if number in self._closed:
+                # It was closed too early: this reader goes to and fro between more of them.
+                self._keep = min(2 * self._keep, OPEN_CHUNKS)
+                self._closed = deque(self._closed, maxlen=2 * self._keep)
             return chunk
+
+    def _most_open(self) -> int:
+        """Returns how many chunks to hold open: of an object store no more than are needed, as the cache keeps them."""
+        return min(
+            OPEN_CHUNKS if self._stream.mirrored is None else self._keep, max(1, OPEN_ROWS // self.samples_per_chunk)
+        )
 
     def _check_rows(self, chunk: Chunk) -> None:
         rows = len(chunk)
@@ -306,47 +371,117 @@ class StreamReader:
             )
 
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
-        return self._wait(lambda: open_stream(self.directory, samples_per_chunk), 0)
+        def look(age: float) -> Stream | None:
+            return self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
 
-    def _wait(self, look: Callable[[], _T | None], samples: int) -> _T:
-        started = time.monotonic()
+        return self._wait(look, 0, None)
+
+    def _wait(self, look: Callable[[float], _T | None], samples: int, looks: SharedLooks | None) -> _T:
+        """Waits until `look` returns something; what it returns may rest on what was seen so many seconds before."""
+        started = self._clock()
         reported = 0.0
-        with Waker(self.directory) as waker:
+        age = 0.0
+        with Waker(self.directory) as waker, looks or contextlib.nullcontext():
             while True:
-                found = look()
-                waited = time.monotonic() - started
+                found = look(age)
+                waited = self._clock() - started
                 if found is not None:
                     self.waited_s += waited
                     return found
                 if waited >= self.max_wait:
+                    if looks is not None and age > 0:
+                        # Nobody gives up by what was seen before.
+                        age = 0.0
+                        continue
                     self.waited_s += waited
                     raise self._timeout(samples, waited)
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     if not self.quiet:
                         _log.warning("%s", self._describe_wait(samples, waited))
-                self._let_go()
-                expected = expected_wait(samples, self._seen)
-                pause = min(next_poll(waited, expected), self.max_wait - waited, next_report(reported) - waited)
-                self._pause(pause, time.sleep if waited < _QUIET_S else waker.sleep)
+                self._let_go(looks)
+                age = next_poll(waited, expected_wait(samples, self._seen), self._least_poll)
+                due = age if looks is None else looks.head.pause(age)
+                pause = min(due, self.max_wait - waited, next_report(reported) - waited)
+                if self._pause(pause, time.sleep if max(waited, pause) < _QUIET_S else waker.sleep):
+                    age = 0.0
 
-    def _let_go(self) -> None:
+    def _let_go(self, looks: SharedLooks | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
         now = time.monotonic()
         if not self._chunks or now - self._let_go_at < _LET_GO_S:
             return
         self._let_go_at = now
+
+        def look() -> bytes:
+            retired = self._ask(self._stream.retired, "reading %s", self.directory / RETIRED)
+            self._close_below(retired)
+            return encode_retired(retired)
+
+        def adopt(data: bytes) -> bool:
+            retired = decode_retired(data)
+            if retired is not None:
+                self._close_below(retired)
+            return retired is not None
+
         # What cannot be told now is told by whoever reads on.
         with contextlib.suppress(LazyShardError, OSError):
-            retired = self._stream.retired()
-            for number in [number for number in list(self._chunks) if number < retired]:
-                self._chunks.pop(number, None)
+            if looks is None:
+                look()
+            else:
+                looks.retired.renew(_LET_GO_S, look, adopt)
 
-    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> None:
-        """Sleeps until the next look is due, with an eye on the parent if there is one."""
+    def _close_below(self, retired: int) -> None:
+        for number in [number for number in list(self._chunks) if number < retired]:
+            self._chunks.pop(number, None)
+
+    def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
+        """Reads from an open chunk.
+
+        Raises:
+            ChunkRetired: it was deleted, and the filesystem does not give what is open then.
+            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+        """
+        try:
+            return self._ask(call, "reading %s", chunk.path)
+        except FileNotFoundError as cause:
+            self._chunks.pop(chunk.number, None)
+            retired = self._stream.retired()
+            if chunk.number < retired:
+                raise self._retired(chunk.number, retired, str(chunk.path)) from cause
+            raise
+        except ChunkCorrupt:
+            if self._stream.mirrored is not None:
+                self._chunks.pop(chunk.number, None)
+                self._stream.mirrored.distrust(chunk.number)
+            raise
+
+    def _ask(self, call: Callable[[], _T], what: str, *of: object) -> _T:
+        """Calls the filesystem; where no answer comes, says what was asked for, `what % of`."""
+        asked = time.monotonic()
+        quiet = self.quiet
+        if not quiet:
+            READERS.start()
+            READERS.ask(lambda: f"{self.label}: {what % of}" if self.label else what % of)
+        try:
+            return call()
+        finally:
+            if not quiet:
+                READERS.answered()
+            self._hung_s += max(0.0, time.monotonic() - asked - _ANSWER_S)
+
+    def _clock(self) -> float:
+        """Returns seconds for measuring waits: while the filesystem gives no answer, this clock stands still."""
+        return time.monotonic() - self._hung_s
+
+    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
+        """Sleeps until the next look is due, with an eye on the parent if there is one.
+
+        Returns:
+            Whether something that matters has come before.
+        """
         if self.parent is None and self.on_wait is None:
-            sleep(seconds)
-            return
+            return bool(sleep(seconds))
         due = time.monotonic() + seconds
         while seconds > 0:
             if self.parent is not None:
@@ -354,8 +489,9 @@ class StreamReader:
             if self.on_wait is not None:
                 self.on_wait()
             if sleep(min(seconds, _ASIDE_S)):
-                return
+                return True
             seconds = due - time.monotonic()
+        return False
 
     def _describe_wait(self, samples: int, waited: float) -> str:
         who = f"{self.label}: " if self.label else ""

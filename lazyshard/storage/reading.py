@@ -10,14 +10,14 @@ import contextlib
 import logging
 import os
 import secrets
-from pathlib import Path
 
 from lazyshard.errors import FormatInvalid
 from lazyshard.format import ReadingMark
 from lazyshard.format.cursor import CURSORS
 from lazyshard.format.reading import reading_name
 from lazyshard.storage.durable import publish_bytes, remove
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import check_folder, read_file
+from lazyshard.storage.urls import UrlPath, stream_path
 
 _log = logging.getLogger("lazyshard")
 
@@ -39,11 +39,16 @@ def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
     Returns:
         Whether it was written.
     """
-    folder = Path(directory) / CURSORS
+    folder = stream_path(directory) / CURSORS
     target = folder / reading_name(mark.consumer)
     temporary = folder / f".{mark.consumer}.reading.{secrets.token_hex(8)}"
     try:
+        if isinstance(target, UrlPath):
+            # Once: a store that does not answer is not waited for to give it a hint.
+            target.store.put(target.key, mark.encode(), patience_s=0)
+            return True
         folder.mkdir(exist_ok=True)
+        check_folder(folder)
         try:
             publish_bytes(mark.encode(), target, temporary, durable=False)
         except BaseException:
@@ -75,8 +80,9 @@ def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMar
     Raises:
         ValueError: there can be no consumer of this name.
     """
-    path = Path(directory) / CURSORS / reading_name(consumer)
+    path = stream_path(directory) / CURSORS / reading_name(consumer)
     try:
+        check_folder(path.parent)
         return ReadingMark.decode(read_file(path), consumer, str(path))
     except (OSError, FormatInvalid):
         return None

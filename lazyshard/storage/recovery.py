@@ -8,17 +8,26 @@ does not grow with how many there once were.
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format import End, Manifest, Seal
 from lazyshard.format.names import END, RETIRED, TEMPORARY, chunk_name, seal_name
-from lazyshard.storage.durable import remove, sync_directory
+from lazyshard.storage.durable import clear_folder, remove, sync_directory
 from lazyshard.storage.files import open_file, read_file
 from lazyshard.storage.listing import Listing
 from lazyshard.storage.retire import complete_retirement, list_kept
+
+LISTING_S: Final = 60.0
+"""How long a listing may stay behind; common settings of network filesystems are 3 to 60 s."""
+
+_log = logging.getLogger("lazyshard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None]
         OSError: the filesystem failed.
     """
     sync_directory(directory)
-    listing = list_kept(directory, manifest.stream_id)
+    listing = _list(directory, manifest, check_owner)
     _check_gaps(directory, listing)
     last = _last_seal(directory, listing)
     if last is not None and last.samples > manifest.samples_per_chunk:
@@ -73,6 +82,39 @@ def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None]
     _clear(directory, listing, check_owner)
     complete_retirement(directory, listing)
     return Recovered(listing.sealed, samples, last, ended, closing=short > 0 and not ended)
+
+
+def _list(directory: Path, manifest: Manifest, check_owner: Callable[[], None]) -> Listing:
+    """Lists the stream, and waits where the listing is older than what can be seen by name.
+
+    Network filesystems remember listings, for 20 s say. By an old one a chunk that another machine's producer has
+    sealed meanwhile would be taken for one that was never published, and deleted.
+
+    Raises:
+        StreamInvalid: the listing has stayed behind.
+    """
+    started = time.monotonic()
+    told = False
+    while True:
+        listing = list_kept(directory, manifest.stream_id)
+        open_chunks = {listing.sealed, *(chunk for chunk in listing.data if chunk not in listing.seals)}
+        unlisted = [chunk for chunk in sorted(open_chunks) if os.path.lexists(directory / seal_name(chunk))]
+        if not unlisted:
+            return listing
+        check_owner()
+        path = directory / seal_name(unlisted[0])
+        waited = time.monotonic() - started
+        if waited > LISTING_S:
+            raise StreamInvalid(
+                f"{path}: is there, but a listing of {directory} has not shown it for {waited:.0f} s; start again when "
+                f"it does, or mount the filesystem with shorter caches",
+                directory=str(directory),
+                chunk=unlisted[0],
+            )
+        if not told:
+            told = True
+            _log.warning("%s: is there, but not listed yet; waiting for the filesystem to list it", path)
+        time.sleep(min(1.0, max(0.01, waited / 10)))
 
 
 def _check_gaps(directory: Path, listing: Listing) -> None:
@@ -139,7 +181,4 @@ def _clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -
         if chunk not in listing.seals:
             check_owner()
             remove(directory / name)
-    temporary = directory / TEMPORARY
-    if temporary.is_dir():
-        for path in temporary.iterdir():
-            remove(path)
+    clear_folder(directory / TEMPORARY)

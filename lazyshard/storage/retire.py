@@ -22,7 +22,7 @@ from lazyshard.errors import StreamInvalid
 from lazyshard.format import Retired
 from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, chunk_name, seal_name
 from lazyshard.storage.durable import publish_bytes, remove, sync_directory
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import check_folder, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
 from lazyshard.storage.manifest import read_manifest
 
@@ -70,6 +70,9 @@ def retire(
     check()
     if target > marked:
         _write_mark(directory, Retired(manifest.stream_id, target, clock()))
+    else:
+        # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
+        sync_directory(directory)
     for chunk in range(first, target):
         remove(directory / seal_name(chunk))
         remove(directory / chunk_name(chunk))
@@ -92,7 +95,7 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
     """
     path = directory / RETIRED
     try:
-        mark = Retired.decode(read_file(path), str(path))
+        mark = read_replaced_file(path, lambda data: Retired.decode(data, str(path)))
     except FileNotFoundError:
         return 0
     if stream_id is None:
@@ -138,6 +141,7 @@ def _write_mark(directory: Path, mark: Retired) -> None:
     folder = directory / TEMPORARY
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
+    check_folder(folder)
     temporary = folder / f"{RETIRED}.{secrets.token_hex(8)}"
     try:
         publish_bytes(mark.encode(), directory / RETIRED, temporary)

@@ -171,7 +171,7 @@ def check_fits(state: RunState, now: RunState, where: str) -> None:
     ways = {
         "stream_id": "it belongs to another stream: give the directory of that one, or start anew without the state",
         "samples_per_chunk": "the same sample would be in another chunk: give samples_per_chunk as it was",
-        "unit": "the deal would be another: give unit as it was",
+        "unit": 'the deal would be another: give unit as it was, or "auto"',
         "window": "the order would be another: give shuffle_window as it was",
         "seed": "the order would be another: give seed as it was",
         "max_total_samples": "epochs would end elsewhere: give max_total_samples as it was",

@@ -16,17 +16,20 @@ from lazyshard.errors import (
     FileRefused,
     FormatInvalid,
     HeadInvalid,
+    SealInvalid,
     StreamInvalid,
     StreamMismatch,
     StreamUnsealed,
 )
 from lazyshard.format import End, Head, Manifest, Seal
-from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import again_if_stale, list_names, read_file, read_replaced_file
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.mirror_chunks import MirroredChunks
 from lazyshard.storage.retire import list_kept, read_retired
+from lazyshard.storage.urls import UrlPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,12 @@ class Published:
 
 
 class Stream(Protocol):
-    """A stream directory, for reading."""
+    """A stream directory, or what is under a URL, for reading."""
 
     directory: Path
     stream_id: str | None
     samples_per_chunk: int
+    mirrored: MirroredChunks | None
 
     def published(self) -> Published:
         """Looks what is published now.
@@ -120,15 +124,18 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
     try:
         listing = list_chunks(directory)
-        names = os.listdir(directory)
+        names = list_names(directory)
     except FileNotFoundError:
         return None
     # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
     if MANIFEST in names or (not listing.data and not listing.seals):
         return None
-    if HEAD in names:
+    # An adoption that was interrupted leaves an owner too, and the directory as it was, for those who know its numbers.
+    ours = HEAD if HEAD in names else OWNER if OWNER in names and samples_per_chunk is None else None
+    if ours is not None:
+        again = "" if ours == HEAD else "; or, if `lazyshard adopt` was interrupted, run that again"
         raise StreamInvalid(
-            f"{directory}: there are chunks and {HEAD}, but {MANIFEST} is missing; restore it from a copy",
+            f"{directory}: there are chunks and {ours}, but {MANIFEST} is missing; restore it from a copy{again}",
             directory=str(directory),
         )
     if not listing.seals:
@@ -136,6 +143,12 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
             f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "
             f"are complete. If nobody writes to them any more, mark them: "
             f"`lazyshard adopt {directory}`; a producer should make each marker when its chunk is complete",
+            directory=str(directory),
+        )
+    if isinstance(directory, UrlPath):
+        raise StreamInvalid(
+            f"{directory}: there is no {MANIFEST}, and in an object store only streams of ours are read, not what "
+            f"other programs put there. Copy it into a directory, run `lazyshard adopt` on that, and copy that back",
             directory=str(directory),
         )
     if samples_per_chunk is None:
@@ -147,24 +160,32 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
 
 
 class NativeStream:
-    """A stream with a manifest. Looking costs one open and one read, however long the stream."""
+    """A stream with a manifest. Looking costs one open and one read, or one request, however long the stream.
+
+    Attributes:
+        mirrored: its chunks, where they are in an object store; None for a directory.
+    """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
         self.stream_id: str | None = manifest.stream_id
         self.samples_per_chunk = manifest.samples_per_chunk
-        self._manifest = os.path.join(directory, MANIFEST)
-        self._manifest_file = self._identify()
+        self.mirrored: MirroredChunks | None = None
+        if isinstance(directory, UrlPath):
+            self.mirrored = MirroredChunks(directory, manifest.stream_id, self.check_identity)
+        else:
+            self._manifest = os.path.join(directory, MANIFEST)
+            self._manifest_file = self._identify()
 
     def _identify(self) -> tuple[int, int, int]:
-        status = os.stat(self._manifest)
+        status = again_if_stale(lambda: os.stat(self._manifest))
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def published(self) -> Published:
         """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
         path = self.directory / HEAD
         try:
-            head = Head.decode(read_file(path), str(path))
+            head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
         except (FileNotFoundError, HeadInvalid):
             return self._listed()
         self._check_samples(path, HeadInvalid, head.chunks, head.samples, head.ended)
@@ -191,9 +212,16 @@ class NativeStream:
         except FileNotFoundError:
             # The last seal may be that of a partial chunk whose stream.end is still to come.
             chunks = listing.complete
-            if chunks > listing.first and len(self.open_chunk(chunks - 1)) < self.samples_per_chunk:
-                chunks -= 1
-            return Published(chunks, chunks * self.samples_per_chunk, False, gap=listing.gap)
+            gap = listing.gap
+            if chunks > listing.first:
+                try:
+                    rows = len(self.open_chunk(chunks - 1))
+                except FileNotFoundError:
+                    # Listed, but the filesystem still remembers that it was not there.
+                    rows, gap = 0, chunks - 1
+                if rows < self.samples_per_chunk:
+                    chunks -= 1
+            return Published(chunks, chunks * self.samples_per_chunk, False, gap=gap)
         self._check_samples(path, EndInvalid, end.chunks, end.samples, True)
         return Published(end.chunks, end.samples, True)
 
@@ -212,12 +240,18 @@ class NativeStream:
 
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened."""
+        if self.mirrored is not None:
+            return self.mirrored.open(chunk)
         found = self._identify()
         if found != self._manifest_file:
             self.check_identity()
             self._manifest_file = found
         path = self.directory / seal_name(chunk)
-        seal = Seal.decode(read_file(path), chunk, str(path))
+        try:
+            seal = Seal.decode(read_file(path), chunk, str(path))
+        except SealInvalid as error:
+            error.args = (f"{error}; restore the file from a copy",)
+            raise
         return open_sealed(self.directory / chunk_name(chunk), seal)
 
     def retired(self) -> int:
@@ -232,12 +266,13 @@ class ForeignStream:
         self.directory = directory
         self.stream_id: str | None = None
         self.samples_per_chunk = samples_per_chunk
+        self.mirrored: MirroredChunks | None = None
         self._names: dict[int, str] = {}
         self._newest: tuple[int, int] | None = None
 
     def published(self) -> Published:
         """Lists the markers, and counts the rows of the newest chunk once."""
-        ended = (self.directory / END).exists()
+        ended = again_if_stale((self.directory / END).exists)
         listing = list_chunks(self.directory)
         gap = listing.gap
         if ended and gap is None and len(listing.data) > listing.complete:

@@ -18,6 +18,7 @@ from lazyshard.format.names import QUARANTINE
 from lazyshard.storage.census import Census, retired_chunks, take_census, tolerate
 from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.disk_use import DiskUse, Lines, count_lines, free_bytes, measure_disk
+from lazyshard.storage.files import modified_at
 from lazyshard.storage.reader import GRACE_S
 
 
@@ -124,5 +125,5 @@ def _unread_since(directory: Path, consumers: tuple[Consumer, ...], census: Cens
         if consumer.chunks_before < census.chunks:
             # One that is retired or lost tells nothing.
             with contextlib.suppress(OSError):
-                since[consumer.name] = os.stat(directory / census.names(consumer.chunks_before)[1]).st_mtime
+                since[consumer.name] = modified_at(directory / census.names(consumer.chunks_before)[1])
     return since

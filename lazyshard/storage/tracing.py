@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,25 @@ from lazyshard.errors import StateMismatch
 from lazyshard.plan import Gaps
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.storage.run_state import check_fits, course_of
+from lazyshard.storage.tracing_blends import MemberSteps
 from lazyshard.storage.tracing_facts import Facts, total_of
 from lazyshard.storage.tracing_states import SavedState
 from lazyshard.storage.tracing_stretches import Stretch, is_over, stretches_of
 
-Became = Literal["trained", "skipped", "to come", "left over", "cut short", "not published", "beyond the end"]
-"""What became of a sample in an epoch: skipped on purpose; left over for want of a whole batch; cut short where another
-epoch was begun before this one was over; beyond the end that `max_total_samples` sets."""
+Became = Literal[
+    "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end"
+]
+"""What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left
+over for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
+`max_total_samples` sets."""
+
+
+MAX_PARTS: Final = 1000
+"""The work grows with their square: a run that was resumed with other ranks so often takes some 5 s."""
+
+MAX_EPOCHS: Final = 100_000
+MAX_STEP_DRAWS: Final = 100_000_000
+"""More than any run has. What a file says is not walked through, nor held in memory, without a look at how much."""
 
 
 class Drawn(NamedTuple):
@@ -80,6 +92,7 @@ class Tracing:
         facts: as given.
         total: the end of the half-open range [0, total) of samples to draw; None as long as it is open.
         steps: which step takes which positions.
+        left_out: whether the run is over a blend that this stream is no part of any more.
         stretches: the parts, cut where an epoch was begun anew.
 
     Raises:
@@ -90,6 +103,9 @@ class Tracing:
         self.state = state = saved.state
         self.facts = facts
         self._where = where
+        self.left_out = saved.member is not None and not saved.member.blended
+        if len(state.parts) > MAX_PARTS:
+            raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
         here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
         check_fits(state, here, where)
         self.total = total_of(facts, state.max_total_samples)
@@ -97,9 +113,12 @@ class Tracing:
         self._check_published(saved)
         try:
             self.stretches = tuple(stretches_of(self.course, self.total))
-        except ValueError as cause:
-            raise self._mismatch(f"{saved.file}: the state cannot be of this stream: {cause}") from cause
-        self.steps = self._steps(saved)
+            epochs = self.epochs
+            self.steps = self._steps(saved)
+        except (ValueError, IndexError) as cause:
+            raise self._impossible(saved, str(cause)) from cause
+        if (count := epochs.stop - epochs.start) > MAX_EPOCHS:
+            raise self._impossible(saved, f"it has trained {count} epochs, and at most {MAX_EPOCHS} are traced")
 
     @property
     def epochs(self) -> range:
@@ -128,6 +147,9 @@ class Tracing:
                 field="draws_per_step",
             )
         course = self.course.until(place.part)
+        if place.start == place.stop:
+            # Of a blend: the step takes nothing of this stream.
+            return place
         if self.total is None and (needed := course.needed(place.stop - 1)) > self.facts.samples:
             raise StateMismatch(
                 f"{self._where}: what step {step + 1} takes is certain once {needed} samples are published, or the "
@@ -146,11 +168,15 @@ class Tracing:
         """
         place = self.place(step)
         course = self.course.until(place.part)
-        ranks = np.arange(course.dp) if rank is None else np.array([rank])
+        ranks = range(course.dp) if rank is None else range(rank, rank + 1)
+        if (draws := len(ranks) * (place.stop - place.start)) > MAX_STEP_DRAWS:
+            raise self._mismatch(
+                f"{self._where}: by the state step {step + 1} has {draws} draws; at most {MAX_STEP_DRAWS} are traced"
+            )
         positions = np.arange(place.start, place.stop)
-        epochs, samples = course.draws(ranks[:, None], positions, self.total)
+        epochs, samples = course.draws(np.array(ranks)[:, None], positions, self.total)
         draws = self.state.parts[place.part].draws
-        for at, number in enumerate(ranks.tolist()):
+        for at, number in enumerate(ranks):
             rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
             for position, epoch, sample in rows:
                 became: Became = "trained" if position < draws else "to come"
@@ -183,6 +209,8 @@ class Tracing:
             if current:
                 if sample >= self.facts.samples:
                     return Fate(sample, epoch, "not published")
+                if self.left_out:
+                    return Fate(sample, epoch, "left out")
                 certain = self.total is not None or place.position < course.drawable(self.facts.samples)
                 return Fate(sample, epoch, "to come", drawn if certain else None)
             return Fate(sample, epoch, "cut short")
@@ -197,8 +225,10 @@ class Tracing:
     def _left_out_from(self, sample: int) -> int:
         return next(n for n, part in enumerate(self.state.parts) if sample in Gaps(part.skip))
 
-    def _steps(self, saved: SavedState) -> Steps:
+    def _steps(self, saved: SavedState) -> Steps | MemberSteps:
         """Returns the steps; those of a trainer that ends them with epochs where only these fit what the file says."""
+        if saved.member is not None:
+            return MemberSteps(saved.member)
         even = Steps([self._part_steps(number, cut=False) for number in range(len(self.state.parts))])
         if self.total is None or _agrees(even, saved.step):
             return even
@@ -223,6 +253,9 @@ class Tracing:
                     f"{saved.file}: the state has drawn what needs {needed} samples, but {self.facts.samples} are "
                     f"published in {self._where}: it is ahead of the stream, which may be an older copy"
                 )
+
+    def _impossible(self, saved: SavedState, why: str) -> StateMismatch:
+        return self._mismatch(f"{saved.file}: the state cannot be of this stream: {why}")
 
     def _mismatch(self, message: str) -> StateMismatch:
         return StateMismatch(message, directory=self._where)

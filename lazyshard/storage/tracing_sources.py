@@ -18,8 +18,10 @@ import xxhash
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format import Seal
+from lazyshard.format.cursor import is_count
+from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.names import seal_name
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import open_given_file, read_file
 
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "gzip", "zstd"})
 """Kinds of sources whose positions are bytes and lines of a text."""
@@ -157,10 +159,15 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
 
 
 def _mark(seal: Seal, name: str) -> _Mark:
-    source: Any = seal.source
-    for entry in source["sources"]:
-        if entry.get("path") == name and entry.get("kind") is not None:
-            return _Mark(int(entry["offset"]), int(entry["line"]), bool(source.get("skip")))
+    source: Any = seal.source if isinstance(seal.source, dict) else {}
+    entries = source.get("sources")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("path") == name and entry.get("kind") is not None:
+            offset: Any = entry.get("offset")
+            line: Any = entry.get("line")
+            if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
+                raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
+            return _Mark(offset, line, bool(source.get("skip")))
     # Not begun, or not given yet.
     return _Mark(0, 0, bool(source.get("skip")))
 
@@ -174,7 +181,9 @@ def _line(name: str, place: SourcePlace, begin: _Mark) -> list[bytes]:
         StateMismatch: the line is blank.
     """
     path = place.path if os.path.exists(place.path) else name
-    with open(path, "rb") as file:
+    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
+    opened = open_given_file(Path(path))
+    with os.fdopen(os.dup(opened.fd), "rb") as file:
         if file.read(4)[:2] == b"\x1f\x8b" or name.endswith((".zst", ".gz")):
             raise ValueError("the file is compressed; `--text` searches the published rows")
         if place.byte is not None:

@@ -18,9 +18,12 @@ import orjson
 
 from lazyshard.errors import StateInvalid
 from lazyshard.format import Cursor
+from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import CURSORS, cursor_name
 from lazyshard.format.state import PartState, RunState
 from lazyshard.format.stream_id import is_stream_id
+from lazyshard.storage.files import read_given_file
+from lazyshard.storage.tracing_blends import Member, of_stream
 
 NAME: Final = "lazyshard.json"
 """The file in a checkpoint's folder."""
@@ -44,6 +47,7 @@ class SavedState:
         folder_step: the number in the name of the checkpoint's folder, None where it has none.
         cursor: the cursor that it was found in, None for a file.
         dated: whether `saved_at` is what the file says, not its own time.
+        member: the stream in the blend that the run is over; None where it is over this stream alone.
     """
 
     state: RunState
@@ -54,22 +58,27 @@ class SavedState:
     folder_step: int | None = None
     cursor: Cursor | None = None
     dated: bool = True
+    member: Member | None = None
 
 
-def read_state(path: Path) -> SavedState:
+def read_state(path: Path, directory: Path | None = None) -> SavedState:
     """Reads a state.
 
     Args:
         path: a file, or a checkpoint's folder, which holds a `lazyshard.json`.
+        directory: the stream whose state it is; of a run over a blend, that of this stream is taken. None for a state
+            that is of no blend.
 
     Raises:
         StateInvalid: there is none in it, or it cannot be used.
+        StateMismatch: it is of a blend of other streams; its field is "names".
         VersionUnsupported: it is of a later format.
+        FileRefused: it is no plain file, or far too large.
         OSError: the file cannot be read.
     """
     file = path / NAME if path.is_dir() else path
     try:
-        data = file.read_bytes()
+        data = read_given_file(file)
     except FileNotFoundError as cause:
         raise StateInvalid(
             f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME}",
@@ -93,7 +102,11 @@ def read_state(path: Path) -> SavedState:
             expected="a JSON object",
             actual=f"{len(data)} bytes",
         ) from cause
-    state = _state(value, str(file))
+    found = _state(value, str(file))
+    member = None
+    if isinstance(found, BlendState):
+        member = of_stream(found, directory or file.parent, str(file))
+    state = found if isinstance(found, RunState) else found.members[member.number if member else 0]
     match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
     saved_at = value.get("saved_at")
     dated = isinstance(saved_at, int | float)
@@ -105,6 +118,7 @@ def read_state(path: Path) -> SavedState:
         saved_at=float(saved_at) if dated else file.stat().st_mtime,
         folder_step=None if match is None else int(match[1]),
         dated=dated,
+        member=member,
     )
 
 
@@ -147,7 +161,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _state(value: Any, file: str) -> RunState:
+def _state(value: Any, file: str) -> RunState | BlendState:
     if not isinstance(value, dict):
         raise _refused(file, "a JSON object with the state of a run", f"{type(value).__name__}")
     if value.get("layout") == "block":
@@ -157,7 +171,11 @@ def _state(value: Any, file: str) -> RunState:
             file=file,
             field="layout",
         )
-    if "state" in value:
+    state: RunState | BlendState
+    blend = next((one for one in (value, value.get("state"), value.get("data")) if _is_blend(one)), None)
+    if blend is not None:
+        state = BlendState.from_dict(blend, file)
+    elif "state" in value:
         state = RunState.from_dict(value["state"], file, within="state")
     elif "parts" in value:
         return RunState.from_dict(value, file)
@@ -177,6 +195,10 @@ def _state(value: Any, file: str) -> RunState:
     if consumed is not None and consumed != state.consumed:
         raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), "consumed")
     return state
+
+
+def _is_blend(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") == BLEND
 
 
 def _of_format_1(value: dict[str, Any], file: str) -> RunState:

@@ -108,7 +108,7 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
             name = files.data
             samples, size = seal.samples, seal.size
-            chunk = open_sealed(directory / name, seal)
+            chunk = open_sealed(directory / name, seal, read=not quick)
         samples, size = len(chunk), chunk.offset(len(chunk))
         faults = () if quick else _bad_rows(files, chunk)
     except FileNotFoundError:

@@ -18,9 +18,10 @@ from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Re
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, TEMPORARY
 from lazyshard.format.reading import READING_SUFFIX
-from lazyshard.storage.files import read_file
+from lazyshard.storage.files import check_folder, is_there, list_names, read_file
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S
 from lazyshard.storage.survey import process_gone
+from lazyshard.storage.urls import UrlPath
 from lazyshard.storage.verification_chunks import file_finding
 from lazyshard.storage.verification_findings import Finding
 
@@ -75,7 +76,7 @@ def gather_facts(directory: Path, now: float) -> Facts:
         VersionUnsupported: the stream is of a later format.
         FileNotFoundError, OSError: the directory cannot be listed.
     """
-    facts = Facts(directory, native=any(os.path.lexists(directory / name) for name in (MANIFEST, HEAD)))
+    facts = Facts(directory, native=any(is_there(directory / name) for name in (MANIFEST, HEAD)))
     _read_consumers(facts)
     if facts.native:
         facts.manifest = _read(facts, MANIFEST, Manifest.decode)
@@ -84,7 +85,12 @@ def gather_facts(directory: Path, now: float) -> Facts:
         facts.end = _read(facts, END, End.decode)
         facts.retired = _read(facts, RETIRED, Retired.decode)
         _read(facts, OWNER, Owner.decode)
-    facts.names = os.listdir(directory)
+    try:
+        facts.names = list_names(directory)
+    except FileNotFoundError:
+        # A store has no empty folders: there is nothing under this URL.
+        if not isinstance(directory, UrlPath):
+            raise
     facts.has_end = END in facts.names or facts.end is not None
     if TEMPORARY in facts.names:
         facts.temporary = _listed(facts, TEMPORARY)
@@ -140,9 +146,12 @@ def _read(facts: Facts, name: str, decode: Callable[[bytes, str], _T]) -> _T | N
     except (LazyShardError, OSError) as error:
         if name == MANIFEST and isinstance(error, VersionUnsupported):
             # Nothing in the directory may mean what it seems to mean.
+            error.file = str(facts.directory / name)
+            error.args = (f"{facts.directory}{os.sep}{error}",)
             raise
         found = file_finding(name, error)
-        if found.severity == "damage" and not isinstance(error, VersionUnsupported) and _is_hint(name):
+        # Of what is no file at all readers refuse the head too, and the producer may be unable to replace it.
+        if found.kind == "invalid" and _is_hint(name):
             found = replace(found, severity="leftover", remedy=_REWRITTEN)
         facts.findings.append(found)
         return None
@@ -155,7 +164,7 @@ def _is_hint(name: str) -> bool:
 
 def _listed(facts: Facts, folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(facts.directory / folder))
+        return sorted(list_names(check_folder(facts.directory / folder)))
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:

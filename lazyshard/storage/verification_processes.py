@@ -57,7 +57,7 @@ def serve() -> None:
     """What another process does: looks at the batches that come on its stdin until there are no more."""
     while True:
         try:
-            batch = pickle.load(sys.stdin.buffer)
+            batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
         except EOFError:
             return
         try:
@@ -73,7 +73,7 @@ class _Process:
     """Another process, which has one batch at a time."""
 
     def __init__(self) -> None:
-        self.popen = subprocess.Popen(
+        self.popen = subprocess.Popen(  # noqa: S603 - this Python, and a program that is a constant
             [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -97,7 +97,7 @@ class _Process:
     def take(self) -> list[ChunkVerdict]:
         assert self.popen.stdout is not None
         try:
-            verdicts: list[ChunkVerdict] = pickle.load(self.popen.stdout)
+            verdicts: list[ChunkVerdict] = pickle.load(self.popen.stdout)  # noqa: S301 - of our own child
         except (EOFError, pickle.UnpicklingError) as cause:
             raise self._ended() from cause
         return verdicts

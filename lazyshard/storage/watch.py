@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final
@@ -19,6 +20,11 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
+from lazyshard.storage.urls import UrlPath
+
+_FOLLOW_S: Final = 2.0
+_STUCK_S: Final = 10.0
+"""How often to look whether the process worked for is there; how long after its end this one may still be at work."""
 
 _LEAVE_S: Final = 1.0
 """How long an orphan may take to leave in good order: flushing a pipe that nobody reads takes for ever."""
@@ -39,7 +45,7 @@ class Waker(FileSystemEventHandler):
     """Wakes a sleeper when the head, the end or a marker of a stream is written.
 
     Starts watching at the first sleep that finds the directory there. A context manager: leaving it ends the watching
-    thread.
+    thread. Nobody can be woken by an object store.
     """
 
     _refused: ClassVar[bool] = False
@@ -48,7 +54,7 @@ class Waker(FileSystemEventHandler):
         self._directory = directory
         self._woken = threading.Event()
         self._observer: BaseObserver | None = None
-        self._tried = False
+        self._tried = isinstance(directory, UrlPath)
 
     def sleep(self, seconds: float) -> bool:
         """Sleeps for so many seconds, or until something that matters is written.
@@ -111,11 +117,13 @@ class Waker(FileSystemEventHandler):
 class Parent:
     """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
 
-    Make it soon after this process has begun: of a parent that was gone before, `os.getppid` tells nothing.
+    Args:
+        pid: process id of the parent, of which this process is a fork. None if it is not known: then make this soon
+            after this process has begun, since of a parent that was gone before, `os.getppid` tells nothing.
     """
 
-    def __init__(self) -> None:
-        self._pid = os.getppid()
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = os.getppid() if pid is None else pid
         started_by = multiprocessing.parent_process()
         # A fork server starts processes for another one, of which only multiprocessing's pipe tells whether it lives.
         # Otherwise the number is surer: the pipe's other end is inherited by whatever is forked later.
@@ -124,6 +132,20 @@ class Parent:
     def gone(self) -> bool:
         """Returns whether the process has ended."""
         return os.getppid() != self._pid or (self._served is not None and not self._served.is_alive())
+
+    def follow(self) -> None:
+        """Has this process end soon after the other one has, wherever it may be stuck then.
+
+        A DataLoader's workers leave by themselves, unless one of them was killed while it held the lock of the queue
+        that they share: then the others wait for that lock, and stay for ever with all their memory.
+        """
+        threading.Thread(target=self._follow, name="lazyshard-parent", daemon=True).start()
+
+    def _follow(self) -> None:
+        while not self.gone():
+            time.sleep(_FOLLOW_S)
+        time.sleep(_STUCK_S)
+        os._exit(1)
 
     def leave_if_gone(self) -> None:
         """Ends this process if the other one has ended, without a word: there is nobody to hear it.

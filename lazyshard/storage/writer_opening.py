@@ -109,7 +109,6 @@ def _open(
         manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock())
         create_stream(directory, manifest, workplace.path(MANIFEST))
     found = recover(directory, manifest, lock.check)
-    workplace.directory.mkdir(exist_ok=True)
     announcer = Announcer(directory, workplace.path(HEAD), manifest.samples_per_chunk, found.samples, clock)
     if found.closing:
         publish_end(directory, found.chunks, found.samples, temporary=workplace.path(END))

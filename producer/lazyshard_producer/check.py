@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -48,25 +49,27 @@ It takes nothing from standard input or pipes, since what is read there is gone:
 """
 
 
-def describe_run(settings: Settings, rows: int, preview: Preview) -> Iterator[str]:
+def describe_run(settings: Settings, rows: int, preview: Preview, directory: str | None = None) -> Iterator[str]:
     """Yields the lines that say what a run would do.
 
     Args:
         settings: of the run.
         rows: how many rows to show.
         preview: gets them.
+        directory: tells how far the stream is, where `settings.out` is none; see `as_directory`.
 
     Raises:
         SettingInvalid, SourceRefused: as the run would.
         RowInvalid: one of the rows would end the run; raised after it was shown.
         LazyShardError, OSError: the stream cannot take these rows, or cannot be read.
     """
-    check_out(settings.out)
-    find_manifest(Path(settings.out), settings.samples_per_chunk)
-    end = find_end(settings.out, settings.samples_per_chunk)
-    yield _field("stream", _stream(settings, end))
+    there = settings if directory is None else replace(settings, out=directory, spool=None)
+    check_out(there.out)
+    find_manifest(Path(there.out), settings.samples_per_chunk)
+    end = find_end(there.out, settings.samples_per_chunk)
+    yield _field("stream", _stream(settings, end, Path(there.out)))
     if end is None:
-        check_sources(settings)
+        check_sources(there)
     yield from _sources(settings.sources)
     for name, text in (("rows", _rows(settings)), ("bad rows", _bad_rows(settings)), ("limits", _limits(settings))):
         yield _field(name, text)
@@ -74,15 +77,15 @@ def describe_run(settings: Settings, rows: int, preview: Preview) -> Iterator[st
         port = settings.metrics_port or "ANY FREE PORT"
         yield _field("metrics", f"http://{settings.metrics_host}:{port}/metrics")
     if end is None and rows:
-        yield from _first_rows(settings, preview(settings, rows))
+        yield from _first_rows(settings, preview(there, rows))
 
 
-def _stream(settings: Settings, end: End | None) -> str:
+def _stream(settings: Settings, end: End | None, directory: Path) -> str:
     out = settings.out
     if end is not None:
         holds = f"{count(end.samples, 'sample')} in {count(end.chunks, 'chunk')}"
         return f"{out}: has ended with {holds}; a run would do nothing"
-    stream = open_stream(Path(out), None)
+    stream = open_stream(directory, None)
     if stream is None:
         return f"{out}: not there yet; {count(settings.samples_per_chunk, 'sample')} a chunk"
     there = stream.published()

@@ -8,7 +8,7 @@
        4  a source is missing, unreadable, or not what it was           put it back, run again
        5  the stream does not fit: chunk size, program, or damaged      use another --out
        6  another producer has the stream                               stop one of the two
-       7  the filesystem failed: disk full, read-only, no permission    make room, run again
+       7  filesystem or store failed: full, read-only, no permission    make room, run again
        8  a worker process has died: out of memory, or killed           run again with fewer --workers
       70  unexpected error                                              run again with --debug, report it
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on

@@ -20,9 +20,9 @@ from lazyshard_producer.configuration.arguments import Sorted, sort_arguments
 from lazyshard_producer.configuration.flags import flags_given, with_options
 from lazyshard_producer.configuration.init import DEFAULT_FILE
 from lazyshard_producer.display.progress import say
-from lazyshard_producer.errors import SettingsInvalid
+from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import NAME, error_line, explain
+from lazyshard_producer.wording import NAME, error_line, explain, one_line
 
 app = typer.Typer(
     name=NAME,
@@ -85,7 +85,9 @@ def report(error: Exception, debug: bool) -> int:
     """
     code = exits.exit_code(error)
     if debug:
-        say(traceback.format_exc().rstrip())
+        # Line by line: a text in it may be somebody else's.
+        for line in traceback.format_exc().splitlines():
+            say(one_line(line))
     if isinstance(error, SettingsInvalid):
         for problem in error.problems:
             say(error_line(f"{problem.option}: {problem.text}"))
@@ -119,7 +121,7 @@ _Config = Annotated[
 _Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-@app.command("run", help=help_texts.RUN_HELP, epilog=help_texts.RUN_EPILOG)
+@app.command("run", help=help_texts.RUN_HELP, epilog=help_texts.RUN_EPILOG, context_settings={"allow_extra_args": True})
 @with_options
 def _run(
     context: typer.Context,
@@ -132,6 +134,10 @@ def _run(
     **given: Any,
 ) -> Task:
     call: Call = context.obj
+    if context.args:
+        first = context.args[0]
+        meant = f"{'--config' if first.endswith('.toml') else '--source'} {first}"
+        raise SettingInvalid(f"run takes nothing without a flag before it, got {first}; is {meant} meant?")
     flags = flags_given(given, call.arguments)
     return lambda: tasks.run(flags, config, no_progress, call.stop)
 

@@ -11,9 +11,9 @@ from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, Stream
 from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
 from lazyshard.storage import ChunkWriter
-from lazyshard.storage.durable import remove
 from lazyshard.storage.files import read_file
-from lazyshard_producer.following.journal import DIRECTORY
+from lazyshard.storage.retire import list_kept
+from lazyshard_producer.following.journal import DIRECTORY, remove_journals
 from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
 from lazyshard_producer.sources.source_file import file_size
 from lazyshard_producer.wording import count
@@ -43,7 +43,7 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
 
 
 def complete_end(out: str, end: End) -> None:
-    """Does what a crash may have left to be done behind the end: readers are told of it, `.tmp/` and journals go.
+    """Does what may be left to be done behind the end: readers are told of it, `.tmp/`, retired chunks and journals go.
 
     Nothing is touched where all is done, which is so as good as always.
 
@@ -60,10 +60,7 @@ def complete_end(out: str, end: End) -> None:
 def clear_journals(out: str) -> None:
     """Removes the journals of followed directories from a stream that has ended: nobody goes on from them."""
     with contextlib.suppress(OSError):
-        journals = Path(out, DIRECTORY)
-        for path in list(journals.iterdir()):
-            remove(path)
-        journals.rmdir()
+        remove_journals(Path(out, DIRECTORY))
 
 
 def _is_complete(out: Path, end: End) -> bool:
@@ -72,7 +69,8 @@ def _is_complete(out: Path, end: End) -> bool:
     except (FileNotFoundError, LazyShardError):
         return False
     told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
-    return told and not os.path.lexists(out / TEMPORARY)
+    # Deleting may have failed as the run was ending, which has told of it and gone on.
+    return told and not os.path.lexists(out / TEMPORARY) and not list_kept(out).leftovers
 
 
 def notes_on_end(out: str, end: End, sources: Sequence[str]) -> list[str]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from lazyshard.errors import FileUnreadable, LazyShardError, ProducerFenced, ProducerLocked, RowInvalid, WriterFailed
+from lazyshard.errors import (
+    FileUnreadable,
+    LazyShardError,
+    ProducerFenced,
+    ProducerLocked,
+    RowInvalid,
+    StoreRefused,
+    StoreUnavailable,
+    StreamMissing,
+    WriterFailed,
+)
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SourceRefused, WorkerFailed
 
 FINISHED: Final = 0
@@ -33,7 +43,7 @@ TABLE: Final = (
     (SOURCE_REFUSED, "a source is missing, unreadable, or not what it was", "put it back, run again"),
     (STREAM_REFUSED, "the stream does not fit: chunk size, program, or damaged", "use another --out"),
     (OTHER_PRODUCER, "another producer has the stream", "stop one of the two"),
-    (FILESYSTEM, "the filesystem failed: disk full, read-only, no permission", "make room, run again"),
+    (FILESYSTEM, "filesystem or store failed: full, read-only, no permission", "make room, run again"),
     (WORKER_FAILED, "a worker process has died: out of memory, or killed", "run again with fewer --workers"),
     (UNEXPECTED, "unexpected error", "run again with --debug, report it"),
     (INTERRUPTED, "interrupted (SIGINT, Ctrl-C)", "run the same command again to go on"),
@@ -49,6 +59,9 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ProducerFenced, OTHER_PRODUCER),
     (WriterFailed, FILESYSTEM),
     (FileUnreadable, FILESYSTEM),
+    (StreamMissing, FILESYSTEM),
+    (StoreRefused, FILESYSTEM),
+    (StoreUnavailable, FILESYSTEM),
     (WorkerFailed, WORKER_FAILED),
     (LazyShardError, STREAM_REFUSED),
     (OSError, FILESYSTEM),

@@ -20,7 +20,10 @@ RUN_HELP: Final = """Reads sources, in order or mixed by weights, publishes thei
 
 It can be stopped or killed at any moment: the same command goes on after the last published row, each row once.
 Until the stream has ended, sources may grow and more may be appended; what was read of them must stay as it was.
-A line that is not a JSON object stops it with file, line and byte; mend the line and run it again."""
+A line that is not a JSON object stops it with file, line and byte; mend the line and run it again.
+
+--transform, --where and python: sources run code of yours, with all rights of this command. A configuration file may
+name them: trust it as you trust a program."""
 
 _MIXED: Final = (
     "lazyshard-producer run --source web.jsonl --weight 0.7 --follow /data/incoming --weight 0.3 "
@@ -53,7 +56,8 @@ A second Ctrl-C ends it at once; that can be resumed too."""
 
 CHECK_HELP: Final = """Says what a run with these settings would do, and shows the first rows it would publish.
 
-Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes."""
+Takes a configuration file, flags, or both, as run does. Makes nothing, and takes nothing from pipes. The functions that
+these settings name are imported and called: do not try a file of somebody else's without reading it."""
 
 CHECK_EPILOG: Final = """[bold]Examples[/bold]
 

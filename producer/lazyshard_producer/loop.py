@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_lines
 from lazyshard.storage import ChunkWriter
+from lazyshard.storage.patience import Patience
 from lazyshard_producer.pace import Pace
-from lazyshard_producer.patience import Patience
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.feed import Batch, Feed
 from lazyshard_producer.stop import Stop
@@ -95,6 +95,7 @@ class RowLoop:
         every_s: how often `watch` wants to look, in seconds.
         clock: returns seconds of a monotonic clock.
         sleep: waits for so many seconds.
+        check: is called now and then; what it raises ends the run.
 
     Attributes:
         rows: rows written so far.
@@ -115,6 +116,7 @@ class RowLoop:
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.rows = 0
         self.pace = pace
@@ -129,6 +131,7 @@ class RowLoop:
         self._reload = reload
         self._clock = clock
         self._sleep = sleep
+        self._check = check
         self._next_look = clock() + every_s
         self._ending = False
         self._bytes = 0  # of the open chunk
@@ -164,6 +167,7 @@ class RowLoop:
             self._book.mixer.end()
         if self._stop.take_reload():
             self._reload()
+        self._check()
         if self._clock() >= self._next_look:
             self._next_look = self._clock() + self.every_s
             self._watch.look()

@@ -32,6 +32,11 @@ _COSTLY: Final = ("stdin", "follow")
 
 _TABLES: Final = (".parquet", ".arrow")
 
+_PACKED: Final = {".gz": "jsonl.gz", ".zst": "jsonl.zst"}
+"""Kinds of which a file has to be by its name, unless it is plain text."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+
 
 def source_kind(settings: SourceSettings) -> str:
     """Returns the kind of a source, as positions name it. Opens nothing that could block.
@@ -64,7 +69,16 @@ def source_kind(settings: SourceSettings) -> str:
         return "parquet"
     if path.endswith(".arrow"):
         return "arrow"
-    return _MAGIC.get(read_magic(path)[:2], "jsonl")
+    start = read_magic(path)
+    kind = _MAGIC.get(start[:2], "jsonl")
+    packed = _PACKED.get(os.path.splitext(path)[1])
+    # A compressed file that was cut to nothing, or is not written yet, must not end a stream as an empty text does.
+    return packed if packed is not None and kind == "jsonl" and not _is_text(start) else kind
+
+
+def _is_text(start: bytes) -> bool:
+    """Whether a file that begins like this may be JSON lines."""
+    return bool(start) and start.removeprefix(_BOM).lstrip(b" \t\r\n")[:1] in (b"{", b"")
 
 
 def open_source(settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> Source:

@@ -19,6 +19,7 @@ from lazyshard_producer.display.progress import Display, choose_display, say
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.quarantined import read_refused, summarize, summary_json, summary_lines
 from lazyshard_producer.run import run as run_to_its_end
+from lazyshard_producer.shipping.destination import as_directory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import NAME, Outcome, count, one_line, warning_line
 
@@ -65,7 +66,9 @@ def check(flags: Flags, config: str | None, rows: int) -> int:
     # Imported here: the readers of all kinds of sources come with it.
     from lazyshard_producer.rows.preview import preview
 
-    return _print_all(describe_run(load_settings(flags, config), rows, preview))
+    settings = load_settings(flags, config)
+    with as_directory(settings.out, settings.samples_per_chunk) as directory:
+        return _print_all(describe_run(settings, rows, preview, directory))
 
 
 def init(file: str) -> int:
@@ -76,22 +79,23 @@ def init(file: str) -> int:
 
 def quarantine(stream: str, rows: bool, as_json: bool) -> int:
     """Shows a stream's refused rows: counted, for people or as JSON, or as they came."""
-    if not os.path.isdir(stream):
-        raise SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
-    if rows:
-        return _print_rows(stream)
-    summary = summarize(stream)
-    return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
+    with as_directory(stream, None) as directory:
+        if not os.path.isdir(directory):
+            raise SettingInvalid(f"STREAM: {stream!r} is not a directory", option="STREAM")
+        if rows:
+            return _print_rows(stream, directory)
+        summary = summarize(directory)
+        return _print_all([summary_json(summary)] if as_json else summary_lines(stream, summary))
 
 
-def _print_rows(stream: str) -> int:
+def _print_rows(stream: str, directory: str) -> int:
     lost = 0
     try:
-        for refused in read_refused(stream):
+        for refused in read_refused(directory):
             if refused is None or not refused.row:
                 lost += 1
             else:
-                sys.stdout.buffer.write(refused.row + b"\n")
+                sys.stdout.buffer.write((_shown(refused.row) if sys.stdout.isatty() else refused.row) + b"\n")
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         return exits.FINISHED
@@ -104,6 +108,11 @@ def _print_rows(stream: str) -> int:
             )
         )
     return exits.FINISHED
+
+
+def _shown(row: bytes) -> bytes:
+    """Returns a refused row as a terminal may have it: what is in it comes from somebody else."""
+    return one_line(row.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
 
 
 def _print_all(lines: Iterable[str]) -> int:

@@ -1,4 +1,8 @@
-"""Functions of the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first."""
+"""Functions of the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
+
+Whatever they raise or give has to be put into words: their errors and values may have no text, an endless one, or one
+that is no UTF-8, and none of that may end a run otherwise than it would have ended.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from lazyshard_producer.errors import SettingInvalid
+
+_ERROR_CHARACTERS: Final = 500
+"""So much of an error's text is kept: some carry the whole row."""
 
 
 def load_function(name: str, option: str) -> Callable[..., Any]:
@@ -30,7 +37,7 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     except BaseException as error:
         # SystemExit too: a program that was meant to be run, not imported.
         hint = "is it on PYTHONPATH, or in the current directory?" if isinstance(error, ModuleNotFoundError) else ""
-        reason = f"importing {module_name} raised {type(error).__name__}: {error}"
+        reason = f"importing {module_name} raised {name_error(error)}"
         raise SettingInvalid(f"{option}: {reason}{'; ' if hint else ''}{hint}", option=option) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -42,3 +49,25 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
         raise SettingInvalid(f"{option}: {name} is no function but a {type(found).__name__}", option=option)
     function: Callable[..., Any] = found
     return function
+
+
+def name_error(error: BaseException) -> str:
+    """Returns the kind and the text of an error of the user's, 500 characters of it at the most."""
+    text = _text(str, error, _ERROR_CHARACTERS)
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
+def name_value(value: object, most: int) -> str:
+    """Returns the kind of a value of the user's and how Python writes it, in so many characters at the most."""
+    kind = type(value).__name__
+    return "None" if value is None else f"{kind} {_text(repr, value, max(0, most - len(kind) - 1))}"
+
+
+def _text(write: Callable[[Any], str], value: object, most: int) -> str:
+    try:
+        text = write(value)
+    except Exception as cause:
+        # An integer of more than 4,300 digits, a list in a list 1,000 times over, or a method that is broken itself.
+        return f"(not shown: writing it raised {type(cause).__name__})"
+    shown = text if len(text) <= most else f"{text[:most]}..."
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from lazyshard.storage import ChunkWriter
-from lazyshard.storage.consumers import list_consumers
-from lazyshard.storage.disk_use import measure_disk
-from lazyshard.storage.retire import read_retired
 from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.holding.limits import read_claims
+from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.loop import Reason
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.wording import Tally
@@ -27,6 +25,7 @@ class RunWatch:
     Args:
         pipeline: where the rows come from.
         writer: where they go.
+        shelf: where the chunks lie in the end.
         display: shows it.
         metrics: counts it.
         clock: returns seconds of a monotonic clock.
@@ -37,6 +36,7 @@ class RunWatch:
         self,
         pipeline: Pipeline,
         writer: ChunkWriter,
+        shelf: Shelf,
         display: Display,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -45,6 +45,7 @@ class RunWatch:
     ) -> None:
         self._pipeline = pipeline
         self._writer = writer
+        self._shelf = shelf
         self._display = display
         self._metrics = metrics
         self._clock = clock
@@ -114,8 +115,7 @@ class RunWatch:
         """Tells the metrics of consumers and disk. What cannot be had now is left as it was."""
         published = self._writer.published_chunks
         with contextlib.suppress(OSError):
-            claims = read_claims(list_consumers(self._writer.directory, published))
+            claims = read_claims(self._shelf.consumers(published))
             ahead = max(0, published - min(claim.mark for claim in claims)) if claims else None
             self._metrics.consumers({claim.name: max(0, published - claim.done) for claim in claims}, ahead)
-            first = read_retired(self._writer.directory)
-            self._metrics.disk(measure_disk(self._writer.directory, first, published).size)
+            self._metrics.disk(self._shelf.used_bytes(published))

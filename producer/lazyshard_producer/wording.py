@@ -40,6 +40,22 @@ class Tally:
     refused: int = 0
     sources: int = 1
 
+    @classmethod
+    def nothing(cls, sources: int) -> Tally:
+        """Returns the tally of a run that has not begun."""
+        return cls(
+            samples=0,
+            published=0,
+            chunks=0,
+            new=0,
+            blank=0,
+            duplicate=0,
+            bytes_read=0,
+            bytes_total=None,
+            seconds=0.0,
+            sources=sources,
+        )
+
     @property
     def rate(self) -> float:
         """Rows a second of this whole run; 0 until time has passed."""

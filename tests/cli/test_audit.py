@@ -388,6 +388,11 @@ def test_nothing_to_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "out").mkdir()
     code, lines, err = report(capsys, tmp_path / "stream", tmp_path / "out")
     assert (code, lines) == (3, [])
+    assert err.startswith(
+        f"lazyshard: error: {tmp_path}/out: there is no checkpoint in it: expected checkpoint-N/lazys"
+    )
+    code, lines, err = report(capsys, tmp_path / "stream")
+    assert (code, lines) == (3, [])
     assert err.startswith(f"lazyshard: error: {tmp_path}/stream: there is no state to audit: neither in a checkpoint")
     (tmp_path / "out" / "lazyshard.json").write_text("{")
     code, _, err = report(capsys, tmp_path / "stream", tmp_path / "out")
@@ -395,6 +400,17 @@ def test_nothing_to_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "found 1 bytes that are torn or no JSON" in err
     assert report(capsys, tmp_path / "stream", tmp_path / "nowhere")[0] == 2
     assert report(capsys, tmp_path / "nowhere")[0] == 2
+
+
+def test_a_folder_without_checkpoints_is_not_passed_over_in_silence(
+    history: tuple[Path, RunState], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, _ = history
+    (tmp_path / "other" / "step-5").mkdir(parents=True)
+    (tmp_path / "other" / "step-5" / "lazyshard.json").write_text("{}")
+    code, lines, err = report(capsys, stream, tmp_path / "other")
+    assert (code, lines) == (3, [])
+    assert "or none to audit the run's cursor alone" in err
 
 
 def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(

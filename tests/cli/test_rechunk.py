@@ -40,16 +40,19 @@ def test_rechunk_and_rechunk_again(tmp_path: Path) -> None:
 KILLED: Final = """
 import os, sys
 from lazyshard.storage import durable, publishing
-original = durable.rename
 
-def rename(source, target):
-    if target.name == sys.argv[3]:
-        os.kill(os.getpid(), int(sys.argv[4]))
-    original(source, target)
-    if target.name + " done" == sys.argv[3]:
-        os.kill(os.getpid(), int(sys.argv[4]))
+def killed(original):
+    def publish(source, target):
+        if target.name == sys.argv[3]:
+            os.kill(os.getpid(), int(sys.argv[4]))
+        done = original(source, target)
+        if target.name + " done" == sys.argv[3]:
+            os.kill(os.getpid(), int(sys.argv[4]))
+        return done
+    return publish
 
-durable.rename = publishing.rename = rename
+durable.rename = publishing.rename = killed(durable.rename)
+durable._link = killed(durable._link)
 from lazyshard.cli.main import main
 sys.exit(main(["rechunk", sys.argv[1], sys.argv[2], "--samples-per-chunk", "3"]))
 """

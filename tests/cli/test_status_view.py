@@ -55,7 +55,7 @@ def test_page_of_one_look() -> None:
         "  checkpoint  11,000 samples, done with 1,100 chunks; 12 min 3 s old\n"
         "  lag         134 chunks, 1,340 samples, 25 min 2 s\n"
         "  reading     needs 1,170 chunks, 64 chunks ahead of it; 12 min 3 s old\n"
-        "  rate        not known from one look; see --watch"
+        "  rate        not known"
     )
 
 

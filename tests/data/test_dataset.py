@@ -51,9 +51,9 @@ def long_chunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"batch_size": 0}, "batch_size must be an int >= 1, got 0"),
         ({"batch_size": 1.0}, "batch_size must be an int >= 1, got 1.0"),
-        ({"unit": "row"}, "unit is one of chunk, sample, batch or a number from 1, got 'row'"),
-        ({"unit": 0}, "unit is one of chunk, sample, batch or a number from 1, got 0"),
-        ({"unit": True}, "unit is one of chunk, sample, batch or a number from 1, got True"),
+        ({"unit": "row"}, "unit is one of chunk, sample, batch, auto or a number from 1, got 'row'"),
+        ({"unit": 0}, "unit is one of chunk, sample, batch, auto or a number from 1, got 0"),
+        ({"unit": True}, "unit is one of chunk, sample, batch, auto or a number from 1, got True"),
         ({"layout": "blocks"}, "layout is one of block, strided, got 'blocks'"),
         ({"shuffle_window": -1}, "shuffle_window is a number of chunks, 0 or more, got -1"),
         ({"shuffle_window": 0.5}, "shuffle_window is a number of chunks, 0 or more, got 0.5"),

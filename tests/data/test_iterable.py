@@ -16,8 +16,6 @@ from tests.data.runs import State, open_ranks, part, read
 from tests.data.workers import DEADLINE_S, ids
 from tests.storage.streams import produce
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:

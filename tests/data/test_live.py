@@ -26,8 +26,6 @@ from lazyshard.plan import Draw
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.storage.streams import HERE, produce
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 PRODUCER = """
 import sys, time
 from lazyshard import ChunkWriter

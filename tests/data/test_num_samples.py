@@ -17,8 +17,6 @@ from lazyshard.plan import Deal, Plan
 from tests.data.workers import DEADLINE_S, loader
 from tests.storage.streams import produce
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
 
 

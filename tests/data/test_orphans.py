@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data import dataset as dataset_module
 from lazyshard.errors import WaitTimeout
-from lazyshard.storage import StreamReader
+from lazyshard.storage import StreamReader, watch
 from lazyshard.storage.watch import Parent
 from tests.storage.streams import DEADLINE_S, HERE, forked, produce
 
@@ -53,6 +54,18 @@ if __name__ == "__main__":
     )
     if used == "used":
         print(dataset[0]["id"], file=sys.stderr)
+    if used.startswith("early"):
+        training = os.getpid()
+
+        def lag():
+            # Goes on only when the training process has been killed.
+            tell(0)
+            while os.getppid() == training:
+                time.sleep(0.01)
+
+        os.register_at_fork(after_in_child=lag)
+    if used == "early-stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
     loader = DataLoader(
         dataset,
         sampler=dataset.rank_indices,
@@ -152,6 +165,16 @@ def test_worker_with_batches_that_nobody_takes_leaves_too(tmp_path: Path) -> Non
     assert said.read_text() == "0 1\n"
 
 
+@pytest.mark.parametrize("used", ["early", "early-stateful"])
+def test_workers_leave_whose_parent_is_killed_before_they_begin(tmp_path: Path, used: str) -> None:
+    produce(tmp_path / "s", 4, end=False)
+    with training(tmp_path, "fork", used, "2") as (process, workers, said):
+        process.send_signal(signal.SIGKILL)
+        process.wait(DEADLINE_S)
+        see(lambda: not any(map(alive, workers)), LEFT_S, "the workers have left", said)
+    assert said.read_text() == ""
+
+
 def gone(_: Parent) -> bool:
     return True
 
@@ -188,6 +211,47 @@ def test_exit_that_is_caught_does_not_keep_an_orphan(tmp_path: Path, monkeypatch
     started = time.monotonic()
     assert forked(stay) == 1
     assert time.monotonic() - started < LEFT_S
+
+
+def test_orphan_that_is_stuck_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_FOLLOW_S", 0.01)
+    monkeypatch.setattr(watch, "_STUCK_S", 0.01)
+    reading, writing = os.pipe()
+
+    def train() -> None:
+        if os.fork() == 0:
+            Parent().follow()
+            os.write(writing, b"%d\n" % os.getpid())
+            lock = threading.Lock()
+            lock.acquire()
+            # As a worker whose sibling was killed with the lock of their queue.
+            lock.acquire()
+        time.sleep(DEADLINE_S)
+
+    training = os.fork()
+    if training == 0:
+        try:
+            train()
+        finally:
+            os._exit(0)
+    worker = int(os.read(reading, 20))
+    assert alive(worker)
+    os.kill(training, signal.SIGKILL)
+    os.waitpid(training, 0)
+    said = tmp_path / "said"
+    said.touch()
+    see(lambda: not alive(worker), LEFT_S, "the worker has left", said)
+
+
+def threads(_: Any) -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_workers_follow_their_parent(tmp_path: Path) -> None:
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 4), dp_rank=0, dp_size=1)
+    for names in DataLoader(dataset, num_workers=1, collate_fn=threads):
+        assert names.count("lazyshard-parent") == 1
+    assert "lazyshard-parent" not in threads(None)
 
 
 def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
@@ -249,6 +313,8 @@ def test_only_worker_processes_have_a_parent(
 ) -> None:
     # A training process may outlive the shell that started it.
     monkeypatch.setattr(dataset_module, "get_worker_info", lambda: worker)
+    # Nor is this one to end with the shell that started it.
+    monkeypatch.setattr(Parent, "follow", lambda self: None)
     stream = produce(tmp_path / "s", 2)
     for method in ("__getitem__", "draw"):
         dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1)

@@ -20,8 +20,6 @@ from lazyshard.storage import read_reading, write_reading
 from tests.data.workers import DEADLINE_S, loader
 from tests.storage.streams import foreign, names, produce, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 @pytest.fixture(autouse=True)
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +253,7 @@ def test_data_set_that_was_forked_tells_for_itself(tmp_path: Path) -> None:
 
 def test_window_of_the_order_is_the_courses() -> None:
     order = Order(1, "chunk", "block", 2, 0, 11)
-    assert order.rules(3) == Rules(3, window=6)
+    assert order.rules(3, 3) == Rules(3, window=6)
 
 
 def test_later_epoch_does_not_take_back_what_another_process_has_told_meanwhile(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from lazyshard.storage.retire import retire
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.storage.streams import HERE, names, produce
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
     return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})

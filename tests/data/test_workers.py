@@ -13,9 +13,6 @@ from lazyshard.data.order import LayoutName
 from tests.data.workers import DEADLINE_S, RecordOpened, ids, loader
 from tests.storage.streams import produce
 
-# More workers than a small machine has cores.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
     return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **options)

@@ -11,7 +11,7 @@ from typing import Final
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "producer" / "lazyshard_producer"
 
 ORDER: Final = (
-    {"errors", "exits", "pace", "patience", "position", "stop", "user_functions", "wording"},
+    {"errors", "exits", "pace", "position", "stop", "user_functions", "wording"},
     {"configuration"},
     {"sources"},
     {"following"},

@@ -7,6 +7,7 @@ made from their published definition, in plain integers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def splitmix_output(state: int) -> int:
@@ -59,6 +60,33 @@ def epoch_of_draws(
     # A batch more may be wanting one sample in some lane only: then no lane draws it, since ranks train in lockstep.
     length = batches * batch_size
     return [shuffled(lane, window, seed, epoch, number)[:length] for number, lane in enumerate(lanes)]
+
+
+def ended(lanes: list[list[int]], batch_size: int, at_end: str) -> list[list[int]]:
+    """Return what each lane draws of an epoch, given all that it holds, in order.
+
+    Args:
+        lanes: dealt, and shuffled.
+        batch_size: of a micro batch.
+        at_end: "drop" what fills no batch of every lane, or complete one: "pad" with the last ones before, "loop" with
+            the first ones.
+    """
+    whole = min(map(len, lanes)) // batch_size * batch_size
+    drawn = [lane[:whole] for lane in lanes]
+    left = [lane[whole:] for lane in lanes]
+    if at_end == "drop" or not any(left):
+        return drawn
+    order = [lane[position] for position in range(max(map(len, lanes))) for lane in lanes if position < len(lane)]
+    missing = len(lanes) * batch_size - sum(map(len, left))
+    others = [sample for sample in order if not any(sample in each for each in left)]
+    if len(order) < len(lanes) * batch_size:
+        others = order * missing
+    fill = iter(others[:missing] if at_end == "loop" else others[-missing:])
+    for position in range(batch_size):
+        for each in left:
+            if position == len(each):
+                each.append(next(fill))
+    return [before + each for before, each in zip(drawn, left, strict=True)]
 
 
 def slices(numbers: list[int], lanes: int) -> list[list[int]]:
@@ -133,3 +161,15 @@ def course_of_draws(
             epoch, carried, left = epoch + 1, [], list(range(total))
         drawn.append(result)
     return drawn
+
+
+def turns(parts: Sequence[int], count: int) -> list[int]:
+    """Choose a stream draw by draw: the greatest share * max(draws, 1) - drawn, in fractions, the first of equals."""
+    of = [Fraction(part, sum(parts)) for part in parts]
+    drawn, order = [0] * len(parts), []
+    for draw in range(count):
+        errors = [share * max(draw, 1) - had for share, had in zip(of, drawn, strict=True)]
+        stream = errors.index(max(errors))
+        drawn[stream] += 1
+        order.append(stream)
+    return order

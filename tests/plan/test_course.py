@@ -128,6 +128,22 @@ def test_arrays_draw_what_single_positions_do(chain: Chain) -> None:
         assert samples.tolist() == [[sample for _, sample in lane] for lane in lanes]
 
 
+@pytest.mark.parametrize("window", [0, 2000])
+def test_arrays_of_any_length_and_order_draw_what_single_positions_do(window: int) -> None:
+    # Epochs of 33,000 positions, of which some are carried over, in more pieces than one.
+    course = Course(Rules(500, window, 1), [Part(2, draws=7), Part(3)])
+    positions = np.arange(40_000)
+    epochs, samples = course.draws(np.arange(3)[:, None], positions, 99_001)
+    assert epochs.shape == samples.shape == (3, 40_000)
+    some = (0, 665, 1326, 1327, 2000, 16_383, 16_384, 32_767, 32_768, 32_994, 32_995, 39_999)
+    for lane in range(3):
+        for position in some:
+            assert (epochs[lane, position], samples[lane, position]) == course.draw(lane, position, 99_001)
+    mixed = np.random.default_rng(0).permutation(40_000)
+    assert (course.draws(1, mixed, 99_001)[1] == samples[1, mixed]).all()
+    assert (course.draws(np.arange(3), positions[:, None], 99_001)[1] == samples.T).all()
+
+
 @PROPERTY
 @given(chains())
 def test_no_sample_is_drawn_twice_in_an_epoch_and_what_is_not_is_left_over_or_left_out(chain: Chain) -> None:
@@ -214,6 +230,41 @@ def test_live_runs_need_no_more_than_their_position(chain: Chain, position: int)
         assert course.needed(run.stop - 1) <= needed
         got = [course.draw(lane, p, None).sample for p in range(run.first, run.stop)]
         assert got == list(range(run.sample, run.sample + run.stop - run.first))
+
+
+@PROPERTY
+@given(chains())
+def test_a_window_is_drawn_in_one_epoch_and_from_what_one_needs(chain: Chain) -> None:
+    course, total = chain.course, chain.total
+    for lane in range(course.dp):
+        for position in range(course.epoch_length(total) + 5):
+            stop = course.window_stop(lane, position, total)
+            assert stop > position
+            assert {course.draw(lane, p, total).epoch for p in range(position, stop)} == {
+                course.draw(lane, position, total).epoch
+            }
+            stop = course.window_stop(lane, position, None)
+            assert stop > position
+            assert course.needed(stop - 1) <= course.needed(position)
+
+
+def test_what_is_carried_over_counts_as_one_window() -> None:
+    # Each lane has drawn 3 of its first window of 4; of the 2 that are left, each new lane gets one or none.
+    course = Course(Rules(2, window=4, seed=1), [Part(2, draws=3), Part(3)])
+    stops = [[course.window_stop(lane, position, 100) for position in range(7)] for lane in range(3)]
+    assert stops == [[1, 5, 5, 5, 5, 9, 9], [1, 5, 5, 5, 5, 9, 9], [4, 4, 4, 4, 8, 8, 8]]
+    # In batches of 2 one position more would have to be certain.
+    assert Course(Rules(2, window=4), [Part(2, batch_size=2)]).window_stop(0, 5, None) == 8
+    # The epoch of 100 samples ends at 50.
+    assert Course(Rules(2, window=4), [Part(2)]).window_stop(1, 49, 100) == 50
+    assert Course(Rules(2), [Part(2)]).window_stop(1, 3, 100) == 50
+
+
+@pytest.mark.parametrize(("lane", "position"), [(2, 0), (-1, 0), (0, -1)])
+@pytest.mark.parametrize("total", [None, 30])
+def test_a_window_of_no_lane_or_position_is_refused(lane: int, position: int, total: int | None) -> None:
+    with pytest.raises(IndexError, match="must be"):
+        Course(Rules(2, window=4), [Part(2)]).window_stop(lane, position, total)
 
 
 @PROPERTY

@@ -78,6 +78,21 @@ def test_torn_owner_file_does_not_keep_the_next_producer_out(tmp_path: Path) -> 
     assert list(StreamReader(tmp_path)) == rows(0, 3)
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_writer_whose_owners_file_is_gone_or_torn_stops_and_names_no_one(torn: bool, tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2)
+    (tmp_path / "stream.owner").unlink()
+    if torn:
+        (tmp_path / "stream.owner").touch()
+    with pytest.raises(ProducerFenced, match=r"stream\.owner: is gone or torn: .* start it again") as caught:
+        writer.heartbeat()
+    assert caught.value.holder is None
+    with pytest.raises(ProducerFenced):
+        writer.close()
+    produce(tmp_path, 3)
+    assert list(StreamReader(tmp_path)) == rows(0, 3)
+
+
 @pytest.mark.parametrize("step", ["publish", "heartbeat", "close"])
 def test_fenced_writer_stops_at_its_next_step_and_publishes_nothing(step: str, tmp_path: Path) -> None:
     old = ChunkWriter(tmp_path, 2)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
+import gc
 import json
 import logging
 import os
 import pickle
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -319,6 +322,41 @@ def test_local_writes_wake_a_waiter(tmp_path: Path) -> None:
             (tmp_path / "temporary").write_bytes(b"")
             os.replace(tmp_path / "temporary", tmp_path / name)
             assert waker._woken.wait(DEADLINE_S), name
+
+
+def test_a_reader_that_has_waited_is_let_go_without_a_collection(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    reader = StreamReader(tmp_path, max_wait=0.1)
+    assert reader.read(0) == {"id": 0}
+    with contextlib.suppress(WaitTimeout):
+        reader.wait_for(5)
+    gone = weakref.ref(reader)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(WaitTimeout):
+            reader.wait_for(5)
+        del reader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_long_first_pause_can_be_woken(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce(tmp_path, 4, end=False)
+    set_head(tmp_path, updated_at=1000.0, state="running", rate=1.0)
+    reader = StreamReader(tmp_path, max_wait=10)
+    woken: list[float] = []
+
+    def write(_: Waker, seconds: float) -> bool:
+        woken.append(seconds)
+        produce(tmp_path, 8)
+        return True
+
+    monkeypatch.setattr(Waker, "sleep", write)
+    assert reader.wait_for(8).samples == 8
+    # A tenth of the four seconds that four samples should take.
+    assert (woken, clock.now) == ([0.4], 1000.0)
 
 
 def test_watching_that_is_refused_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

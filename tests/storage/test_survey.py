@@ -71,6 +71,15 @@ def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest
     )
 
 
+def test_torn_end_behind_a_sound_head_is_a_problem(tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    (tmp_path / "stream.end").write_bytes(b"{")
+    found = look(tmp_path)
+    assert counted(found)[2]
+    (problem,) = found.problems
+    assert problem.startswith(f"{tmp_path}/stream.end: expected a JSON object, found b'{{'")
+
+
 def test_new_chunks_that_do_not_appear_yet_are_not_lost(tmp_path: Path) -> None:
     """A network filesystem may show the head before the chunks that it names."""
     produce(tmp_path, 8, end=False)

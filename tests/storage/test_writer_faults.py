@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, WriterFailed
+from tests.producer.small_disks import SmallDisk
 from tests.storage.streams import forked, head, names, needs_root, produce, rows
 
 BIG = "x" * 3000
@@ -24,15 +24,8 @@ BIG = "x" * 3000
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A filesystem of 64 KiB."""
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", mount], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", "-l", mount], check=True)
+    with SmallDisk(tmp_path / "mount", "size=64k") as disk:
+        yield disk.point
 
 
 def check_prefix(stream: Path, per_chunk: int) -> int:

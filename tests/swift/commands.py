@@ -46,7 +46,7 @@ MARK: Final = "LAZYSHARD_TEST_RUN"
 
 STACK: Final = ("ms-swift", "megatron-core", "mcore-bridge", "transformers", "torch")
 
-Option = str | int | float | bool | Path | Sequence[str | Path] | None
+Option = str | int | float | bool | Path | Sequence[str | Path | float] | None
 
 BOTH: Final[dict[str, Option]] = {
     "template": "qwen2_5",
@@ -342,7 +342,7 @@ def start_megatron_sft(
     model: Path,
     *,
     processes: int = 4,
-    plugins: Sequence[str | Path] = (),
+    plugins: Sequence[str | Path | float] = (),
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = ("megatron", "sft"),
     **options: Option,
@@ -373,7 +373,7 @@ def start_swift_sft(
     model: Path,
     *,
     processes: int = 2,
-    plugins: Sequence[str | Path] = (),
+    plugins: Sequence[str | Path | float] = (),
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = ("swift", "sft"),
     **options: Option,
@@ -400,7 +400,7 @@ def _start(
     model: Path,
     command: Sequence[str],
     options: Mapping[str, Option],
-    plugins: Sequence[str | Path],
+    plugins: Sequence[str | Path | float],
     environment: Mapping[str, str],
 ) -> Training:
     kind = json.loads((model / "config.json").read_bytes())["model_type"]

@@ -128,6 +128,8 @@ def swift_args(save: Path, **changed: Any) -> SimpleNamespace:
         "pipeline_model_parallel_size": 1,
         "data_seed": 42,
         "sharded_lazy_shuffle_window": None,
+        "sharded_lazy_shuffle_distance": None,
+        "sharded_lazy_unit": None,
         "sharded_lazy_consumer": "run",
         "sharded_lazy_on_end": "stop",
         "sharded_lazy_skip": None,

@@ -171,6 +171,8 @@ def test_tp2_dp2_live_puts_data_sharding_aside(tmp_path: Path, model: Path) -> N
         "sharded_lazy_samples_per_chunk": None,
         "sharded_lazy_max_wait": 77.5,
         "sharded_lazy_shuffle_window": None,
+        "sharded_lazy_shuffle_distance": None,
+        "sharded_lazy_unit": None,
         "sharded_lazy_consumer": None,
         "sharded_lazy_on_bad_sample": None,
         "sharded_lazy_on_end": "stop",

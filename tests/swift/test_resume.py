@@ -79,7 +79,7 @@ def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) 
     }
     with (
         start_megatron_sft(tmp_path / "run1", model, **options, save_steps=4) as training,
-        fed_live(training, directory, samples, 6, processes=4) as producer,
+        fed_live(training, directory, samples, 3, processes=4) as producer,
     ):
         wait_for_loss(training, 6)
         producer.kill()
@@ -93,7 +93,7 @@ def test_megatron_live_trainer_and_producer_killed(tmp_path: Path, model: Path) 
     more = {"mcore_model": checkpoint, "finetune": False, "dataloader_num_workers": 2, "save_steps": 1000}
     with (
         start_megatron_sft(tmp_path / "run2", model, **{**options, **more}) as training,
-        fed_live(training, directory, samples, 12, processes=4),
+        fed_live(training, directory, samples, 6, processes=4),
     ):
         resumed = training.wait()
     assert resumed.returncode == 0, resumed.tail()

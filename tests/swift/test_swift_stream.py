@@ -191,5 +191,6 @@ def test_help_shows_the_arguments(
 ) -> None:
     run = train(tmp_path / "run", model, processes=1, command=(*command, "--help"))
     assert run.returncode == 0, run.tail()
-    for name in ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_consumer", "_on_bad_sample", "_on_end"):
+    names = ("", "_samples_per_chunk", "_max_wait", "_shuffle_window", "_shuffle_distance", "_consumer")
+    for name in (*names, "_on_bad_sample", "_on_end"):
         assert f"--sharded_lazy{name} " in run.output

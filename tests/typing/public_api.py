@@ -7,7 +7,20 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import assert_type
 
-from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable, StreamReader
+from lazyshard import (
+    BlendedDataset,
+    ChunkWriter,
+    Filter,
+    LazyShardedDataset,
+    LazyShardedIterable,
+    LazyShardedStream,
+    Map,
+    MessageTransform,
+    StreamReader,
+    check_config,
+    load,
+    window_for_distance,
+)
 
 
 def write_a_stream(directory: Path) -> None:
@@ -36,6 +49,7 @@ def encode(row: Mapping[str, Any]) -> dict[str, Any]:
 def train(directory: Path) -> None:
     plain = LazyShardedDataset(directory)
     as_torch_knows_it: Dataset[Any] = plain
+    assert_type(window_for_distance(10_000, plain.samples_per_chunk), int)
     assert_type(len(plain), int)
 
     full = LazyShardedDataset(
@@ -64,12 +78,39 @@ def train(directory: Path) -> None:
         print(batch)
 
 
+def keep(row: dict[str, Any], index: int) -> bool:
+    return index % 2 == 0
+
+
+def to_messages(row: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": row["text"]}]}
+
+
+def train_with_steps(directory: Path) -> None:
+    steps = [Filter(keep, with_indices=True), Map("my_rows:add", remove_columns=["id"]), MessageTransform(to_messages)]
+    dataset = LazyShardedDataset(directory, encode, steps=steps, max_error_count=None)
+    assert_type(dataset.stats().dropped, int)
+    assert_type(dataset.stats().filled, int)
+
+
+def train_by_a_file(file: Path, saved: dict[str, Any]) -> None:
+    for mistake in check_config(file):
+        assert_type(mistake.line, int | None)
+    loaded = load(file, dp_rank=0, dp_size=2)
+    loaded.load_state_dict(saved)
+    assert_type(loaded.loader, DataLoader[Any])
+    assert_type(loaded.state_dict(loaded.consumed + 8), dict[str, Any])
+    loaded.set_epoch(1)
+    load({"version": 1, "datasets": [{"path": directory} for directory in ("chat", "code")]})
+
+
 def resume(directory: Path, saved: dict[str, Any]) -> None:
     dataset = LazyShardedDataset(directory, batch_size=4, consumer="run", micro_batches_per_step=1)
     dataset.load_state_dict(saved)
     dataset.skip(samples=[(0, 10)], chunks=[(4, 5)], steps=[(100, 110)])
     assert_type(dataset.consumed, int)
     assert_type(dataset.epoch, int)
+    assert_type(dataset.unit, int)
     assert_type(dataset.rank_indices, range)
     assert_type(dataset.state_dict(), dict[str, Any])
     assert_type(dataset.commit(8, last_epoch=True, keep=[dataset.state_dict(4)], take_over=False), bool)
@@ -81,3 +122,17 @@ def resume(directory: Path, saved: dict[str, Any]) -> None:
     assert_type(samples.state_dict(), dict[str, Any])
     for batch in DataLoader(samples, batch_size=4):
         print(batch)
+
+
+def without_a_length(directory: Path, saved: dict[str, Any]) -> None:
+    stream = LazyShardedStream(LazyShardedDataset(directory, batch_size=4), at_end="loop")
+    stream.load_state_dict(saved)
+    stream.set_epoch(stream.epoch)
+    assert_type(stream.dataset, LazyShardedDataset)
+    assert_type(stream.consumed, int)
+    assert_type(stream.state_dict(8), dict[str, Any])
+    assert_type(stream.commit(8, last_epoch=True, keep=[saved]), bool)
+    for batch in DataLoader(stream, batch_size=4):
+        print(batch)
+    blended = LazyShardedStream(BlendedDataset([(LazyShardedDataset(directory), 1.0)]))
+    assert_type(blended.dataset, BlendedDataset)

@@ -18,7 +18,7 @@ def start(name, path=None, target=None):  # type: ignore[no-untyped-def]
             from lazyshard_swift.hook import install
 
             install()
-        except Exception:
+        except Exception:  # noqa: S110 - as said above
             pass
 
 

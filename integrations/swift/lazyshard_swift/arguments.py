@@ -34,7 +34,8 @@ _FIELDS: list[tuple[str, Any, Any]] = [
             default=False,
             metadata={
                 "help": "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own "
-                "chunks, while they are still being produced, each sample exactly once."
+                "chunks, while they are still being produced, each sample exactly once. Several are blended by "
+                "--interleave_prob."
             },
         ),
     ),
@@ -67,6 +68,31 @@ _FIELDS: list[tuple[str, Any, Any]] = [
                 f"stream is being produced, {settings.ENDED_WINDOW} once it has ended, 0 (in order) with "
                 "--train_dataloader_shuffle false. A wider window mixes better and has to be published before it can "
                 "be read."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_shuffle_distance",
+        int | None,
+        field(
+            default=None,
+            metadata={
+                "help": "Instead of --sharded_lazy_shuffle_window, how far apart two samples that are neighbours in "
+                "the stream are to be drawn on average: in steps of one sample of a data-parallel rank. The window is "
+                "three times as many samples, in whole chunks."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_unit",
+        str | None,
+        field(
+            default=None,
+            metadata={
+                "help": "What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of "
+                "samples, or auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run "
+                "that goes on from a checkpoint keeps what it began with. Units smaller than a chunk are for streams "
+                "with fewer chunks than ranks."
             },
         ),
     ),
@@ -157,6 +183,7 @@ def _check(args: Any) -> None:
         args.sharded_lazy = False
         return
     # Only now, with the flag on: what a run without it does not need is not loaded.
+    from lazyshard.storage.urls import stream_name
     from lazyshard_swift import exits
 
     exits.install()
@@ -165,4 +192,4 @@ def _check(args: Any) -> None:
     args.dataset = [os.path.expanduser(name) for name in args.dataset]
     settings.check(args)
     # As ms-swift does with its own paths: args.json then says what was read, wherever the command was started.
-    args.dataset = [os.path.abspath(args.dataset[0])]
+    args.dataset = [stream_name(name) for name in args.dataset]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from lazyshard.errors import CursorTaken
-from lazyshard.format import Cursor
 from lazyshard.storage.durable import sync_directory
-from lazyshard.storage.run_state import course_of
 from lazyshard_swift import cursors, parallel
 from lazyshard_swift.logs import notice
 from lazyshard_swift.position import Position, load_if_there, save, saved_in
@@ -100,52 +97,26 @@ class Checkpoints:
         try:
             if folder is not None:
                 _make_durable(folder)
-            cursors.put(self._plan.directory, self._cursor(position), take_over=self._plan.take_over)
+            for directory, cursor in self._plan.cursors(position, self._standing(position)):
+                cursors.put(directory, cursor, take_over=self._plan.take_over)
         except OSError as error:
             notice(
                 f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
                 f"are done with, or if there is none it does not know of this run"
             )
 
-    def _cursor(self, newest: Position) -> Cursor:
+    def _standing(self, newest: Position) -> list[Position]:
+        """Returns the positions of other checkpoints of this run, from which it may be gone on with."""
         plan, known = self._plan, saved_in(*self._folders())
         # Wherever it lies: if this run is lost before its first checkpoint, that one is resumed from again.
         begun = None if plan.checkpoint is None else load_if_there(plan.checkpoint)
         if begun is not None:
             known.append(begun)
-        standing = [newest, *(other for other in known if other.stream == newest.stream)]
-        return Cursor(
-            consumer=plan.consumer,
-            stream_id=plan.stream_id,
-            consumed=newest.consumed,
-            chunks_before=min(self._chunks_before(position) for position in standing),
-            plan={
-                "dp_size": plan.rank.dp_size,
-                "unit": plan.state.unit,
-                "window": plan.state.window,
-                "seed": plan.seed,
-                "batch_size": plan.batch_size,
-            },
-            updated_at=time.time(),
-            state=newest.state,
-        )
+        return [other for other in known if other.stream == newest.stream]
 
     def _folders(self) -> list[Path]:
         """Returns the folders with checkpoints of this run: ms-swift makes a new one at each start."""
         return [self._output_dir, *version_folders(self._output_dir)]
-
-    def _chunks_before(self, position: Position) -> int:
-        """Returns how many chunks a run that goes on from a position cannot need again."""
-        plan, state = self._plan, position.state
-        if state is None or not plan.stop_at_end:
-            # Another epoch may follow, or the sampler's shuffle needs them all.
-            return 0
-        try:
-            done = course_of(state).done_before(state.parts[-1].draws, plan.total)
-        except (IndexError, ValueError):
-            # It has drawn more than there is: of a stream that was cut.
-            return 0
-        return done // plan.facts.samples_per_chunk
 
 
 def _with_way_out(error: CursorTaken) -> str:
@@ -158,7 +129,7 @@ def _with_way_out(error: CursorTaken) -> str:
 def _make_durable(folder: Path) -> None:
     """Waits until what a checkpoint's folder holds is on the device, as far as this machine wrote it."""
     for path in _files(folder):
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
             os.fsync(fd)
         finally:

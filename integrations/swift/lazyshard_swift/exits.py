@@ -3,9 +3,10 @@
 Codes of a rank's process. `torchrun` shows them in its report (``exitcode  : 75``) and itself exits with 1; without
 it, `swift sft` exits with the rank's code:
 
-    2   the arguments or the checkpoint do not fit the stream, or another run has the cursor
+    2   the arguments or the checkpoint do not fit the stream, another run has the cursor, or the object store refuses
     5   the stream is damaged, or too many of its rows are bad
-    75  what was waited for did not come in time; the same command can be tried again (EX_TEMPFAIL of sysexits.h)
+    75  what was waited for, or the object store's answer, did not come in time; the same command can be tried again
+        (EX_TEMPFAIL of sysexits.h)
     130 Ctrl-C
 """
 
@@ -30,6 +31,8 @@ from lazyshard.errors import (
     RankInvalid,
     StateInvalid,
     StateMismatch,
+    StoreRefused,
+    StoreUnavailable,
     StreamMismatch,
     WaitTimeout,
 )
@@ -76,9 +79,10 @@ def code_of(error: BaseException) -> int | None:
     ours = _ours(error)
     if ours is None:
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
-    if isinstance(ours, WaitTimeout):
+    if isinstance(ours, (StoreUnavailable, WaitTimeout)):
         return TIMED_OUT
     refusals = (
+        StoreRefused,
         SettingsRefused,
         ResumeRefused,
         PositionInvalid,

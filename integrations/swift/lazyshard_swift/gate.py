@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 
@@ -49,9 +49,8 @@ class Gate:
         """
         if self.stopped:
             return False
-        rank = self._dataset.rank
         try:
-            past = self._dataset.draw((stop - 1) * rank.dp_size + rank.dp_rank).epoch > 0
+            past = self._past(stop - 1)
         except IndexError as cause:
             # Not even one micro batch for each rank.
             if not self._begun or not self._stop_at_end:
@@ -63,6 +62,11 @@ class Gate:
             self.stopped = True
         return not self.stopped
 
+    def _past(self, position: int) -> bool:
+        """Returns whether a position of this rank's lane is behind the end of the stream; waits for it."""
+        rank = self._dataset.rank
+        return self._dataset.draw(position * rank.dp_size + rank.dp_rank).epoch > 0
+
     def check_present(self, samples: Iterable[int]) -> None:
         """Refuses to start where a chunk that was published is gone.
 
@@ -72,28 +76,7 @@ class Gate:
         Raises:
             ResumeRefused: naming the chunk.
         """
-        reader = self._dataset.reader
-        published = reader.refresh().samples
-        chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
-        # They were published long ago, so the grace period for those that are just appearing is not due.
-        reader.max_wait, patience = min(_LOOK_S, reader.max_wait), reader.max_wait
-        try:
-            for number in sorted(chunks):
-                reader.chunk(number)
-        except ChunkRetired as cause:
-            raise ResumeRefused(
-                f"{cause}. The checkpoint goes on with chunk {cause.chunk}",
-                expected=f"chunk {cause.chunk}",
-                actual="deleted",
-            ) from cause
-        except ChunkMissing as cause:
-            raise ResumeRefused(
-                f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk",
-                expected=f"chunk {cause.chunk}",
-                actual="deleted",
-            ) from cause
-        finally:
-            reader.max_wait = patience
+        check_present(self._dataset.reader, samples)
 
     def published_samples(self) -> int:
         """Returns how many samples are published now."""
@@ -102,8 +85,38 @@ class Gate:
     def _too_short(self) -> StreamTooShort:
         samples = self.published_samples()
         return StreamTooShort(
-            f"{self._dataset.directory}: the stream has ended with {samples} samples, fewer than one step takes: "
+            f"{self.where}: the stream has ended with {samples} samples, fewer than one step takes: "
             f"nothing can be trained. Use a smaller global batch, or --sharded_lazy_on_end repeat",
-            directory=str(self._dataset.directory),
+            directory=self.where,
             samples=samples,
         )
+
+    @property
+    def where(self) -> str:
+        """What is read, for messages."""
+        return str(self._dataset.directory)
+
+
+def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
+    """Refuses to start where a chunk that was published is gone; see `Gate.check_present`."""
+    published = reader.refresh().samples
+    chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
+    # They were published long ago, so the grace period for those that are just appearing is not due.
+    reader.max_wait, patience = min(_LOOK_S, reader.max_wait), reader.max_wait
+    try:
+        for number in sorted(chunks):
+            reader.chunk(number)
+    except ChunkRetired as cause:
+        raise ResumeRefused(
+            f"{cause}. The checkpoint goes on with chunk {cause.chunk}",
+            expected=f"chunk {cause.chunk}",
+            actual="deleted",
+        ) from cause
+    except ChunkMissing as cause:
+        raise ResumeRefused(
+            f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk",
+            expected=f"chunk {cause.chunk}",
+            actual="deleted",
+        ) from cause
+    finally:
+        reader.max_wait = patience

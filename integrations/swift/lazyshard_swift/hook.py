@@ -69,7 +69,7 @@ class Loader:
             from lazyshard_swift.hooked import extend
 
             extend(module, self.extension)
-        except Exception:
+        except Exception:  # noqa: S110
             # `extend` reports what fails. This is for a package that is being replaced or removed meanwhile.
             pass
 

@@ -40,7 +40,7 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
 
 def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
-        return subprocess.run(arguments, *rest, **options)
+        return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -66,7 +66,7 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
         if signal.getsignal(number) not in (signal.SIG_IGN, None)
     }
     try:
-        child = subprocess.Popen(arguments)
+        child = subprocess.Popen(arguments)  # noqa: S603 - what ms-swift would start
         for number in early:
             child.send_signal(number)
         code = child.wait()

@@ -120,4 +120,4 @@ def _named_as_in_4(args: Any) -> Any:
 
 def is_stream(dataset: Any) -> bool:
     """Returns whether a training data set is ours, without loading what ours needs."""
-    return type(dataset).__module__ == "lazyshard_swift.stream"
+    return type(dataset).__module__ in ("lazyshard_swift.stream", "lazyshard_swift.blend")

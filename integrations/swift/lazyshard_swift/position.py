@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,12 +18,17 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.errors import StateInvalid, VersionUnsupported
+from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.state import PartState, RunState
+from lazyshard.plan import window_positions
 from lazyshard.storage.durable import publish_bytes, remove
+from lazyshard.storage.files import read_given_file
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.parallel import stream_id_of
+from lazyshard_swift.parallel import FOREIGN, stream_id_of
 
 NAME: Final = "lazyshard.json"
+BLENDED: Final = f"{FOREIGN}blend"
+"""Stands for the identity of a blend, whose streams and weights may change."""
 FORMAT: Final = 2
 LAYOUTS: Final = ("strided", "block")
 
@@ -48,7 +54,8 @@ class Position:
         saved_at: seconds since 1970.
         skipped: what the run was told not to train, as on the command line, of all its starts.
         state: the course of the run, from which all else follows; None under the stock sampler's own shuffle, which
-            draws in an order of its own.
+            draws in an order of its own. Of a blend: the course of its positions, as if it were a single stream.
+        blend: where each stream of a blend stands; None for a run over one stream.
     """
 
     stream: str
@@ -67,11 +74,21 @@ class Position:
     saved_at: float
     skipped: tuple[str, ...] = ()
     state: RunState | None = None
+    blend: BlendState | None = None
+
+    @property
+    def unit(self) -> int:
+        """Samples that a rank is dealt in a row."""
+        return self.samples_per_chunk if self.state is None else self.state.unit
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         values["state"] = None if self.state is None else self.state.to_dict()
+        if self.blend is not None:
+            # In the place of the state: it is what tells what was trained when.
+            values["positions"], values["state"] = values["state"], self.blend.to_dict()
+        del values["blend"]
         return orjson.dumps({"format": FORMAT} | values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -122,10 +139,16 @@ def parse(data: bytes, file: str) -> Position:
         skipped = value.get("skipped")
         if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
             raise invalid(f"skipped is {skipped!r}, expected a list of strings")
-        state = None
-        if position.layout == "strided":
-            state = RunState.from_dict(value.get("state"), file, within="state")
-        return _with_state(position, state, tuple(skipped))
+        if position.layout == "block":
+            return _with_state(position, None, tuple(skipped))
+        found = value.get("state")
+        if not isinstance(found, dict) or found.get("kind") != BLEND:
+            return _with_state(position, RunState.from_dict(found, file, within="state"), tuple(skipped))
+        positions = RunState.from_dict(value.get("positions"), file, within="positions")
+        blend = BlendState.from_dict(found, file)
+        if blend.consumed != position.consumed:
+            raise ValueError(f"its state has consumed {blend.consumed}, and the rest of it {position.consumed}")
+        return replace(_with_state(position, positions, tuple(skipped)), blend=blend)
     except (StateInvalid, VersionUnsupported, ValueError) as cause:
         if isinstance(cause, PositionInvalid):
             raise
@@ -164,7 +187,7 @@ def _with_state(position: Position, state: RunState | None, skipped: tuple[str, 
             "consumed": (state.consumed, position.consumed),
             "dp": (part.dp, position.dp_size),
             "batch_size": (part.batch_size, position.batch_size),
-            "window": (state.window, position.window * size),
+            "window": (state.window, window_positions(position.window, size, state.unit)),
             "seed": (state.seed, position.seed),
         }
         for name, (there, here) in told.items():
@@ -182,7 +205,7 @@ def load(checkpoint: str | os.PathLike[str]) -> Position | None:
     """
     file = Path(checkpoint) / NAME
     try:
-        data = file.read_bytes()
+        data = read_given_file(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return parse(data, str(file))
@@ -196,7 +219,7 @@ def save(position: Position, checkpoint: str | os.PathLike[str]) -> None:
     """
     folder = Path(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{NAME}.{os.getpid()}"
+    temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
     try:
         publish_bytes(position.to_bytes(), folder / NAME, temporary)
     except BaseException:
@@ -243,6 +266,15 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
             actual=str(actual),
         )
 
+    if (position.blend is None) != (now.stream != BLENDED):
+        one = f"the stream in {position.directory}" if position.blend is None else f"a blend of {position.directory}"
+        raise ResumeRefused(
+            f"{checkpoint}: it was trained on {one}, this run is on {now.directory}: give --dataset as it was, at "
+            f"least two streams for a blend",
+            checkpoint=checkpoint,
+            expected=position.directory,
+            actual=now.directory,
+        )
     if position.stream != now.stream:
         raise ResumeRefused(
             f"{checkpoint}: it was trained on the stream {position.stream} (then in {position.directory}), and "
@@ -259,9 +291,11 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     if position.window != now.window:
         raise refuse(
             "window",
-            f"leave out --sharded_lazy_shuffle_window and keep --train_dataloader_shuffle "
-            f"{'true' if position.window else 'false'}, or the order would be another",
+            f"leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep "
+            f"--train_dataloader_shuffle {'true' if position.window else 'false'}, or the order would be another",
         )
+    if position.unit != now.unit:
+        raise refuse("unit", "leave out --sharded_lazy_unit, or the order would be another")
     if position.layout != now.layout:
         raise refuse("layout", "the order would be another; keep --data_sharding as it was")
     if position.layout == "strided":

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from lazyshard.data.rank import Rank
+from lazyshard.format import Cursor
+from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.storage.run_state import course_of, draws_of, with_consumed
@@ -37,6 +42,7 @@ class RunPlan:
         skipped: what the run was told not to train, by this start and those before.
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch: see `lazyshard_swift.history`.
+        blend: what tells of the streams of a blend, of which this is the plan as if it were one stream; None for one.
     """
 
     directory: str
@@ -57,6 +63,7 @@ class RunPlan:
     skipped: tuple[str, ...] = ()
     index_offset: int = 0
     one_pass: bool = False
+    blend: Blended | None = None
 
     @property
     def stream_id(self) -> str | None:
@@ -94,6 +101,8 @@ class RunPlan:
 
     def left_over(self, consumed: int, total: int) -> int:
         """Returns how many samples the epoch in which the current part began has left, after so many of the run."""
+        if self.blend is not None:
+            return self.blend.left_over(consumed)
         course = self.course
         drawn = min(self.draws_after(consumed), course.epoch_length(total))
         return course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
@@ -125,7 +134,82 @@ class RunPlan:
             skipped=self.skipped,
             # The stock sampler's own shuffle is no course of ours.
             state=None if self.layout == "block" else with_consumed(self.state, consumed),
+            blend=None if self.blend is None else self.blend.state_after(consumed),
         )
+
+    def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
+        """Returns what the cursors say once a position is safe: directories of streams, and the cursor in each.
+
+        Args:
+            newest: the position.
+            others: those of older checkpoints from which the run may be gone on with.
+        """
+        if self.blend is not None:
+            return self.blend.cursors(newest, others)
+        done = [self._chunks_before(position) for position in (newest, *others)]
+        size = self.facts.samples_per_chunk
+        cursor = make_cursor(self, self.stream_id, size, newest.state, min(done), newest.consumed)
+        return [(self.directory, cursor)]
+
+    def _chunks_before(self, position: Position) -> int:
+        """Returns how many chunks a run that goes on from a position cannot need again."""
+        if position.state is None or not self.stop_at_end:
+            # Another epoch may follow, or the sampler's shuffle needs them all.
+            return 0
+        return chunks_before(position.state, self.total)
+
+
+class Blended(Protocol):
+    """What tells of the streams of a blend."""
+
+    def state_after(self, consumed: int) -> BlendState:
+        """Returns the state of the blend after so many samples of the run."""
+
+    def left_over(self, consumed: int) -> int:
+        """Returns how many samples of all streams were not trained, after so many of the run."""
+
+    def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
+        """Returns the cursors of all streams; see `RunPlan.cursors`."""
+
+
+def chunks_before(state: RunState, total: int | None) -> int:
+    """Returns how many chunks a run that goes on from a state, and ends with its stream, cannot need again."""
+    try:
+        done = course_of(state).done_before(state.parts[-1].draws, total)
+    except (IndexError, ValueError):
+        # It has drawn more than there is: of a stream that was cut.
+        return 0
+    return done // state.samples_per_chunk
+
+
+def make_cursor(
+    plan: RunPlan, stream_id: str | None, samples_per_chunk: int, state: RunState | None, before: int, consumed: int = 0
+) -> Cursor:
+    """Returns the cursor of a stream.
+
+    Args:
+        plan: of the run.
+        stream_id: of the stream.
+        samples_per_chunk: of the stream.
+        state: where the run stands in it; None under the stock sampler's own shuffle.
+        before: chunks that are done with.
+        consumed: samples trained, where there is no state.
+    """
+    return Cursor(
+        consumer=plan.consumer,
+        stream_id=stream_id,
+        consumed=consumed if state is None else state.consumed,
+        chunks_before=before,
+        plan={
+            "dp_size": plan.rank.dp_size,
+            "unit": samples_per_chunk if state is None else state.unit,
+            "window": plan.window * samples_per_chunk if state is None else state.window,
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+        },
+        updated_at=time.time(),
+        state=state,
+    )
 
 
 def how_it_goes_on(plan: RunPlan) -> str:

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from lazyshard.format.cursor import check_consumer
+from lazyshard.plan import UNIT_NAMES
+from lazyshard.storage.files import list_names
+from lazyshard.storage.urls import is_url, stream_name, stream_path
+from lazyshard_swift.distance import check_alone
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.skipping import parse_skips
 
@@ -71,17 +75,24 @@ def check(args: Any) -> None:
 
 
 def _check_dataset(names: list[str]) -> None:
-    if len(names) != 1 or not names[0]:
-        what = "none was given" if not any(names) else f"got {len(names)}: {' '.join(names)}"
+    if not any(names):
+        raise _refused("dataset", "--sharded_lazy true takes stream directories as --dataset, none was given")
+    if len(set(map(stream_name, names))) != len(names):
         raise _refused(
             "dataset",
-            f"--sharded_lazy true takes one stream directory as --dataset, {what}. Blending several streams is not "
-            f"there yet: mix them where they are produced",
+            f"--dataset {' '.join(names)}: one stream is given twice; give it once, with the sum of its weights in "
+            f"--interleave_prob",
         )
-    name = names[0]
+    for name in names:
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise _refused("dataset", "--dataset has an empty name in it: give the paths of stream directories")
     if "\0" in name:
         raise _refused("dataset", "--dataset has a NUL character in it: give the path of a stream directory")
-    if "#" in os.path.basename(name) and not os.path.isdir(name):
+    if "#" in os.path.basename(name) and (is_url(name) or not os.path.isdir(name)):
         raise _refused(
             "dataset",
             f"--dataset {name}: '#' takes a part of an ordinary data set; with --sharded_lazy true give the stream "
@@ -136,8 +147,18 @@ def _check_others(args: Any) -> None:
             f"--split_dataset_ratio {on('split_dataset_ratio')} takes validation samples out of the training data, "
             f"whose end a stream does not know: give validation data of their own with --val_dataset FILE",
         )
-    if on("interleave_prob"):
-        raise _refused("interleave_prob", "--interleave_prob blends several data sets, a stream is one: leave it out")
+    names, weights = list(on("dataset") or []), on("interleave_prob")
+    if weights and len(weights) != len(names):
+        raise _refused(
+            "interleave_prob",
+            f"--interleave_prob has {len(weights)} weights for {len(names)} streams of --dataset: give one for each",
+        )
+    if len(names) > 1 and on("sharded_lazy_skip"):
+        raise _refused(
+            "sharded_lazy_skip",
+            "--sharded_lazy_skip names samples of one stream, --dataset has several: leave it out, or skip in a start "
+            "on that stream alone",
+        )
     kind = on("rlhf_type")
     if kind is not None and kind not in RLHF_TYPES:
         raise _refused(
@@ -194,6 +215,10 @@ def _check_own(args: Any) -> None:
             f"--sharded_lazy_shuffle_window {window} shuffles, --train_dataloader_shuffle false does not: leave out "
             f"one of them",
         )
+    distance = args.sharded_lazy_shuffle_distance
+    if distance is not None:
+        check_alone(distance, window, getattr(args, "train_dataloader_shuffle", True), len(args.dataset))
+    parse_unit(args.sharded_lazy_unit)
     size = args.sharded_lazy_samples_per_chunk
     if size is not None and size < 1:
         raise _refused(
@@ -217,6 +242,26 @@ def _check_own(args: Any) -> None:
             raise _refused(name, f"--{name} is one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def parse_unit(given: str | int | None) -> str | int | None:
+    """Returns what is dealt to the ranks in turn, by name or as a number of samples; None where nothing is said.
+
+    Args:
+        given: as on the command line; a number where a configuration file has one.
+
+    Raises:
+        SettingsRefused: it is neither.
+    """
+    if given is None or given in UNIT_NAMES:
+        return given
+    # Not more digits than a count can have; int() takes signs and other digits too.
+    if re.fullmatch(r"[1-9][0-9]{0,17}", str(given)):
+        return int(given)
+    raise _refused(
+        "sharded_lazy_unit",
+        f"--sharded_lazy_unit is one of {', '.join(UNIT_NAMES)} or a number of samples from 1, got {given!r}",
+    )
+
+
 def check_directory(directory: str) -> None:
     """Refuses a directory that holds other things than a stream; one that is empty or not there may yet become one.
 
@@ -224,8 +269,12 @@ def check_directory(directory: str) -> None:
         SettingsRefused: naming some of what is there.
     """
     try:
-        names = sorted(os.listdir(directory))
+        names = sorted(list_names(stream_path(directory)))
+    except FileNotFoundError:
+        return
     except OSError:
+        if is_url(directory):
+            raise
         return
     if not names or any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in names):
         return

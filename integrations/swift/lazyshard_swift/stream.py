@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,10 +16,12 @@ import xxhash
 from torch.utils.data import Dataset
 
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.storage import read_retired
+from lazyshard.storage.urls import stream_path
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
@@ -31,7 +32,7 @@ from lazyshard_swift.planning import decide
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 
-_ENDLESS: Final = 2**50
+ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
 
 
@@ -61,6 +62,7 @@ class TrainStream(Dataset[Any]):
             "dp_size": plan.rank.dp_size,
             "samples_per_chunk": samples_per_chunk,
             "batch_size": plan.batch_size,
+            "unit": plan.state.unit,
             "shuffle_window": plan.window,
             "seed": plan.seed,
         }
@@ -69,14 +71,14 @@ class TrainStream(Dataset[Any]):
             plan.directory,
             encoder,
             layout="strided" if plan.layout == "strided" else "block",
-            num_samples=_ENDLESS if plan.layout == "strided" else plan.epoch_samples,
+            num_samples=ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
             consumer=plan.consumer,
             **common,
         )
         self._dataset.reader.quiet = True
-        asked = LazyShardedDataset(plan.directory, layout="strided", num_samples=_ENDLESS, max_wait=max_wait, **common)
+        asked = LazyShardedDataset(plan.directory, layout="strided", num_samples=ENDLESS, max_wait=max_wait, **common)
         self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0)
         if plan.layout == "strided" and plan.state != _begun_now(plan.state):
             for dataset in (self._dataset, asked):
@@ -104,6 +106,8 @@ class TrainStream(Dataset[Any]):
         facts, plan = self.plan.facts, self.plan
         state = "ended" if facts.ended else "still being produced"
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
+        if plan.state.unit != facts.samples_per_chunk:
+            order = f"dealt in units of {plan.state.unit} samples, {order}"
         if plan.layout == "block":
             order = "shuffled by ms-swift's sampler"
         return (
@@ -125,21 +129,8 @@ class TrainStream(Dataset[Any]):
 
     def _open_samples(self, position: int) -> list[int]:
         """Returns the samples of the window that is open at a position of this rank's lane, from there on."""
-        plan, course, total = self.plan, self.plan.course, self.plan.total
-        stop = max(position + 1, course.drawable(course.needed(position)))
-        if total is not None:
-            length = course.epoch_length(total)
-            if position < length:
-                stop = min(stop, length)
-            elif plan.stop_at_end:
-                # Trained to the end, behind which chunks may be deleted.
-                return []
-            else:
-                full, span = course.full_epoch_length(total), course.rules.span
-                within = (position - length) % full
-                stop = position - within + min((within // span + 1) * span, full)
-        samples: list[int] = course.draws(plan.rank.dp_rank, np.arange(position, stop), total)[1].tolist()
-        return samples
+        plan = self.plan
+        return open_samples(plan.course, plan.rank.dp_rank, position, plan.total, plan.stop_at_end)
 
     def check_resume(self, consumed: int, step: int) -> None:
         """Refuses to go on where the next sample would not be exactly the next one.
@@ -180,7 +171,29 @@ class TrainStream(Dataset[Any]):
                 expected=f"at least {consumed} samples",
                 actual=str(plan.total),
             )
+        self._check_present(draws)
+
+    def _check_present(self, draws: int) -> None:
+        """Refuses to go on at a position whose chunks are gone."""
         self.gate.check_present(self._open_samples(draws))
+
+
+def open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
+    """Returns the samples of the window that is open at a position of a lane, from there on."""
+    stop = max(position + 1, course.drawable(course.needed(position)))
+    if total is not None:
+        length = course.epoch_length(total)
+        if position < length:
+            stop = min(stop, length)
+        elif stop_at_end:
+            # Trained to the end, behind which chunks may be deleted.
+            return []
+        else:
+            full, span = course.full_epoch_length(total), course.rules.span
+            within = (position - length) % full
+            stop = position - within + min((within // span + 1) * span, full)
+    samples: list[int] = course.draws(lane, np.arange(position, stop), total)[1].tolist()
+    return samples
 
 
 def _begun_now(state: RunState) -> RunState:
@@ -218,8 +231,47 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
     attend()
-    directory = args.dataset[0]
     rank = parallel.data_parallel_rank(args)
+    if len(args.dataset) > 1:
+        from lazyshard_swift.blend import open_blend
+
+        return open_blend(args, rank, _encoder(args, template))
+    directory = args.dataset[0]
+    facts = facts_of(args, directory, rank)
+    plan = decide(args, directory, facts, rank)
+    stream = TrainStream(
+        plan,
+        _encoder(args, template),
+        max_wait=args.sharded_lazy_max_wait,
+        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
+        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
+    )
+    if plan.saved is None:
+        check_whole(directory, plan.stream_id, plan.consumer)
+    begin(stream, args)
+    return stream
+
+
+def begin(stream: TrainStream, args: Any) -> None:
+    """Checks where a stream goes on, and tells its producer that this run is there."""
+    plan = stream.plan
+    if plan.saved is not None:
+        # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
+        stream.check_resume(plan.saved.consumed, plan.saved.step)
+        notice(f"{plan.checkpoint}: {how_it_goes_on(plan)}")
+    # Once nothing is refused any more, since a cursor keeps chunks for ever; and long before the first sample is read.
+    Checkpoints(plan, args.output_dir).register()
+
+
+def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
+    """Opens a stream, waiting for it if it is not there yet, and agrees on what all ranks see of it. A collective.
+
+    Raises:
+        SettingsRefused: it is a directory that another program fills, of which it is not known how many rows a chunk
+            has.
+        StreamMismatch: the ranks see different streams.
+        WaitTimeout, LazyShardError: the stream cannot be read.
+    """
     settings.check_directory(directory)
     try:
         reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
@@ -234,43 +286,29 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
-    facts = parallel.agree_on(Facts(identity, reader.samples_per_chunk, published.samples, published.ended), directory)
-    plan = decide(args, directory, facts, rank)
-    encoder = RowEncoder(
+    return parallel.agree_on(Facts(identity, reader.samples_per_chunk, published.samples, published.ended), directory)
+
+
+def _encoder(args: Any, template: Any) -> RowEncoder:
+    return RowEncoder(
         template,
         columns=args.columns if isinstance(args.columns, dict) else None,
         auto_columns=not getattr(args, "disable_auto_column_mapping", False),
         keep_unused=not args.remove_unused_columns,
     )
-    stream = TrainStream(
-        plan,
-        encoder,
-        max_wait=args.sharded_lazy_max_wait,
-        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
-        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
-    )
-    if plan.saved is None:
-        _check_whole(plan)
-    else:
-        # Now, and not after minutes of loading a model. Whether the weights say the same is seen then.
-        stream.check_resume(plan.saved.consumed, plan.saved.step)
-        notice(f"{plan.checkpoint}: {how_it_goes_on(plan)}")
-    # Once nothing is refused any more, since a cursor keeps chunks for ever; and long before the first sample is read.
-    Checkpoints(plan, args.output_dir).register()
-    return stream
 
 
-def _check_whole(plan: RunPlan) -> None:
+def check_whole(directory: str, stream_id: str | None, consumer: str) -> None:
     """Refuses to start at the beginning of a stream whose first chunks are gone.
 
     Raises:
         SettingsRefused: they are.
     """
-    retired = 0 if plan.stream_id is None else read_retired(Path(plan.directory), plan.stream_id)
+    retired = 0 if stream_id is None else read_retired(stream_path(directory), stream_id)
     if retired:
         raise SettingsRefused(
-            f"{plan.directory}: its producer has deleted the chunks below {retired}, which a run that starts anew "
+            f"{directory}: its producer has deleted the chunks below {retired}, which a run that starts anew "
             f"would train first: go on from a checkpoint that was trained on this stream, or produce it anew with "
-            f"--retain all, or with --consumers {plan.consumer}, which deletes nothing before this run has started",
+            f"--retain all, or with --consumers {consumer}, which deletes nothing before this run has started",
             argument="dataset",
         )

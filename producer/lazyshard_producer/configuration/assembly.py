@@ -19,7 +19,11 @@ from lazyshard_producer.configuration.settings import Limits, Settings, SourceSe
 from lazyshard_producer.configuration.source_paths import expand_path, is_pipe
 from lazyshard_producer.errors import Problem, SettingsInvalid
 
-_FIELDS: Final = {"log_every_seconds": "log_every_s", "idle_seconds": "idle_s"}
+_FIELDS: Final = {
+    "log_every_seconds": "log_every_s",
+    "idle_seconds": "idle_s",
+    "store_patience_seconds": "store_patience_s",
+}
 """Where a setting is called otherwise than its option."""
 
 _STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
@@ -155,7 +159,7 @@ class _Assembly:
                 yield group
 
     def _group_of_flags(self, argument: SourceArgument) -> _Group:
-        group = _Group(tuple(argument.paths), {}, "--{}".format, follow=argument.flag == "--follow")
+        group = _Group(tuple(argument.paths), {}, _flag, follow=argument.flag == "--follow")
         if argument.weights:
             weight = BY_NAME["weight"]
             value = self._read(weight, argument.weights, weight.kind.from_flags, weight.flag, group.unread)
@@ -228,6 +232,10 @@ def _sources_of(group: _Group) -> list[SourceSettings]:
     if paths and values.get("weight", 0) > 0 and math.isfinite(values["weight"]):
         values["weight"] /= len(paths)
     return [SourceSettings(path=path, follow=group.follow, **values) for path in paths]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _can_be_about(option: Option, group: _Group) -> bool:

@@ -16,6 +16,7 @@ What nobody knows is refused, with the nearest name that is known: a limit that 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ PATH_KEYS: Final = ("path", "follow")
 """What a ``[[source]]`` is: a --source or a --follow."""
 
 TABLES: Final = ("rows", "limits")
+
+_AT_LINE: Final = re.compile(r"at line (\d+)")
+_BARE_TEXT: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,16 @@ def _parse(path: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as cause:
-        raise _refuse(path, f"no TOML: {cause}") from None
+        raise _refuse(path, f"no TOML: {cause}{_hint(text, str(cause))}") from None
+
+
+def _hint(text: str, message: str) -> str:
+    """Returns what may be wrong in the line that is no TOML: mostly a text without quotes, such as none."""
+    at = _AT_LINE.search(message)
+    lines = text.split("\n")
+    number = int(at[1]) if at is not None else len(lines)
+    bare = _BARE_TEXT.fullmatch(lines[number - 1].rstrip()) if 0 < number <= len(lines) else None
+    return "" if bare is None else f'; text has to be quoted: {bare[1]} = "{bare[2]}"'
 
 
 def _refuse(path: str, reason: str) -> SettingInvalid:

@@ -14,8 +14,8 @@ from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPT
 
 _SOURCE_HELP: Final = (
     "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, - "
-    "for standard input, a named pipe, python:MODULE:FUNCTION. Repeat it, or give several files after it, or a quoted "
-    "pattern; they are read in this order."
+    "for standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command). "
+    "Repeat it, or give several files after it, or a quoted pattern; they are read in this order."
 )
 
 _FOLLOW_HELP: Final = "A directory into which other programs write files: takes them as they are completed."

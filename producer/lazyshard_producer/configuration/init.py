@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
+from lazyshard.storage.durable import NEW_FILE_MODE
 from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPTIONS, Option
 from lazyshard_producer.errors import SettingInvalid
 
@@ -22,6 +23,8 @@ _START: Final = """\
 #
 # Each key is a flag with underscores, and the flag counts where both are given. Lines that begin with "#" are
 # examples: take the "#" away to use one. Paths are relative to the directory in which the command is started.
+#
+# A file like this one is to be trusted like a program: transform, where and "python:" sources name code that is run.
 """
 
 _SOURCES: Final = """\
@@ -56,7 +59,7 @@ def write_example(path: str) -> None:
         OSError: the filesystem refused.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
     except FileExistsError:
         raise SettingInvalid(
             f"{path}: there is a file of this name already, and it is left as it is; give another name", option="FILE"

@@ -134,7 +134,8 @@ OPTIONS: Final = (
         "",
         TEXT,
         "STREAM",
-        "The stream's directory; made if it is not there.",
+        "The stream's directory, made if it is not there; or its place in an object store: s3://BUCKET/PREFIX, any "
+        "URL of fsspec.",
         '"/shared/stream"',
     ),
     Option(
@@ -178,11 +179,37 @@ OPTIONS: Final = (
         "60",
     ),
     Option(
+        "spool",
+        "",
+        TEXT,
+        "DIRECTORY",
+        "Where chunks lie that are on their way to an object store. A disk of this machine that outlives the process. "
+        "Default: lazyshard in the user's folder for state, ~/.local/state.",
+        '"/var/lib/lazyshard"',
+    ),
+    Option(
+        "max_spool",
+        "",
+        BYTES,
+        "SIZE",
+        "Wait where chunks of this size are on their way to an object store; one may always be. Default: 4GiB.",
+        '"4GiB"',
+    ),
+    Option(
+        "store_patience_seconds",
+        "",
+        NUMBER,
+        "SECONDS",
+        "How long an object store may be away before the run fails. Default: 600.",
+        "600",
+    ),
+    Option(
         "transform",
         "rows",
         TEXT,
         "MODULE:FUNCTION",
-        "A function that gets (row), a dict, or (row, index) and returns a row, None for none, or a list of rows.",
+        "A function that gets (row), a dict, or (row, index) and returns a row, None for none, or a list of rows. This "
+        "runs code: MODULE is imported and the function called, with all rights of this command.",
         '"my_rows:clean"',
     ),
     Option(
@@ -190,7 +217,7 @@ OPTIONS: Final = (
         "rows",
         TEXT,
         "MODULE:FUNCTION",
-        "A function that gets (row) or (row, index) and says whether the row is taken.",
+        "A function that gets (row) or (row, index) and says whether the row is taken. Runs code, as transform does.",
         '"my_rows:is_wanted"',
     ),
     Option(

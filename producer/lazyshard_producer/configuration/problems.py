@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_SEED: Final = 2**63 - 1
 
+MAX_NAME_BYTES: Final = 255
+"""Of a file's name, on Linux. A file of a longer name never comes, however long it is waited for."""
+
 _MAX_ROW_BYTES_MAX: Final = 1 << 40
 _MAX_AMOUNT: Final = 2**63 - 1
 _MAX_SHUFFLE: Final = 10**9
@@ -26,6 +29,8 @@ _MAX_WORKERS: Final = 1024
 _MAX_PORT: Final = 65535
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]", re.IGNORECASE)
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
@@ -35,6 +40,7 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
     return (
         *_of_sources(settings.sources),
         *_of_path("--out", settings.out),
+        *(_of_store(settings) if is_url(settings.out) else _of_no_store(settings)),
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
@@ -49,6 +55,11 @@ def is_live(source: SourceSettings) -> bool:
     A named pipe is not told from a file here: that takes a look at it.
     """
     return source.follow or source.path == _STDIN or is_python(source.path)
+
+
+def is_url(out: str) -> bool:
+    """Whether a stream's place is a URL, which is one in an object store, and no path."""
+    return _URL.match(out) is not None
 
 
 def is_python(path: str) -> bool:
@@ -104,7 +115,7 @@ def _of_not_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
 
 def _of_following(source: SourceSettings) -> Iterator[tuple[str, str]]:
     plain = type(source)(path=source.path)
-    if not _is_file_name(source.pattern):
+    if not _is_name_part(source.pattern):
         yield "--pattern", f'a pattern for file names is needed, such as "*.jsonl", got {source.pattern!r}'
     if not _is_file_name(source.marker) or "{name}" not in source.marker or source.marker == "{name}":
         expected = 'a file name with {name} in it, and more than that, is needed, such as "{name}.done"'
@@ -139,6 +150,31 @@ def _of_weights(sources: tuple[SourceSettings, ...]) -> Iterator[Problem]:
                 "--weight (then they are mixed)"
             )
             yield Problem(_option(source), f"{source.path}: {text}", number)
+
+
+def _of_store(settings: Settings) -> Iterator[Problem]:
+    scheme, _, place = settings.out.partition("://")
+    if scheme.lower() in ("file", "local"):
+        yield Problem("--out", f"a directory is given by its path, without {scheme}://, got {settings.out!r}")
+    elif not place.strip("/"):
+        yield Problem("--out", f"a place behind {scheme}:// is needed, such as BUCKET/PREFIX, got {settings.out!r}")
+    if settings.spool is not None:
+        yield from _of_path("--spool", settings.spool)
+    if not 1 <= settings.max_spool <= _MAX_AMOUNT:
+        yield Problem("--max-spool", f"a number of bytes from 1 to {_MAX_AMOUNT} is needed, got {settings.max_spool}")
+    if not (math.isfinite(settings.store_patience_s) and settings.store_patience_s >= 0):
+        text = f"a number of seconds from 0 on is needed, got {settings.store_patience_s:g}"
+        yield Problem("--store-patience-seconds", text)
+    if settings.limits.min_free_disk is not None:
+        yield Problem("--min-free-disk", "nobody can say what is free in an object store; give --max-disk")
+
+
+def _of_no_store(settings: Settings) -> Iterator[Problem]:
+    if _ONE_SLASH.match(settings.out):
+        scheme, _, place = settings.out.partition(":/")
+        yield Problem("--out", f"a URL has two slashes, {scheme}://{place}; for a directory write ./{settings.out}")
+    if settings.spool is not None:
+        yield Problem("--spool", f"it is for object stores, and --out is a directory, got {settings.spool!r}")
 
 
 def _of_numbers(settings: Settings) -> Iterator[Problem]:
@@ -212,6 +248,10 @@ def _option(source: SourceSettings) -> str:
 
 
 def _is_file_name(text: str) -> bool:
+    return _is_name_part(text) and len(text.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
+
+
+def _is_name_part(text: str) -> bool:
     return bool(text) and text not in (".", "..") and not set(text) & {"/", "\0"}
 
 

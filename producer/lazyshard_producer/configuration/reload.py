@@ -18,7 +18,7 @@ from lazyshard_producer.configuration.settings import Amount, Limits, Settings
 
 _MAY_CHANGE: Final = ("rate", "limits", "log_every_s")
 
-_NAMES: Final = {"log_every_s": "log_every_seconds", "sources": "source"}
+_NAMES: Final = {"log_every_s": "log_every_seconds", "sources": "source", "store_patience_s": "store_patience_seconds"}
 """Where a setting is called otherwise in the file."""
 
 

@@ -13,6 +13,13 @@ MAX_ROW_BYTES: Final = 64 << 20
 """Longest row by default, in bytes: far above any text sample, and a few of them fit into any machine."""
 
 
+MAX_SPOOL_BYTES: Final = 4 << 30
+"""What waits on this machine's disk for an object store by default, in bytes: minutes of a fast producer."""
+
+STORE_PATIENCE_S: Final = 600.0
+"""How long an object store may be away by default, in seconds: an outage of minutes passes, a mistake is reported."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
     """Where rows come from.
@@ -80,7 +87,7 @@ class Settings:
 
     Attributes:
         sources: where rows come from, in the order given: that is how positions name them.
-        out: path of the stream's directory.
+        out: path of the stream's directory, or URL of the place in an object store.
         samples_per_chunk: rows in a chunk.
         rate: at most so many samples a second; None for no limit.
         max_row_bytes: longest row that is accepted, in bytes without its line end.
@@ -96,6 +103,9 @@ class Settings:
         metrics_port: TCP port on which Prometheus finds the metrics, 0 for any that is free; None for no metrics.
         metrics_host: address on which that port is opened.
         log_every_s: seconds between two lines of the log.
+        spool: directory for what is on its way to an object store; None for that of the user.
+        max_spool: bytes of chunks that may wait there.
+        store_patience_s: seconds that an object store may be away before the run fails.
 
     Raises:
         SettingsInvalid: some of them cannot be, or not together; it lists every problem.
@@ -118,6 +128,9 @@ class Settings:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     log_every_s: float = 60.0
+    spool: str | None = None
+    max_spool: int = MAX_SPOOL_BYTES
+    store_patience_s: float = STORE_PATIENCE_S
 
     def __post_init__(self) -> None:
         """Checks what can be checked without looking at any file."""

@@ -9,6 +9,8 @@ may be deleted, and a new file of the same name is not read.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from lazyshard_producer.following.files import FollowedFiles
 from lazyshard_producer.following.journal import DIRECTORY, list_journals
 from lazyshard_producer.following.ledger import FollowMark, FollowRows, Ledger
 from lazyshard_producer.following.resume import resume
-from lazyshard_producer.following.state import FileState, decode_name
+from lazyshard_producer.following.state import FileState, decode_name, finished_size
 from lazyshard_producer.following.watch import DirectoryWatch
 from lazyshard_producer.position import plain_name, refuse_position
 from lazyshard_producer.sources.source import Context
@@ -27,6 +29,8 @@ from lazyshard_producer.wording import count
 
 _STEPS: Final = 64
 """So many files are looked into for a row at a time: signals are looked at in between."""
+
+_log = logging.getLogger("lazyshard")
 
 
 class FollowedDirectory:
@@ -55,6 +59,7 @@ class FollowedDirectory:
     ) -> None:
         self.name = plain_name(settings.path)
         self.start: Final = FollowMark(0)
+        self._path = settings.path
         self._end_marker = settings.end_marker
         journals = context.out / DIRECTORY
         known = resume(position, journals, self.name)
@@ -152,7 +157,7 @@ class FollowedDirectory:
         line = self._plan[0]
         try:
             name = decode_name(line.get("file"))
-            size, until = line.get("finished"), FileState.decode(line)
+            size, until = finished_size(line), FileState.decode(line)
         except ValueError as cause:
             raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
         rows = None
@@ -160,6 +165,13 @@ class FollowedDirectory:
             self._files.finish(name, size)
         else:
             rows = self._files.read(name, until)
+            if self._files.has_diverged(name):
+                # Somebody has mended a line, say. Nothing behind these rows is published, so any order will do.
+                path = plain_name(os.path.join(self._path, name))
+                _log.warning("%s was changed behind what is published of it; it is taken as it is now", path)
+                self._plan.clear()
+                self._files.begin()
+                return rows
         if rows is None:
             self._plan.popleft()
             if not self._plan:

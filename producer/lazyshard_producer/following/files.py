@@ -143,7 +143,7 @@ class FollowedFiles:
         """Returns the next rows of a file on the way to where an earlier run came; None if it is there.
 
         Raises:
-            SourceRefused: it is gone, not what it was, or cannot be read.
+            SourceRefused: it is gone, cannot be read, or the part before these rows is not what it was.
         """
         file = self._begun(name)
         if file.state.offset >= until.offset:
@@ -153,6 +153,10 @@ class FollowedFiles:
         except FileNotFoundError as cause:
             expected = f"the file of which {until.offset} bytes were read, and not all is published"
             raise self._refuse(name, expected, "none; put it back, or choose another --out") from cause
+
+    def has_diverged(self, name: str) -> bool:
+        """Returns whether a file is not what an earlier run has read: it was changed behind what is published of it."""
+        return self._begun(name).diverged
 
     def finish(self, name: str, size: int) -> None:
         """Takes over from an earlier run that a file was read to its end, being of this size in bytes."""

@@ -9,6 +9,7 @@ deleted. Readers of the stream pass over the directory.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,10 +18,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 import xxhash
 
-from lazyshard.storage.durable import remove, sync, sync_directory, write_all
+from lazyshard.errors import LazyShardError
+from lazyshard.storage.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
+from lazyshard.storage.files import check_folder, read_file
 from lazyshard_producer.position import refuse_position
 
 DIRECTORY: Final = ".producer.sources"
+
+_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.jsonl")
+
+_MAX_BYTES: Final = 4 << 30
+"""Far more than any journal has: a line is some 200 bytes, and it is begun anew at twice what is known."""
 
 
 class Spot(NamedTuple):
@@ -43,7 +51,7 @@ class Journal:
         self.path: Final = directory / f"{_prefix(source)}{secrets.token_hex(8)}.jsonl"
         self.size = 0
         self._digest = xxhash.xxh3_64()
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, NEW_FILE_MODE)
         self._failure: OSError | None = None
 
     def append(self, lines: Iterable[dict[str, Any]]) -> list[Spot]:
@@ -80,15 +88,36 @@ class Journal:
             os.close(fd)
 
     def _make(self, directory: Path) -> None:
-        directory.mkdir(exist_ok=True)
+        check_folder(directory).mkdir(exist_ok=True)
         # Also where it was there: whoever made it may have been killed before this.
         sync_directory(directory.parent)
 
 
 def list_journals(directory: Path, source: str) -> list[Path]:
-    """Returns the journals of a source that are there."""
+    """Returns the journals of a source that are there.
+
+    Raises:
+        FileRefused: somebody has put a link in the directory's place.
+    """
+    return [path for path in _list(directory) if path.name.startswith(_prefix(source))]
+
+
+def remove_journals(directory: Path) -> None:
+    """Deletes the journals of all sources, and their directory if nothing else is in it.
+
+    Raises:
+        FileRefused: as `list_journals`.
+        OSError: the filesystem refused.
+    """
+    for path in _list(directory):
+        remove(path)
+    directory.rmdir()
+
+
+def _list(directory: Path) -> list[Path]:
+    # Files are deleted by these names, so they must be ours, and no others.
     try:
-        return [path for path in directory.iterdir() if path.name.startswith(_prefix(source))]
+        return [path for path in check_folder(directory).iterdir() if is_journal_name(path.name)]
     except FileNotFoundError:
         return []
 
@@ -98,6 +127,11 @@ def remove_journal(path: Path) -> None:
     remove(path)
 
 
+def is_journal_name(name: str) -> bool:
+    """Returns whether a journal can be called so. Others are never made a path of: it is read, and deleted later."""
+    return _NAME.fullmatch(name) is not None
+
+
 def read_journal(path: Path, spot: Spot, source: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the lines before a place, and those after it that are whole.
 
@@ -105,15 +139,19 @@ def read_journal(path: Path, spot: Spot, source: str) -> tuple[list[dict[str, An
         SourceRefused: the part before the place is missing, or not what it was.
     """
     try:
-        data = path.read_bytes()
-    except OSError as cause:
-        raise refuse_position(source, f"the journal {path}", (cause.strerror or str(cause)).lower()) from cause
+        data = read_file(path, _MAX_BYTES)
+    except (OSError, LazyShardError) as cause:
+        found = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else str(cause)
+        raise refuse_position(source, f"the journal {path}", found) from cause
     before = data[: spot.size]
     actual = xxhash.xxh3_64_hexdigest(before)
     if (len(before), actual) != (spot.size, spot.digest):
         expected = f"XXH3 {spot.digest} of the first {spot.size} bytes of the journal {path}"
         raise refuse_position(source, expected, f"{actual} of {len(before)} bytes")
-    return [orjson.loads(line) for line in before.splitlines()], _whole(data[spot.size :])
+    lines = _whole(before)
+    if len(lines) != before.count(b"\n"):
+        raise refuse_position(source, f"lines of JSON in the journal {path}", f"another one as line {len(lines) + 1}")
+    return lines, _whole(data[spot.size :])
 
 
 def _whole(data: bytes) -> list[dict[str, Any]]:

@@ -49,13 +49,14 @@ class PackedFile:
         state: how far it has been read.
 
     Attributes:
-        state, finished, at_end: see `lazyshard_producer.following.piece.FollowedFile`.
+        state, finished, at_end, diverged: see `lazyshard_producer.following.piece.FollowedFile`.
     """
 
     def __init__(self, path: str, name: str, max_row_bytes: int, state: FileState) -> None:
         self.state = state
         self.finished = False
         self.at_end = False
+        self.diverged = False
         self.size = 0
         self._path = path
         remedy = "put the old file back, or choose another --out"
@@ -66,19 +67,20 @@ class PackedFile:
     def read(self, until: FileState | None = None) -> PackedPiece | None:
         """Returns the next lines; see `lazyshard_producer.following.piece.FollowedFile`."""
         text = self._open() if self._text is None else self._text
-        block = self._left or text.read()
-        room = len(block) if until is None else max(0, until.offset - self._lines.read)
-        block, self._left = block[:room], block[room:]
+        left = self._left or text.read()
+        room = len(left) if until is None else max(0, until.offset - self._lines.read)
+        block, self._left = left[:room], left[room:]
         if block:
             rows = self._lines.feed(block)
-        elif until is None or until.open_end:
+        elif until is None or (until.open_end and not left and self._lines.read == until.offset):
             rows = self._lines.finish()
             self.finished = until is None
         else:
-            raise self._refuse(f"at least the {until.offset} bytes of text that were read", str(self._lines.read))
+            rows = self._lines.feed(b"")
+            self.diverged = True
         begin, self.state = self.state, _state(self._lines.reached)
-        if until is not None and self.state.offset >= until.offset and self.state != until:
-            raise self._refuse(f"XXH3 {until.digest} of the {until.offset} bytes of text that were read", "another")
+        if until is not None and self.state.offset >= until.offset:
+            self.diverged = self.state != until
         return PackedPiece(rows, begin, self.state)
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ class PackedFile:
 
     def _open(self) -> CompressedText:
         try:
-            self._file = open_regular(self._path)
+            self._file = open_regular(self._path, links_out=False)
         except SourceRefused as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
@@ -104,14 +106,6 @@ class PackedFile:
             raise
         self._text = ReadAhead(text) if self.size > _AHEAD_BYTES else text
         return self._text
-
-    def _refuse(self, expected: str, actual: str) -> SourceRefused:
-        return SourceRefused(
-            f"{self._path}: expected {expected}, found {actual}; put the old file back, or choose another --out",
-            file=self._path,
-            expected=expected,
-            actual=actual,
-        )
 
 
 def _state(mark: TextMark) -> FileState:

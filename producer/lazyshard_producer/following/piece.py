@@ -41,11 +41,14 @@ class FollowedFile(Protocol):
         state: how far it is read.
         finished: it was read to its end.
         at_end: at the last read there was nothing more to be had for now.
+        diverged: at the last read it was found not to be what an earlier run has read here. What was read of it by this
+            run is what it holds now.
     """
 
     state: FileState
     finished: bool
     at_end: bool
+    diverged: bool
 
     @property
     def size(self) -> int:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
+from lazyshard.storage.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.reading import PlainPiece, Reading
 from lazyshard_producer.following.state import FileState
@@ -49,7 +51,7 @@ class PlainFile:
 
     Attributes:
         completion: whether it is taken for complete.
-        state, finished, at_end: see `lazyshard_producer.following.piece.FollowedFile`.
+        state, finished, at_end, diverged: see `lazyshard_producer.following.piece.FollowedFile`.
     """
 
     def __init__(self, path: str, name: str, max_row_bytes: int, state: FileState) -> None:
@@ -57,6 +59,7 @@ class PlainFile:
         self.completion: Completion | None = None
         self.finished = False
         self.at_end = False
+        self.diverged = False
         self._path = path
         self._name = name
         self._max_row_bytes = max_row_bytes
@@ -91,6 +94,8 @@ class PlainFile:
             identity = (status.st_dev, status.st_ino)
             if self._reading is not None and self._reading.identity != identity:
                 self._reading = None
+            if status.st_size < self.seen:
+                self._shrink(status.st_size)
             if self._reading is None:
                 if until is None and self.completion is None and not self._has_line_end(fd):
                     return None
@@ -104,8 +109,8 @@ class PlainFile:
     @contextmanager
     def _opened(self) -> Iterator[int]:
         try:
-            # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            # A link was looked at when the name came, and may lead elsewhere since.
+            fd = open_inside(Path(self._path))
         except FileNotFoundError:
             raise
         except OSError as cause:
@@ -118,6 +123,17 @@ class PlainFile:
             raise refuse_os_error(self._path, cause) from cause
         finally:
             os.close(fd)
+
+    def _shrink(self, size: int) -> None:
+        """Takes notice that some of what was seen is not there any more, behind the lines that were taken.
+
+        What is missing of those lines themselves is found where the part that was read is checked.
+        """
+        if self._end is not None:
+            raise self._truncated(self._end, size)
+        self._reading = None
+        self._looked = self.state.offset
+        self.state = replace(self.state, seen=max(size, self.state.offset))
 
     def _has_line_end(self, fd: int) -> bool:
         """Looks at what was appended, 1 MiB at the most; returns whether a line may be complete now."""
@@ -143,7 +159,7 @@ class PlainFile:
         data = os.pread(fd, wanted, reading.fed)
         self.at_end = until is None and len(data) < wanted
         if until is not None and len(data) < wanted:
-            raise self._truncated(until.offset, os.fstat(fd).st_size)
+            self.diverged = True
         if data and self._end is not None:
             self._grow(reading.fed + len(data))
         rows = reading.feed(data) if data else self._last_line(reading, until)
@@ -160,7 +176,13 @@ class PlainFile:
 
     def _last_line(self, reading: Reading, until: FileState | None) -> LineRows:
         """Returns the row of a last line without newline, if it is to be taken."""
-        if until.open_end if until is not None else self.completion in (Completion.FINAL, Completion.IDLE):
+        if until is not None:
+            # Of another text it would be a line that is cut.
+            taken = until.open_end and not self.diverged and digest(reading.before) == until.tail
+            self.diverged = not taken
+        else:
+            taken = self.completion in (Completion.FINAL, Completion.IDLE)
+        if taken:
             return reading.splitter.finish()
         return reading.splitter.finish_if(is_row if self.completion is Completion.ASKED else _never)
 
@@ -177,12 +199,11 @@ class PlainFile:
         self.at_end = self.finished or settling
 
     def _arrive(self, until: FileState) -> None:
-        """Checks, at the place where an earlier run was, that it was there."""
+        """Looks, at the place where an earlier run was, whether it was there."""
         if self.state.offset < until.offset:
             return
         self._reading = None
-        if self.state.mark != until.mark or self.state.tail != until.tail:
-            raise self._changed(until, "last", until.tail, self.state.tail)
+        self.diverged = self.state.mark != until.mark or self.state.tail != until.tail
 
     def _grow(self, size: int) -> None:
         """Takes notice that a file that was taken for complete goes on."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard_producer.following.journal import Spot, read_journal
+from lazyshard_producer.following.journal import Spot, is_journal_name, read_journal
 from lazyshard_producer.following.ledger import KIND, Totals
 from lazyshard_producer.following.state import FollowState
 from lazyshard_producer.position import refuse_position
 
 _COUNTS: Final = ("bytes", "read", "blank")
-_TEXTS: Final = ("journal", "digest")
 
 
 class Resumed(NamedTuple):
@@ -66,8 +65,10 @@ def _check(position: dict[str, Any], name: str) -> None:
     for field in _COUNTS:
         if type(value := position.get(field)) is not int or value < 0:
             raise refuse_position(name, f"{field}: a count", repr(value)[:120])
-    for field in _TEXTS:
-        if not isinstance(value := position.get(field), str) or "/" in value:
-            raise refuse_position(name, f"{field}: a name", repr(value)[:120])
+    if not isinstance(value := position.get("digest"), str):
+        raise refuse_position(name, "digest: a text", repr(value)[:120])
+    journal = position.get("journal")
+    if not isinstance(journal, str) or (journal and not is_journal_name(journal)):
+        raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
     if not isinstance(at := position.get("at", {}), dict):
         raise refuse_position(name, "at: an object", repr(at)[:120])

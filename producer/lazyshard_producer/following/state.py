@@ -105,10 +105,8 @@ class FollowState:
             self.finished = FinishedFiles.decode(line["finished_files"])
             return
         name = decode_name(line.get("file"))
-        if "finished" in line:
-            size = line["finished"]
-            if type(size) is not int or size < 0:
-                raise ValueError(f"finished = {size!r}")
+        size = finished_size(line)
+        if size is not None:
             self.finish(name, size)
             return
         self.files[name] = FileState.decode(line)
@@ -123,6 +121,18 @@ class FollowState:
         yield {"finished_files": self.finished.encode()}
         for name, state in self.files.items():
             yield segment_line(name, state.offset, state)
+
+
+def finished_size(line: dict[str, Any]) -> int | None:
+    """Returns the size in bytes of the file that a line says was read to its end; None where it says something else.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    size = line.get("finished")
+    if "finished" in line and (type(size) is not int or size < 0):
+        raise ValueError(f"finished = {size!r}")
+    return size
 
 
 def segment_line(name: str, begin: int, state: FileState) -> dict[str, Any]:
@@ -148,8 +158,12 @@ def decode_name(value: Any) -> str:
     """Reads what `encode_name` returned.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is something else, or no name of a file in a directory.
     """
     if not isinstance(value, str) or not value:
         raise ValueError(f"file = {value!r}")
-    return os.fsdecode(bytes.fromhex(value[1:])) if value.startswith(_BYTES) else value
+    name = os.fsdecode(bytes.fromhex(value[1:])) if value.startswith(_BYTES) else value
+    # It becomes part of a path: of no other directory's.
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"file = {value!r}")
+    return name

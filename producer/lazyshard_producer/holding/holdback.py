@@ -9,14 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
-from lazyshard.storage.consumers import list_consumers
-from lazyshard.storage.disk_use import free_bytes
-from lazyshard.storage.retire import read_retired, retire
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.disk import Stock, chunk_size, measure_stock
+from lazyshard_producer.holding.disk import Stock
 from lazyshard_producer.holding.hold import Hold, hold_ahead, hold_for_room
 from lazyshard_producer.holding.hold_reasons import Room, Situation
 from lazyshard_producer.holding.limits import (
@@ -28,6 +24,7 @@ from lazyshard_producer.holding.limits import (
     read_claims,
     why_kept,
 )
+from lazyshard_producer.holding.shelf import Shelf
 
 LOOK_S: Final = 0.5
 """How old the consumers' files may get while chunks come: a producer of tiny chunks must not live in that folder."""
@@ -47,7 +44,7 @@ class Holdback:
 
     Args:
         limits: what the run may do.
-        out: the stream's directory; the stream is there, and its writer's lock is held.
+        shelf: where the stream's chunks lie; the stream is there, and its writer's lock is held.
         samples_per_chunk: rows in a chunk.
         check: is called before anything is deleted; raises if the stream is another producer's now.
         warn: is told of what goes wrong without stopping the run.
@@ -61,7 +58,7 @@ class Holdback:
     def __init__(
         self,
         limits: Limits,
-        out: Path,
+        shelf: Shelf,
         samples_per_chunk: int,
         *,
         check: Callable[[], None] = lambda: None,
@@ -69,7 +66,7 @@ class Holdback:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._out = out
+        self._shelf = shelf
         self._samples_per_chunk = samples_per_chunk
         self._check = check
         self._warn = warn
@@ -79,7 +76,7 @@ class Holdback:
         self._claims: tuple[Claim, ...] = ()
         self._looked_at = float("-inf")
         self._held_since: float | None = None
-        self._first = read_retired(out)
+        self._first = shelf.first()
         self._stock: Stock | None = None
         self._trouble: str | None = None
         self._blind: str | None = None
@@ -138,7 +135,7 @@ class Holdback:
         if limits.max_disk is not None and stock.size + chunk > limits.max_disk:
             return self._no_room(published, samples, stock, Room(limit=limits.max_disk, chunk=chunk))
         if limits.min_free_disk is not None:
-            free = free_bytes(self._out)
+            free = self._shelf.free_bytes()
             if free is not None and free - chunk < limits.min_free_disk:
                 return self._no_room(
                     published, samples, stock, Room(limit=limits.min_free_disk, chunk=chunk, free=free)
@@ -162,7 +159,7 @@ class Holdback:
         if self._held_since is None:
             self._held_since = now
         return Situation(
-            out=str(self._out),
+            out=self._shelf.name,
             claims=self._claims,
             limits=self._limits,
             published=published,
@@ -178,10 +175,10 @@ class Holdback:
         if limits.max_disk is None and limits.min_free_disk is None and not by_bytes:
             return
         if stock is None:
-            self._stock = measure_stock(self._out, self._first, published, exact=limits.max_disk is not None)
+            self._stock = self._shelf.stock(self._first, published, exact=limits.max_disk is not None)
             return
         for chunk in range(stock.stop, published):
-            stock = stock.add(chunk_size(self._out, chunk))
+            stock = stock.add(self._shelf.chunk_size(chunk))
         self._stock = stock
 
     def _refresh(self, published: int, every_s: float) -> bool:
@@ -191,12 +188,12 @@ class Holdback:
             return False
         self._looked_at = now
         try:
-            self._claims = read_claims(list_consumers(self._out, published))
+            self._claims = read_claims(self._shelf.consumers(published))
         except OSError as error:
             # What was known stays true: consumers only come on, and for those that are not known nothing is deleted.
             if self._blind != str(error):
                 self._blind = str(error)
-                self._warn(f"{self._out}: how far its consumers are cannot be read: {error}")
+                self._warn(f"{self._shelf.name}: how far its consumers are cannot be read: {error}")
             return False
         self._blind = None
         self._delete(published)
@@ -204,16 +201,17 @@ class Holdback:
 
     def _delete(self, published: int) -> None:
         """Deletes what may go, or a first part of it."""
+        published = self._shelf.visible(published)
         target = min(deletable(self._claims, self._limits, published), self._first + DELETED_AT_ONCE)
         if target <= self._first:
             return
         chunks = range(self._first, target)
         size = self._size(chunks)
         try:
-            retire(self._out, target, published, check=self._check)
+            self._shelf.retire(target, published, self._check)
         except OSError as error:
             if self._trouble != str(error):
-                self._warn(f"{self._out}: chunks that nobody needs cannot be deleted: {error}")
+                self._warn(f"{self._shelf.name}: chunks that nobody needs cannot be deleted: {error}")
             self._trouble = str(error)
             # What is left of them is tried again at the next look.
             target, size = self._first, size - self._size(chunks)
@@ -225,4 +223,4 @@ class Holdback:
 
     def _size(self, chunks: range) -> int:
         """Returns the bytes of chunks, where anybody wants to know."""
-        return 0 if self._stock is None else sum(chunk_size(self._out, chunk) for chunk in chunks)
+        return 0 if self._stock is None else sum(self._shelf.chunk_size(chunk) for chunk in chunks)

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from lazyshard.errors import WriterFailed
 from lazyshard.format import check_samples_per_chunk
 from lazyshard.storage import ChunkWriter
+from lazyshard.storage.files import check_folder
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.ray.blocks import encode_tables
@@ -121,6 +122,7 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
         try:
             # With the stream's lock in hand, what is here is left over from writes that have died.
             shutil.rmtree(self._folder.parent, ignore_errors=True)
+            check_folder(self._folder.parent)
             self._folder.mkdir(parents=True)
             self._committer = Committer(writer, self._folder)
             self._committer.start()

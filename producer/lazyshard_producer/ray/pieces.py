@@ -14,6 +14,7 @@ replaces what it left before; a half-written file is never seen under the task's
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import struct
 from array import array
@@ -28,10 +29,12 @@ import xxhash
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.format import CheckedLines
 from lazyshard.storage.durable import create, rename, sync, write_all
+from lazyshard.storage.files import open_file
 
 _MAGIC: Final = b"LSPIECE1"
 _TRAILER: Final = struct.Struct("<8sQQ")
 _SUFFIX: Final = ".piece"
+_NAME: Final = re.compile(r"([0-9]{8,18})\.piece")
 
 
 def piece_path(folder: Path, task: int) -> Path:
@@ -42,7 +45,7 @@ def piece_path(folder: Path, task: int) -> Path:
 def list_pieces(folder: Path) -> set[int]:
     """Returns the tasks whose pieces are there. A hint: on a network filesystem it may lag by seconds."""
     names = os.listdir(folder)
-    return {int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX)}
+    return {int(found[1]) for found in map(_NAME.fullmatch, names) if found}
 
 
 class PieceWriter:
@@ -114,13 +117,15 @@ class PieceReader:
 
     Raises:
         FileNotFoundError: it is not there.
+        FileRefused: it is no plain file.
         ChunkCorrupt: it is not what was written.
         OSError: the filesystem refused.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("rb")
+        opened = open_file(path)
+        self._file = os.fdopen(os.dup(opened.fd), "rb")
         try:
             size = self._file.seek(0, os.SEEK_END)
             magic, rows, length = self._unpack(size)

@@ -16,7 +16,7 @@ import xxhash
 
 from lazyshard.errors import RowInvalid
 from lazyshard.plan import permutation
-from lazyshard_producer.patience import Patience
+from lazyshard.storage.patience import Patience
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch

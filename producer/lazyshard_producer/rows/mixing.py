@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lazyshard_producer.patience import Patience
+from lazyshard.storage.patience import Patience
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.slot import Slot
 from lazyshard_producer.rows.standing import Piece, Standing
@@ -241,7 +241,7 @@ class Mixer:
         slot = self._slots[index]
         source, rows = self._read(index)
         if rows is None:
-            if slot.rows is None and slot.entry is None:
+            if slot.is_empty and slot.entry is None:
                 self._empty(self.names[index])
             slot.mark = source.reached
             if not self._ahead:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.storage.patience import Patience
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
-from lazyshard_producer.patience import Patience
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.feed import Feed, PlainFeed

@@ -20,10 +20,13 @@ from typing import Any, Final, NamedTuple
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
-from lazyshard_producer.user_functions import load_function
+from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
 """Parameters of a function that takes the index too."""
+
+_KEY_CHARACTERS: Final = 60
+"""So much of a key is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +110,16 @@ class Maker:
         return made
 
     def _encode(self, made: Any) -> bytes:
-        line = encode_row(made)
+        option = "--columns" if self._transform is None else "--transform"
+        try:
+            line = encode_row(made)
+        except RowInvalid as cause:
+            # What is wrong is not the line that it was made of.
+            reason = f"{option} made what is no row: {cause.reason}"
+            raise RowInvalid(f"not a row: {reason}", reason=reason) from cause
         if len(line) - 1 > self._max_row_bytes:
-            reason = f"made a row of {len(line) - 1} bytes, longer than the {self._max_row_bytes} of --max-row-bytes"
+            length = f"{len(line) - 1} bytes, longer than the {self._max_row_bytes} bytes of --max-row-bytes"
+            reason = f"{option} made a row of {length}"
             raise RowInvalid(f"not a row: {reason}", reason=reason)
         return line
 
@@ -117,7 +127,7 @@ class Maker:
         try:
             return {new: row[old] for new, old in self._columns}
         except KeyError as missing:
-            there = ", ".join(list(row)[:8]) or "none"
+            there = ", ".join(key[:_KEY_CHARACTERS] for key in list(row)[:8]) or "none"
             reason = f"--columns: no {missing.args[0]!r} among its keys ({there})"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from None
 
@@ -141,7 +151,7 @@ def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index:
         # SystemExit too: it would end the run as if all were done.
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
-        reason = f"{option} raised {type(error).__name__}: {error}{where}"
+        reason = f"{option} raised {name_error(error)}{where}"
         raise RowInvalid(f"not a row: {reason}", reason=reason) from error
 
 

@@ -21,10 +21,11 @@ from typing import Final, Literal
 import orjson
 import pybase64
 
-from lazyshard.errors import FileRefused, LazyShardError, RowInvalid
+from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.names import QUARANTINE
-from lazyshard.storage.durable import sync, sync_directory, write_all
+from lazyshard.storage.durable import open_own, sync, sync_directory, write_all
 from lazyshard_producer.sources.source import Place
+from lazyshard_producer.wording import count
 
 OnBadRow = Literal["fail", "skip", "quarantine"]
 
@@ -71,6 +72,8 @@ class Quarantine:
             ProducerFenced: another producer has taken the stream over.
             OSError: the filesystem refused.
         """
+        # Functions of the user's may give reasons of their own, and JSON has no lone surrogates.
+        reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
         entry = {"source": place.file, "line": place.line, "byte": place.byte, "reason": reason}
         text = (line or b"").rstrip(b"\r\n")
         try:
@@ -138,9 +141,7 @@ class Quarantine:
         if self._fd is not None:
             return
         new = not os.path.lexists(self.path)
-        if self.path.is_symlink():
-            raise FileRefused(f"{self.path}: expected a file, found a link", file=str(self.path), kind="a link")
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._fd = open_own(self.path)
         if new:
             sync_directory(self.path.parent)
 
@@ -195,14 +196,14 @@ class Refusals:
         if self._policy == "fail":
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
-            located = locate(error, place)
+            most = count(self.most, "bad row")
             raise RowInvalid(
-                f"more than {self.most} bad rows (--max-bad-rows), the last one: {place.file}:{place.line}: "
-                f"{error.reason}. Look at what they have in common, or allow more; nothing is lost",
+                f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} Look at what they "
+                "have in common, or allow more; nothing is lost",
                 reason=error.reason,
                 file=place.file,
                 line=place.line,
-                byte=located.byte,
+                byte=_byte(error, place),
             ) from error
         self.count += 1
         if self._quarantine is not None:
@@ -223,15 +224,30 @@ class Refusals:
 
 def locate(error: RowInvalid, place: Place) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
-    byte = None if place.byte is None else place.byte + (error.byte or 0)
-    # What a function or an option of the user refuses is no affair of the line's bytes.
-    made = (error.reason or "").startswith("--")
-    where = "" if byte is None or made else f" byte {byte} of the file:"
-    mend = "Mend the row, or what refuses it," if made or byte is None else "Mend that line"
+    byte = _byte(error, place)
+    mend = "Mend the row, or what refuses it," if byte is None or _is_made(error) else "Mend that line"
     return RowInvalid(
-        f"{place.file}:{place.line}:{where} {error.reason}. {mend} and run the same command again; nothing is lost",
+        f"{_found(error, place)} {mend} and run the same command again; nothing is lost",
         reason=error.reason,
         file=place.file,
         line=place.line,
         byte=byte,
     )
+
+
+def _found(error: RowInvalid, place: Place) -> str:
+    """Returns where the row is and what is wrong with it, as a sentence."""
+    byte = _byte(error, place)
+    name, text = ("standard input", "input") if place.file == "-" else (place.file, "file")
+    where = "" if byte is None or _is_made(error) else f" byte {byte} of the {text}:"
+    reason = error.reason or str(error)
+    return f"{name}:{place.line}:{where} {reason}{'' if reason.endswith('?') else '.'}"
+
+
+def _byte(error: RowInvalid, place: Place) -> int | None:
+    return None if place.byte is None else place.byte + (error.byte or 0)
+
+
+def _is_made(error: RowInvalid) -> bool:
+    """Whether a function or an option of the user refuses it, which is no affair of the line's bytes."""
+    return (error.reason or "").startswith("--")

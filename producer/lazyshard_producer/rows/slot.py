@@ -26,6 +26,7 @@ class Slot:
         self.rows: Rows | None = None
         self.next = 0
         self.stop = 0
+        self.is_empty = True
         self.mark: Mark = None
         self._known: tuple[Mark, dict[str, Any] | None] = (None, entry)
         self._progress: tuple[tuple[int, int | None], int] = ((0, size), 0)
@@ -43,6 +44,7 @@ class Slot:
         if self.source is not None and self.rows is not None:
             self._read_before = self._read_after
         self.rows, self.next, self.stop = rows, 0, len(rows.lines)
+        self.is_empty &= not rows.lines
         self._read_after = self.source.progress[0] if self.source is not None else 0
 
     def position(self, mark: Mark) -> dict[str, Any] | None:

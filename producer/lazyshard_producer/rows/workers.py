@@ -57,7 +57,7 @@ class Workers:
             # Not fork: this process may have threads.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(recipe,),
+            initargs=(recipe, os.getpid()),
         )
         self.most: Final = count * _PER_WORKER
         self.rows = 1
@@ -86,12 +86,18 @@ class Workers:
         return made
 
     def close(self) -> None:
-        """Ends the processes, those that are at work too."""
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        """Ends the processes, those that are at work too, and returns when nothing of the pool is left.
+
+        Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock,
+        in the middle of its own closing.
+        """
+        for process in list((self._pool._processes or {}).values()):
             with contextlib.suppress(OSError, ValueError):
                 process.kill()
+        # This end of the workers' pipe would keep the thread waiting for the rest of what one was sending.
+        writer = getattr(self._pool._result_queue, "_writer", None)
+        if writer is not None:
+            writer.close()
         self._pool.shutdown(wait=True)
 
 
@@ -111,7 +117,7 @@ def _start_tracker() -> None:
             os.environ[name] = before
 
 
-def _begin(recipe: Recipe) -> None:
+def _begin(recipe: Recipe, parent: int) -> None:
     global _maker
     # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -119,6 +125,9 @@ def _begin(recipe: Recipe) -> None:
     with contextlib.suppress(OSError, AttributeError):
         # Linux: nobody is left behind when the parent is killed.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It was killed before that was said.
+        os._exit(1)
     _maker = Maker(recipe)
 
 

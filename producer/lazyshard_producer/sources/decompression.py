@@ -28,6 +28,10 @@ _ZSTD_BLOCK_MAX: Final = 128 << 10
 """Text in one block of a zstd frame at the most, by the format."""
 
 
+_CHECKS: Final = {"incorrect data check": "a wrong checksum (CRC)", "incorrect length check": "a wrong length"}
+"""What gzip's library calls its checks, and what they are."""
+
+
 class CompressedText(Protocol):
     """The text of a compressed file."""
 
@@ -56,7 +60,7 @@ def open_text(file: BinaryIO, path: str) -> CompressedText:
         return GzipText(file, path)
     if len(start) == 4 and _is_zstd(int.from_bytes(start, "little")):
         return ZstdText(file, path)
-    found = f"a file that begins with {start!r}" if start else "an empty file: cut, or still being written?"
+    found = f"a file that begins with {start!r}" if start else "an empty file: cut, or still being written"
     raise _refuse(path, 0, "a file compressed by gzip or zstd", found)
 
 
@@ -124,7 +128,8 @@ class GzipText(_Text):
         try:
             text = engine.decompress(part, BLOCK_BYTES)
         except zlib.error as cause:
-            raise self._damaged(self._begin, "gzip member", f"{cause}, in the {len(part)} bytes before") from cause
+            reason = f"{_words(cause)}, in the {len(part)} bytes before"
+            raise self._damaged(self._begin, "gzip member", reason) from cause
         # At the end of a member the library may give the rest under both names.
         _back(self._file, len(engine.unused_data if engine.eof else engine.unconsumed_tail))
         if engine.eof:
@@ -222,6 +227,12 @@ class ZstdText(_Text):
         if len(data) < count:
             raise self._cut(self._begin, "zstd frame")
         return data
+
+
+def _words(cause: zlib.error) -> str:
+    """Returns what is wrong, without the library's number for it."""
+    text = str(cause).rpartition(": ")[2]
+    return _CHECKS.get(text, text)
 
 
 def _is_zstd(magic: int) -> bool:

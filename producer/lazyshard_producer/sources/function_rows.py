@@ -23,6 +23,7 @@ import orjson
 from lazyshard.errors import RowInvalid
 from lazyshard.format import encode_row
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.user_functions import name_error, name_value
 
 _FRAMES: Final = 3
 """So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""
@@ -140,13 +141,11 @@ def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[byt
 
 def _raised(name: str, error: BaseException) -> GeneratorFailed:
     frames = name_frames(error.__traceback__)
-    text = f": {error}" if str(error) else ""
     where = f" at {', called from '.join(reversed(frames))}" if frames else ""
     hint = "mend it and run the same command again, nothing is lost"
-    return GeneratorFailed(f"{name}: raised {type(error).__name__}{text}{where}; {hint}", file=name, frames=frames)
+    return GeneratorFailed(f"{name}: raised {name_error(error)}{where}; {hint}", file=name, frames=frames)
 
 
 def _broke(name: str, expected: str, value: Any, more: str = "") -> GeneratorFailed:
-    shown = "None" if value is None else f"{type(value).__name__} {value!r}"
-    actual = (shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...") + more
+    actual = name_value(value, _SHOWN) + more
     return GeneratorFailed(f"{name}: expected {expected}, found {actual}", file=name, expected=expected, actual=actual)

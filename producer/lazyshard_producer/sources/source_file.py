@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 
 import xxhash
 
+from lazyshard.errors import FileRefused
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition
 
@@ -191,6 +192,8 @@ def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file"
     if isinstance(cause, PermissionError):
         hint = "check its permissions and those of the directories above it"
         return _refuse(path, expected, f"uid {os.geteuid()} may not read it", f"; {hint}")
+    if isinstance(cause, FileRefused):
+        return _refuse(path, "a plain file", str(cause.kind))
     return _refuse(path, expected, (cause.strerror or str(cause)).lower())
 
 

@@ -27,6 +27,8 @@ _OURS = {
     "sharded_lazy_samples_per_chunk": None,
     "sharded_lazy_max_wait": 600.0,
     "sharded_lazy_shuffle_window": None,
+    "sharded_lazy_shuffle_distance": None,
+    "sharded_lazy_unit": None,
     "sharded_lazy_consumer": None,
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",

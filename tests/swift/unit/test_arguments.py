@@ -122,6 +122,8 @@ OURS = {
     "sharded_lazy_samples_per_chunk": None,
     "sharded_lazy_max_wait": 600.0,
     "sharded_lazy_shuffle_window": None,
+    "sharded_lazy_shuffle_distance": None,
+    "sharded_lazy_unit": None,
     "sharded_lazy_consumer": None,
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",
@@ -152,6 +154,9 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
         ("--sharded_lazy true --sharded_lazy_max_wait 30", {"sharded_lazy_max_wait": 30.0}),
         ("--sharded_lazy true --sharded_lazy_max_wait 1e3", {"sharded_lazy_max_wait": 1000.0}),
         ("--sharded_lazy true --sharded_lazy_shuffle_window 0", {"sharded_lazy_shuffle_window": 0}),
+        ("--sharded_lazy true --sharded_lazy_shuffle_distance 10000", {"sharded_lazy_shuffle_distance": 10_000}),
+        ("--sharded_lazy true --sharded_lazy_unit auto", {"sharded_lazy_unit": "auto"}),
+        ("--sharded_lazy true --sharded_lazy_unit 500", {"sharded_lazy_unit": "500"}),
         ("--sharded_lazy true --sharded_lazy_consumer one", {"sharded_lazy_consumer": "one"}),
         ("--sharded_lazy true --sharded_lazy_on_bad_sample raise", {"sharded_lazy_on_bad_sample": "raise"}),
         ("--sharded_lazy true --sharded_lazy_on_end repeat", {"sharded_lazy_on_end": "repeat"}),
@@ -174,6 +179,7 @@ def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None
         "--sharded_lazy_on_bad_sample skip",
         "--sharded_lazy_samples_per_chunk many",
         "--sharded_lazy_shuffle_window 1.5",
+        "--sharded_lazy_shuffle_distance far",
         "--sharded_lazy_max_wait soon",
     ],
 )
@@ -212,7 +218,7 @@ def test_class_passes_for_the_original(module: ModuleType) -> None:
     assert repr(kind()).startswith("DataArguments(dataset=[], data_seed=42, ")
     names = [field.name for field in dataclasses.fields(kind)]
     assert names[:2] == ["dataset", "data_seed"]
-    assert names[-9:] == list(OURS)
+    assert names[-len(OURS) :] == list(OURS)
 
 
 def test_defaults_that_are_made_are_made_for_each(module: ModuleType) -> None:
@@ -271,8 +277,8 @@ def test_errors_have_their_codes_before_the_first_check(classes: Any, installed:
 def test_refusal_comes_before_ms_swift_looks_at_anything(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
     monkeypatch.setattr(classes.BaseArguments.__mro__[3], "__post_init__", looked.append)
-    with pytest.raises(SettingsRefused, match="one stream directory"):
-        parse(classes.SftArguments, "--dataset a b --sharded_lazy true")
+    with pytest.raises(SettingsRefused, match="one stream is given twice"):
+        parse(classes.SftArguments, "--dataset a a --sharded_lazy true")
     assert looked == []
 
 
@@ -282,6 +288,12 @@ def test_directory_becomes_absolute(classes: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path / "here")
     args = classes.SftArguments(dataset=[given], sharded_lazy=True)
     assert args.dataset == args.seen == [str(tmp_path / "here" / "stream")]
+
+
+def test_directories_of_a_blend_become_absolute(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = classes.SftArguments(dataset=["one", "two"], sharded_lazy=True)
+    assert args.dataset == args.seen == [str(tmp_path / "one"), str(tmp_path / "two")]
 
 
 def test_home_and_a_single_name_are_understood(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

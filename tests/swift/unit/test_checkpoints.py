@@ -32,6 +32,7 @@ def args_of(output_dir: Path, **changes: Any) -> Any:
         "sharded_lazy_consumer": CONSUMER,
         "output_dir": str(output_dir),
         "sharded_lazy_shuffle_window": 0,
+        "sharded_lazy_shuffle_distance": None,
     }
     return megatron(**{**common, **changes})
 

@@ -77,6 +77,57 @@ def test_order_of_a_new_run(args: Any, ended: bool, expected: tuple[str, int], n
     assert notices == []
 
 
+@pytest.mark.parametrize(
+    ("args", "ended", "window", "told"),
+    [
+        # Chunks of 4: (3 * 4 + 1) / 3 > 4 > (2 * 4 + 1) / 3.
+        (megatron(train_iters=7), True, 3, "neighbours are 4 apart"),
+        (hugging_face(max_steps=20), False, 3, "training begins with 6 chunks"),
+        # Named by the user, as a window would be.
+        (megatron(train_iters=7, data_sharding=True), True, 3, "windows of 3 chunks"),
+    ],
+)
+def test_distance_chooses_the_window(args: Any, ended: bool, window: int, told: str, notices: list[str]) -> None:
+    args.sharded_lazy_shuffle_distance = 4
+    run = decided(args, ended=ended)
+    assert (run.layout, run.window) == ("strided", window)
+    assert run.course.rules == Rules(4, window * 4, 42)
+    assert len(notices) == 1
+    assert told in notices[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "ended", "largest", "why"),
+    [
+        # 100 samples for 2 ranks: (50 + 1) / 3.
+        (megatron(train_iters=7), True, 17, "has ended with 100 samples, 50 for each of 2"),
+        # 7 steps of 4: 14 on each rank.
+        (megatron(train_iters=7, global_batch_size=4), False, 5, "this run trains 28 samples at the most, 14 on each"),
+    ],
+)
+def test_distance_that_cannot_be_reached_is_refused_with_the_largest_that_can(
+    args: Any, ended: bool, largest: int, why: str
+) -> None:
+    args.sharded_lazy_shuffle_distance = largest
+    decided(args, ended=ended)
+    args.sharded_lazy_shuffle_distance = largest + 1
+    with pytest.raises(SettingsRefused) as refused:
+        decided(args, ended=ended)
+    assert refused.value.argument == "sharded_lazy_shuffle_distance"
+    assert f"give {largest} at the most" in str(refused.value)
+    assert why in str(refused.value)
+
+
+def test_distance_of_a_stream_with_a_sample_a_rank_is_refused() -> None:
+    with pytest.raises(SettingsRefused, match="leave it out"):
+        decided(megatron(train_iters=1, sharded_lazy_shuffle_distance=1), samples=2)
+
+
+def test_distance_past_all_numbers_is_refused() -> None:
+    with pytest.raises(SettingsRefused, match="give a smaller one"):
+        decided(megatron(train_iters=1, sharded_lazy_shuffle_distance=2**61))
+
+
 def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[str]) -> None:
     run = decided(megatron(train_iters=7, data_sharding=True), ended=False)
     assert (run.layout, run.window) == ("strided", 2)
@@ -91,6 +142,11 @@ def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[
         ({"window": 2}, {}, True, ("strided", 2)),
         ({"window": 8}, {}, False, ("strided", 8)),
         ({"window": 3}, {"sharded_lazy_shuffle_window": 3}, True, ("strided", 3)),
+        # The window of a distance is the same again, however many samples there are by now.
+        ({"window": 3}, {"sharded_lazy_shuffle_distance": 4}, True, ("strided", 3)),
+        ({"window": 750}, {"sharded_lazy_shuffle_distance": 1000}, True, ("strided", 750)),
+        ({"window": 3}, {"sharded_lazy_shuffle_distance": 5}, True, None),
+        ({"window": 0}, {"sharded_lazy_shuffle_distance": 4}, True, None),
         # Another order than the one in which it was begun is refused.
         ({"window": 3}, {"sharded_lazy_shuffle_window": 2}, True, None),
         ({"window": 3}, {"train_dataloader_shuffle": False}, True, None),

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from lazyshard.errors import FileRefused
 from lazyshard.storage import durable
 from lazyshard_swift import position as positions
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
@@ -256,7 +257,7 @@ def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:
 
 def test_position_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "lazyshard.json").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FileRefused, match="found a directory"):
         load(tmp_path)
 
 

@@ -176,9 +176,15 @@ def test_live_stream_through_any_chain_of_starts_to_its_end(
 ) -> None:
     choose, folder = random.Random(seed), tmp_path_factory.mktemp("run")
     directory, published = folder / "stream", 0
-    options = {"max_steps": 500} if kind == "swift" else {"train_iters": 500}
+    options: dict[str, Any] = {"max_steps": 500} if kind == "swift" else {"train_iters": 500}
     history = History(
-        kind, directory, folder / "output", sharded_lazy_shuffle_window=choose.randint(0, 2), save_steps=1, **options
+        kind,
+        directory,
+        folder / "output",
+        sharded_lazy_shuffle_window=choose.randint(0, 2),
+        sharded_lazy_unit=choose.choice([None, "sample", "2", "7", "auto"]),
+        save_steps=1,
+        **options,
     )
     for _ in range(choose.randint(1, 4)):
         published += PER_CHUNK * choose.randint(2, 14)

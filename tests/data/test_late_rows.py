@@ -1,0 +1,195 @@
+"""Rows that cross from DataLoader workers as they lie on disk: the same rows, whoever looks at them, and where."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable
+from lazyshard.data import LateRow
+from lazyshard.errors import ChunkCorrupt
+from tests.data.workers import DEADLINE_S
+from tests.storage.streams import foreign, produce
+
+LINE = b'{"id":7,"deep":[1,2]}\n'
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+def kinds(rows: list[Any]) -> list[tuple[str, Any]]:
+    """Collates: tells, of each row, what it is in the worker, and sends it on."""
+    return [(type(row).__name__, row) for row in rows]
+
+
+def opened(directory: Path, **options: Any) -> LazyShardedDataset:
+    options = {"late_parsing": True, "batch_size": 2, **options}
+    return LazyShardedDataset(directory, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, **options)
+
+
+def test_a_row_is_a_mapping() -> None:
+    row = LateRow(LINE)
+    assert row == {"id": 7, "deep": [1, 2]}
+    assert (row["id"], len(row), list(row), "deep" in row, "other" in row) == (7, 2, ["id", "deep"], True, False)
+    assert repr(row) == "LateRow({'id': 7, 'deep': [1, 2]})"
+    with pytest.raises(KeyError, match="other"):
+        row["other"]
+
+
+def test_nobody_parses_a_row_that_is_only_sent() -> None:
+    sent = pickle.dumps(LateRow(LINE))
+    assert LINE in sent
+    row = pickle.loads(sent)
+    assert type(row) is dict
+    assert row == {"id": 7, "deep": [1, 2]}
+
+
+def test_what_was_changed_deep_in_a_row_is_sent() -> None:
+    row = LateRow(LINE)
+    row["deep"].append(3)
+    assert pickle.loads(pickle.dumps(row)) == {"id": 7, "deep": [1, 2, 3]}
+
+
+def test_default_collate_takes_such_rows() -> None:
+    assert default_collate([LateRow(b'{"name":"a"}'), LateRow(b'{"name":"b"}')]) == {"name": ["a", "b"]}
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("window", [0, 2])
+def test_rows_are_late_in_workers_and_dicts_in_the_main_process(tmp_path: Path, start: str, window: int) -> None:
+    dataset = opened(produce(tmp_path / "s", 12), shuffle_window=window)
+    loader = DataLoader(
+        dataset, 2, sampler=dataset.rank_indices, num_workers=2, collate_fn=kinds, multiprocessing_context=start
+    )
+    found = [pair for batch in loader for pair in batch]
+    assert {kind for kind, _ in found} == {"LateRow"}
+    assert {type(row) for _, row in found} == {dict}
+    assert sorted(row["id"] for _, row in found) == list(range(12))
+    assert dataset[0] == {"id": found[0][1]["id"]}
+    assert type(dataset[0]) is dict
+
+
+def test_without_workers_and_without_being_asked_for_rows_are_dicts(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4)
+    here = DataLoader(opened(directory), 2, collate_fn=kinds)
+    workers = DataLoader(opened(directory, late_parsing=False), 2, num_workers=1, collate_fn=kinds)
+    for loader in (here, workers):
+        assert [pair for batch in loader for pair in batch] == [("dict", {"id": i}) for i in range(4)]
+
+
+def test_row_by_row(tmp_path: Path) -> None:
+    dataset = opened(produce(tmp_path / "s", 4))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=lambda row: (type(row).__name__, row))
+    assert list(loader) == [("LateRow", {"id": i}) for i in range(4)]
+
+
+def test_an_iterable_hands_them_out_too(tmp_path: Path) -> None:
+    samples = LazyShardedIterable(opened(produce(tmp_path / "s", 6)))
+    loader: StatefulDataLoader[Any] = StatefulDataLoader(samples, batch_size=2, num_workers=2, collate_fn=kinds)
+    found = [pair for batch in loader for pair in batch]
+    assert found == [("LateRow", {"id": i}) for i in range(6)]
+
+
+def test_a_damaged_row_is_substituted_in_the_worker(tmp_path: Path) -> None:
+    directory = produce(tmp_path / "s", 4, 4)
+    with open(directory / "chunk_00000.jsonl", "r+b") as file:
+        content = file.read()
+        os.pwrite(file.fileno(), b"9", content.index(b"2"))
+    dataset = opened(directory, batch_size=4)
+    (batch,) = DataLoader(dataset, 4, num_workers=1, collate_fn=list)
+    assert batch[:2] + batch[3:] == [{"id": 0}, {"id": 1}, {"id": 3}]
+    assert batch[2] in batch[:2] + batch[3:]
+    assert dataset.stats().bad_samples == 1
+
+
+def test_a_data_set_that_a_worker_pickles_reads_as_ever(tmp_path: Path) -> None:
+    dataset = opened(produce(tmp_path / "s", 2))
+
+    def again(rows: list[Any]) -> list[Any]:
+        copy: LazyShardedDataset = pickle.loads(pickle.dumps(dataset))
+        return [*rows, *copy.__getitems__([0, 1])]
+
+    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=again)
+    assert batch == [{"id": 0}, {"id": 1}] * 2
+
+
+def test_rows_of_a_foreign_directory_are_parsed_in_the_worker(tmp_path: Path) -> None:
+    directory = foreign(tmp_path / "s", b'{"id":0}\n[1]\n', end=True)
+    dataset = opened(directory, samples_per_chunk=2)
+    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=kinds)
+    assert batch == [("dict", {"id": 0}), ("dict", {"id": 0})]
+    assert dataset.stats().bad_samples == 1
+
+
+def large(directory: Path, sizes: list[int], per_chunk: int = 2) -> Path:
+    with ChunkWriter(directory, per_chunk) as writer:
+        for i, size in enumerate(sizes):
+            writer.write({"id": i, "blob": chr(97 + i) * size})
+    return directory
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("window", [0, 2])
+def test_large_rows_reach_the_main_process_whole(tmp_path: Path, start: str, window: int) -> None:
+    sizes = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]
+    dataset = opened(large(tmp_path / "s", sizes), shuffle_window=window)
+    loader = DataLoader(
+        dataset, 2, sampler=dataset.rank_indices, num_workers=2, collate_fn=kinds, multiprocessing_context=start
+    )
+    found = [pair for batch in loader for pair in batch]
+    assert {kind for kind, _ in found} == {"LateRow"}
+    expected = {i: {"id": i, "blob": chr(97 + i) * size} for i, size in enumerate(sizes)}
+    assert {row["id"]: row for _, row in found} == expected
+    assert len(found) == len(sizes)
+    assert {type(row) for _, row in found} == {dict}
+
+
+def test_of_a_large_row_only_the_place_crosses(tmp_path: Path) -> None:
+    def sent(rows: list[Any]) -> list[tuple[int, int]]:
+        return [(len(ForkingPickler.dumps(row)), len(pickle.dumps(row))) for row in rows]
+
+    dataset = opened(large(tmp_path / "s", [70_000, 10]))
+    (batch,) = DataLoader(dataset, 2, num_workers=1, collate_fn=sent)
+    between, kept = batch[0]
+    assert between < 1_000, "a row of 70,000 bytes is to cross as a place"
+    assert kept > 70_000, "what is pickled for another time or place holds the row itself"
+    assert batch[1][0] < 1_000
+
+
+def test_of_a_large_row_that_was_looked_at_the_row_crosses(tmp_path: Path) -> None:
+    def changed(rows: list[Any]) -> list[Any]:
+        rows[0]["more"].append(1)
+        return rows
+
+    with ChunkWriter(tmp_path / "s", 2) as writer:
+        writer.write({"blob": "a" * 70_000, "more": [0]})
+        writer.write({"blob": "b", "more": [0]})
+    (batch,) = DataLoader(opened(tmp_path / "s"), 2, num_workers=1, collate_fn=changed)
+    assert batch == [{"blob": "a" * 70_000, "more": [0, 1]}, {"blob": "b", "more": [0]}]
+
+
+def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tmp_path: Path) -> None:
+    directory = large(tmp_path / "s", [70_000, 70_000])
+
+    def damaging(rows: list[Any]) -> list[Any]:
+        with open(directory / "chunk_00000.jsonl", "r+b") as file:
+            os.pwrite(file.fileno(), b"!", 40_000)
+        return rows
+
+    with pytest.raises(
+        ChunkCorrupt, match=r"chunk_00000.jsonl: row 0 \(byte 0\): .* after a DataLoader worker had read"
+    ):
+        list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging))
+
+
+def test_late_parsing_and_an_encoder_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="late_parsing hands out rows, it cannot be used with encode_fn"):
+        LazyShardedDataset(tmp_path, dict, late_parsing=True)

@@ -5,6 +5,10 @@ or the server is repeated with growing pauses, for a stated patience; an error s
 object is put under a condition where the store can do that, so that of two writers one knows that it came second.
 
 Safe under fork: each process has its own connections. Threads may share a store.
+
+A request that moves data has an end of its own here. The time-outs of drivers are not enough: aiohttp has none while it
+sends or waits for the `100 Continue` that S3 drivers ask for before they send, and each `100 Continue` that
+comes stops the one that waits for the answer (`ResponseHandler.data_received`, 3.14).
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"
 
 _MOST_BYTES: Final = 4 << 30
 """More than any object has that is read at once. Without an end, S3's driver would ask for the size first."""
+
+_SLOWEST_BYTES_S: Final = 64 << 10
+"""How many bytes a second a request must move at the least, beside the driver's own time-outs, or it is given up."""
 
 _TELL_S: Final = 10.0
 """A call that is repeated for longer is worth a word."""
@@ -98,7 +105,7 @@ class ObjectStore:
 
         def call(fs: Any, path: str) -> bytes:
             try:
-                return bytes(fs.cat_file(path, start=start, end=stop))
+                return bytes(_ending(fs, stop - start, fs.cat_file, path, start=start, end=stop))
             except Exception as error:
                 if why_failed(error).status == 416:
                     return b""
@@ -119,7 +126,7 @@ class ObjectStore:
             if self.is_s3:
                 from fsspec.asyn import sync
 
-                found: tuple[bytes, str] = sync(fs.loop, read, fs, path)
+                found: tuple[bytes, str] = _ending(fs, _MOST_BYTES, sync, fs.loop, read, fs, path)
                 return found
             data = bytes(fs.cat_file(path))
             return data, _tag(data)
@@ -217,7 +224,7 @@ class ObjectStore:
         def call(fs: Any, path: str) -> None:
             if self.is_s3:
                 bucket, key, _ = fs.split_path(path)
-                fs.call_s3("delete_object", Bucket=bucket, Key=key)
+                _ending(fs, 0, fs.call_s3, "delete_object", Bucket=bucket, Key=key)
             else:
                 fs.rm_file(path)
 
@@ -229,7 +236,7 @@ class ObjectStore:
     def _put_if(self, fs: Any, path: str, data: bytes, **condition: str) -> bool:
         bucket, key, _ = fs.split_path(path)
         try:
-            fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+            _ending(fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition)
         except Exception as error:
             if why_failed(error).status == 412:
                 return False
@@ -239,7 +246,7 @@ class ObjectStore:
     def _pipe(self, fs: Any, path: str, data: bytes) -> None:
         if not self.is_s3:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        fs.pipe_file(path, data)
+        _ending(fs, len(data), fs.pipe_file, path, data)
 
     def _call(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
         patience = self.patience_s if patience_s is None else patience_s
@@ -307,6 +314,26 @@ class ObjectStore:
         if self.is_s3:
             fs.retries = 1
         return fs, str(path).rstrip("/")
+
+
+def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Makes a request that moves so many bytes at the most, and gives it up where it takes too long for that.
+
+    Raises:
+        TimeoutError: it was given up. Drivers whose requests cannot be broken off see to that themselves.
+    """
+    if not fs.async_impl:
+        return request(*arguments, **named)
+    settings = getattr(fs, "config_kwargs", {})
+    idle = (settings.get(name) or getattr(fs, name, None) or 60.0 for name in ("connect_timeout", "read_timeout"))
+    most = float(sum(idle)) + size / _SLOWEST_BYTES_S
+    try:
+        return request(*arguments, **named, timeout=most)
+    except Exception as error:
+        # Of a time-out of the driver's own fsspec makes one too, with that for its cause.
+        if type(error).__name__ == "FSTimeoutError" and not str(error.__cause__ or ""):
+            raise TimeoutError(f"no end of the request after {most:.1f} s") from error
+        raise
 
 
 def _patience() -> float:

@@ -125,7 +125,7 @@ def _run(
         for source in settings.sources:
             if is_live(source):
                 display.warn(f"{source.path}: not read; nothing can be added to a stream that has ended")
-        if not destination.settle(end.chunks):
+        if not destination.settle(end.chunks, display.wait):
             return Outcome(_named_end(stop), settings.out, Tally.nothing(len(settings.sources)))
         return end
     try:
@@ -277,7 +277,7 @@ class _Run:
             clear_journals(out)
             for note in leftovers(last, [source.path for source in self._settings.sources]):
                 self._display.warn(note)
-            there = self._destination.settle(self._writer.published_chunks)
+            there = self._destination.settle(self._writer.published_chunks, self._display.wait)
             return Outcome("finished" if there else _named_end(self._stop), out, self._watch.tally())
         tally = self._watch.tally()
         # Before the writer: what was refused is written down while the stream is still ours.
@@ -285,7 +285,7 @@ class _Run:
         self._writer.close(end=False)
         # The chunk in hand is published by now.
         tally = replace(tally, published=self._writer.published_samples, chunks=self._writer.published_chunks)
-        self._destination.settle(self._writer.published_chunks)
+        self._destination.settle(self._writer.published_chunks, self._display.wait)
         return Outcome(_named_end(self._stop), out, tally)
 
     def close(self) -> None:

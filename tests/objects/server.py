@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -74,6 +76,49 @@ class Server:
 
 def _none(method: str, key: str) -> None:
     return None
+
+
+class Mute:
+    """A context manager: a server that takes connections and requests, and never answers one.
+
+    Args:
+        interim: how often it says "go on" (100 Continue) to a request: before the body, and again behind it.
+
+    Attributes:
+        url: of the server.
+        heads: the first lines of the requests so far.
+    """
+
+    def __init__(self, interim: int) -> None:
+        self.heads: list[str] = []
+        self._interim = interim
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Mute:
+        threading.Thread(target=self._take, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # What wakes the thread that waits for connections.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+
+    def _listen(self, connection: socket.socket) -> None:
+        said = 0
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(1 << 16):
+                if b" HTTP/1.1\r\n" in data:
+                    self.heads.append(data.partition(b"\r\n")[0].decode())
+                if said < self._interim:
+                    said += 1
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 class Gate:

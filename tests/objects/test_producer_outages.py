@@ -161,6 +161,26 @@ def test_a_signal_while_the_store_is_away_leaves_what_is_not_put_for_the_next_st
     check_ended(run.objects(), 15, 3)
 
 
+def test_a_run_that_has_only_the_store_to_wait_for_says_so(run: Run, server: Server) -> None:
+    away = threading.Event()
+
+    def refuse(method: str, key: str) -> Any:
+        return (503, BUSY) if away.is_set() and method in CHANGES and "chunk_" in key else None
+
+    away.set()
+    with Watched(server, refuse):
+        # No wait at --max-spool: all rows are published here, and the command is through but for the store.
+        pid = run.start()
+        until(lambda: "still to be put" in run.nursery.said(pid))
+        away.clear()
+        code, said = run.nursery.wait(pid)
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if "event=waiting" in line]
+    assert "5 chunks still to be put to s3://" in line
+    assert "the store has not answered for" in line
+    check_ended(run.objects(), 15, 3)
+
+
 def test_a_signal_while_the_store_is_waited_for_at_the_start_ends_the_run(run: Run, server: Server) -> None:
     with Watched(server, lambda method, key: (503, BUSY)):
         pid = run.start()

@@ -10,7 +10,7 @@ import pytest
 from lazyshard.errors import StoreRefused, StoreUnavailable
 from lazyshard.storage.objects import PATIENCE_VARIABLE, ObjectStore
 from lazyshard.storage.urls import UrlPath
-from tests.objects.server import BROKEN, BUSY, Gate, Server
+from tests.objects.server import BROKEN, BUSY, Gate, Mute, Server
 from tests.storage.streams import forked
 
 
@@ -74,6 +74,21 @@ def test_what_passes_is_repeated(server: Server, bucket: UrlPath, body: tuple[in
     store.put("a", b"1")
     assert store.get("a") == b"1"
     assert server.asked == {("PUT", "some/stream/a"): 3, ("GET", "some/stream/a"): 3}
+
+
+@pytest.mark.parametrize("interim", [0, 1, 2])
+def test_a_server_that_is_mute_is_given_up_whatever_it_said_before(
+    server: Server, monkeypatch: pytest.MonkeyPatch, interim: int
+) -> None:
+    with Mute(interim) as mute:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", mute.url)
+        options = {"config_kwargs": {"connect_timeout": 0.3, "read_timeout": 0.3}}
+        store = ObjectStore("s3://bucket/some", patience_s=0, options=options)
+        with pytest.raises(StoreUnavailable, match=r"s3://bucket/some/a: writing it has failed"):
+            store.put_new("a", b"1")
+        with pytest.raises(StoreUnavailable, match=r"s3://bucket/some/b: writing it has failed"):
+            store.put("b", b"2")
+        assert mute.heads == ["PUT /bucket/some/a HTTP/1.1", "PUT /bucket/some/b HTTP/1.1"]
 
 
 def test_a_connection_that_is_cut_is_repeated(server: Server, bucket: UrlPath) -> None:

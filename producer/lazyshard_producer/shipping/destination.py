@@ -37,8 +37,13 @@ class Destination(Protocol):
     def gate(self, holdback: Holdback | None) -> Gate | None:
         """Returns what is to be asked before each chunk and told after it; `holdback` is what the limits ask for."""
 
-    def settle(self, published_chunks: int) -> bool:
-        """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet."""
+    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
+        """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet.
+
+        Args:
+            published_chunks: those that the writer has published.
+            tell: is told now and then what is waited for; None for nothing out of the ordinary.
+        """
 
     def __enter__(self) -> Destination:
         """Returns itself."""
@@ -66,7 +71,7 @@ class DirectoryDestination:
         """See `Destination`."""
         return holdback
 
-    def settle(self, published_chunks: int) -> bool:
+    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
         """See `Destination`."""
         return True
 

@@ -155,16 +155,19 @@ class ObjectDestination:
             stalled=trouble is not None,
         )
 
-    def settle(self, published_chunks: int) -> bool:
+    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
         """See `Destination`."""
         if not self._began:
             self.begin(published_chunks)
         self.announce(published_chunks)
         self._shipper.begin_to_close()
         leaving = self._stop.requested is not None
-        if not self._wait(LEAVE_S if leaving else None):
-            self._warn_left()
-            return False
+        try:
+            if not self._wait(LEAVE_S if leaving else None, lambda: tell(self._trouble())):
+                self._warn_left()
+                return False
+        finally:
+            tell(None)
         self._settled = True
         return True
 
@@ -195,16 +198,24 @@ class ObjectDestination:
             if other is not error:
                 self._warn(str(other))
 
-    def _wait(self, seconds: float | None) -> bool:
-        """Waits for the shipper to end; a signal that comes meanwhile leaves it `LEAVE_S`."""
+    def _wait(self, seconds: float | None, tell: Callable[[], None] = lambda: None) -> bool:
+        """Waits for the shipper to end, telling now and then; a signal that comes meanwhile leaves it `LEAVE_S`."""
         due = None if seconds is None else time.monotonic() + seconds
         while not self._shipper.is_complete():
             if due is None and self._stop.requested is not None:
                 due = time.monotonic() + LEAVE_S
             if due is not None and time.monotonic() > due:
                 return False
+            tell()
             time.sleep(_SLICE_S)
         return True
+
+    def _trouble(self) -> str | None:
+        """Returns why it takes longer to put what is left, in words; None where nothing is wrong."""
+        if (trouble := self._tries.trouble) is None:
+            return None
+        left = count(self._backlog.announced - self._backlog.shipped, "chunk")
+        return f"{left} still to be put to {self._url}, and kept in {self._spool.folder}; {trouble}"
 
     def _warn_left(self) -> None:
         left = self._backlog.announced - self._backlog.shipped

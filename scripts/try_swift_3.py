@@ -109,7 +109,9 @@ def live(verdicts: Verdicts, work: Path, model: Path) -> None:
     last = max((batch.step for batch in run.batches), default=0)
     verdicts.that(last == whole, "last step", f"{last}, the last whole batch of all ranks is {whole}")
     consumed = field(run.output_dir / f"checkpoint-{whole}" / "lazyshard.json", "consumed")
-    cursors = {field(file, "consumed") for file in stream.glob("cursors/*.json")}
+    # Beside each cursor lies what the run needs to read on, FOO.reading.json.
+    files = [file for file in stream.glob("cursors/*.json") if not file.name.endswith(".reading.json")]
+    cursors = {field(file, "consumed") for file in files}
     held = consumed == whole * processes * MICRO_BATCH and cursors == {consumed}
     verdicts.that(held, "checkpoint", f"checkpoint-{whole} at sample {consumed}, cursor at {cursors or None}")
 

@@ -19,7 +19,7 @@ import xxhash
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
-from lazyshard.storage import announcer, durable, lock, open_chunk, publishing, recovery, retire, writer_opening
+from lazyshard.storage import announcer, durable, lock, piece_file, publishing, recovery, retire, writer_opening
 from lazyshard.storage.listing import list_chunks
 from tests.storage.streams import forked, names
 
@@ -36,7 +36,7 @@ CLEAN: Final = sorted(
 
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
 _SYSTEM: Final = ("unlink", "rmdir", "mkdir")
-_MODULES: Final = (durable, announcer, lock, open_chunk, publishing, recovery, retire, writer_opening)
+_MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, writer_opening)
 
 Mutant = Callable[[], None]
 

@@ -82,7 +82,7 @@ class _Packing:
     """Takes arrays one by one, and returns what stands for each."""
 
     def __init__(self) -> None:
-        self.parts: list[bytes | npt.NDArray[np.uint8]] = []
+        self.parts: list[bytes | memoryview] = []
         self.count = 0
         self._size = 0
 
@@ -104,7 +104,7 @@ class _Packing:
         if size:
             part = np.ascontiguousarray(value, dtype=little).reshape(-1).view(np.uint8)
             # Other bytes than 0 and 1, as a view of numbers has, are no truth values to who reads them.
-            self.parts.append((part != 0).view(np.uint8) if name == "bool" else part)
+            self.parts.append(((part != 0) if name == "bool" else part).data)
             self.parts.append(bytes(padding))
         self.count += 1
         return {ARRAY_KEY: [name, list(value.shape), offset]}

@@ -73,9 +73,10 @@ class ChunkArrays:
                 raise self._corrupt(row, f"arrays of at most {MAX_ROW_BYTES} bytes in a row", f"{size} bytes")
         start = offsets[first]
         data = np.empty(offsets[stop] - start, np.uint8)
-        self._read_into(memoryview(data), start)
+        view = data.data
+        self._read_into(view, start)
         for row in range(first, stop):
-            found = xxhash.xxh3_64_intdigest(data[offsets[row] - start : offsets[row + 1] - start])
+            found = xxhash.xxh3_64_intdigest(view[offsets[row] - start : offsets[row + 1] - start])
             if found != (sealed := int(self._digests[row])):
                 raise self._corrupt(row, f"XXH3 {sealed:016x} as sealed", f"{found:016x}")
         return data

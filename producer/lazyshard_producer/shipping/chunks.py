@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import FormatInvalid, StreamInvalid
-from lazyshard.format import Seal
+from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage.objects import ObjectStore
 from lazyshard_producer.shipping.tries import Tries
@@ -81,11 +81,15 @@ def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
         a, b = Seal.decode(one, chunk), Seal.decode(other, chunk)
     except FormatInvalid:
         return False
-    same = np.array_equal(a.offsets, b.offsets) and np.array_equal(a.digests, b.digests) and a.source == b.source
     if a.arrays is None or b.arrays is None:
-        return same and a.arrays is b.arrays
-    sides = (a.arrays, b.arrays)
-    return same and np.array_equal(*(s.offsets for s in sides)) and np.array_equal(*(s.digests for s in sides))
+        same = a.arrays is b.arrays
+    else:
+        same = _are_alike(a.arrays, b.arrays)
+    return same and _are_alike(a, b) and a.source == b.source
+
+
+def _are_alike(one: Seal | SealedArrays, other: Seal | SealedArrays) -> bool:
+    return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.digests, other.digests)
 
 
 def replace(store: ObjectStore, tries: Tries, check_owner: Callable[[], None], name: str, data: bytes) -> bytes | None:

@@ -207,14 +207,14 @@ class Mirror:
                 wanted.append((side, arrays_name(chunk), seal.arrays))
             others = [self._is_other_size(*one) for one in wanted]
             if any(others):
-                self._drop_part(part, seal)
+                self._drop_part(part, chunk, side)
                 for one, other in zip(wanted, others, strict=True):
                     if not other:
                         self._download(*one)
                 return seal, fd, side
             size = sum(one.size for _, _, one in wanted)
             if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
-                self._drop_part(part, seal)
+                self._drop_part(part, chunk, side)
                 _close_side(side)
                 return None
             if side is not None and seal.arrays is not None:
@@ -224,17 +224,18 @@ class Mirror:
             whole = [self._download(*one) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
+            if whole[0]:
+                os.ftruncate(fd, seal.size)
             if not all(whole):
-                self._drop_part(part, seal)
+                self._drop_part(part, chunk, side)
                 return seal, fd, side
-            os.ftruncate(fd, seal.size)
             self._write_seal(chunk, sealed)
             note_use(fd, read=not ahead)
             os.rename(part, self.folder / chunk_name(chunk))
             lock(fd, shared=True)
             return seal, fd, side
         except OSError as error:
-            remove(part)
+            self._drop_part(part, chunk, side)
             _close_side(side)
             if error.errno != errno.ENOSPC:
                 raise
@@ -245,14 +246,15 @@ class Mirror:
                 str(self.folder),
             ) from error
         except BaseException:
-            remove(part)
+            self._drop_part(part, chunk, side)
             _close_side(side)
             raise
 
-    def _drop_part(self, part: Path, seal: Seal) -> None:
+    def _drop_part(self, part: Path, chunk: int, side: int | None) -> None:
+        """Takes a part's name away, and before that the name of the side file beside it, if one was made."""
+        if side is not None:
+            remove(self.folder / arrays_name(chunk))
         remove(part)
-        if seal.arrays is not None:
-            remove(self.folder / arrays_name(seal.chunk))
 
     def _write_seal(self, chunk: int, sealed: bytes) -> None:
         fd = create(self.folder / seal_name(chunk))

@@ -20,7 +20,6 @@ from lazyshard.errors import (
     LazyShardError,
     RowInvalid,
     SealInvalid,
-    StreamInvalid,
     VersionUnsupported,
 )
 from lazyshard.format import Seal, SealedArrays
@@ -86,7 +85,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         hole(A1, 2**39),
         ChunkCorrupt,
         "{d}/chunk_00001.arrays: expected 32 bytes as sealed, found 549755813888 bytes" + SEALED,
-        "damage: chunk_00001.arrays: expected 32 bytes as sealed, found 549755813888 bytes; restore the file from a copy",
+        "damage: chunk_00001.arrays: expected 32 bytes as sealed, found 549755813888 bytes; restore the file "
+        "from a copy",
         2,
     ),
     (
@@ -95,7 +95,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         ChunkCorrupt,
         "{d}/chunk_00001.arrays: row 1 (byte 16): expected XXH3 c4382ba83ba7dd5b as sealed, found d92c337ce9283eb4"
         + SEALED,
-        "damage: chunk_00001.arrays: row 1 (byte 16): expected XXH3 c4382ba83ba7dd5b as sealed, found d92c337ce9283eb4; "
+        "damage: chunk_00001.arrays: row 1 (byte 16): expected XXH3 c4382ba83ba7dd5b as sealed, found "
+        "d92c337ce9283eb4; "
         "restore the file from a copy",
         3,
     ),
@@ -103,8 +104,10 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         "missing",
         delete(A1),
         ChunkMissing,
-        "{d}/chunk_00001.arrays: chunk 1 is published, but this file of it has not appeared within 0 s; was it deleted?",
-        "damage: chunk_00001.arrays: expected the arrays of the rows of the chunk, found no such file although a seal is "
+        "{d}/chunk_00001.arrays: chunk 1 is published, but this file of it has not appeared within 0 s; was "
+        "it deleted?",
+        "damage: chunk_00001.arrays: expected the arrays of the rows of the chunk, found no such file "
+        "although a seal is "
         "there; restore the file from a copy",
         2,
     ),
@@ -131,7 +134,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         SealInvalid,
         "{d}/chunk_00001.jsonl.completed: field 'format': expected 2, as stream.json says, found 1; restore the file "
         "from a copy",
-        "damage: chunk_00001.jsonl.completed: field 'format': expected 2, as stream.json says, found 1; restore the file "
+        "damage: chunk_00001.jsonl.completed: field 'format': expected 2, as stream.json says, found 1; "
+        "restore the file "
         "from a copy",
         2,
     ),
@@ -148,9 +152,11 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         "an array past the bytes of its row",
         described("float64", [3], 0),
         RowInvalid,
-        "{d}/chunk_00001.jsonl: row 1 (line 2, byte 74): the array at 'x': expected an array within the 16 bytes of its "
+        "{d}/chunk_00001.jsonl: row 1 (line 2, byte 74): the array at 'x': expected an array within the 16 "
+        "bytes of its "
         "row, found \"['float64', [3], 0], which ends at 24\"",
-        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at 'x': expected "
+        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at "
+        "'x': expected "
         "an array within the 16 bytes of its row",
         3,
     ),
@@ -160,7 +166,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         RowInvalid,
         "{d}/chunk_00001.jsonl: row 1 (line 2, byte 74): the array at 'x': expected a shape whose elements can be "
         "counted, found '[2147483648, 2147483648, 2147483648]'",
-        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at 'x': expected "
+        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at "
+        "'x': expected "
         "a shape whose elements can be counted",
         3,
     ),
@@ -170,7 +177,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         RowInvalid,
         "{d}/chunk_00001.jsonl: row 1 (line 2, byte 74): the array at 'x': expected an offset that is a multiple of 8, "
         "found '-8'",
-        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at 'x': expected "
+        "damage: chunk_00001.jsonl: row 1 (byte 74): expected a JSON object on a line, found the array at "
+        "'x': expected "
         "an offset",
         3,
     ),
@@ -247,7 +255,7 @@ def test_producer_refuses_to_go_on_past_a_lost_side_file(tmp_path: Path) -> None
 def test_stream_of_rows_alone_is_not_read_by_a_seal_with_arrays(tmp_path: Path) -> None:
     produce(tmp_path, 2)
     edit("stream.json", format=1)(tmp_path)
-    with pytest.raises(SealInvalid, match="field 'format': expected 1, as stream.json says, found 2"):
+    with pytest.raises(SealInvalid, match=r"field 'format': expected 1, as stream.json says, found 2"):
         StreamReader(tmp_path).read(0)
-    with pytest.raises((StreamInvalid, SealInvalid, ChunkCorrupt)):
+    with pytest.raises(SealInvalid):
         LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1)[0]

@@ -81,11 +81,9 @@ def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
         a, b = Seal.decode(one, chunk), Seal.decode(other, chunk)
     except FormatInvalid:
         return False
-    if a.arrays is None or b.arrays is None:
-        same = a.arrays is b.arrays
-    else:
-        same = _are_alike(a.arrays, b.arrays)
-    return same and _are_alike(a, b) and a.source == b.source
+    if a.arrays is not None and b.arrays is not None:
+        return _are_alike(a.arrays, b.arrays) and _are_alike(a, b) and a.source == b.source
+    return a.arrays is b.arrays and _are_alike(a, b) and a.source == b.source
 
 
 def _are_alike(one: Seal | SealedArrays, other: Seal | SealedArrays) -> bool:

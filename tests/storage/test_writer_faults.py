@@ -166,7 +166,7 @@ def test_descriptor_whose_close_fails_is_not_closed_twice(tmp_path: Path, monkey
         raise OSError(errno.EIO, "lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.storage.open_chunk.os", SimpleNamespace(close=fail))
+        patch.setattr("lazyshard.storage.piece_file.os", SimpleNamespace(close=fail))
         with pytest.raises(LazyShardError, match="lost"):
             writer.write({"id": 0})
     writer.close(end=False)

@@ -4,8 +4,8 @@ A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel r
 (`LazyShardedDataset`; as an iterable `LazyShardedStream` and `LazyShardedIterable`), of several streams by weights
 (`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`). `load` makes all that of one file,
 which `check_config` looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other
-iterable. What reads for training needs torch, which is imported when it is first used. `window_for_distance` tells
-which `shuffle_window` moves neighbours so far apart.
+iterable. Rows may hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is
+imported when it is first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lazyshard import errors
 from lazyshard.config import check_config
 from lazyshard.errors import LazyShardError
+from lazyshard.format.arrays import BFLOAT16
 from lazyshard.plan import window_for_distance
 from lazyshard.storage import ChunkWriter, StreamReader
 from lazyshard.storage.token_weights import weights_by_tokens
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
         LazyShardedStream,
         Map,
         MessageTransform,
+        as_tensor,
         load,
         streaming_shard,
     )
 
 __all__ = [
+    "BFLOAT16",
     "BlendedDataset",
     "ChunkWriter",
     "Filter",
@@ -43,6 +46,7 @@ __all__ = [
     "Map",
     "MessageTransform",
     "StreamReader",
+    "as_tensor",
     "check_config",
     "errors",
     "load",
@@ -62,6 +66,7 @@ _NEED_TORCH: Final = (
     "LazyShardedStream",
     "Map",
     "MessageTransform",
+    "as_tensor",
     "load",
     "streaming_shard",
 )

@@ -28,7 +28,7 @@ from lazyshard.cli.inspect_shuffle import (
     windows_of,
 )
 from lazyshard.cli.inspect_view import chunk_lines, overview_lines, row_line
-from lazyshard.cli.shortening import shorten
+from lazyshard.cli.shortening import shorten, with_lists
 from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
@@ -246,7 +246,7 @@ def _show_row(row: ShownRow, full: bool) -> None:
 
 
 def _pretty(value: Any, full: bool) -> str:
-    return orjson.dumps(value if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
 
 
 def _show_json(text: str) -> None:

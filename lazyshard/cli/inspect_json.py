@@ -32,6 +32,7 @@ def overview_values(found: Overview) -> dict[str, Any]:
         "unread": found.unread,
         "row_bytes": distribution_values(found.lengths),
         "row_tokens": distribution_values(found.tokens),
+        **({"row_arrays_bytes": distribution_values(found.arrays)} if found.arrays.count else {}),
         "keys": {
             "rows": found.keys.rows,
             "by_name": {
@@ -49,6 +50,7 @@ def chunk_values(shown: ShownChunk) -> dict[str, Any]:
         "first_sample": shown.first,
         "samples": shown.rows,
         "bytes": shown.size,
+        **({} if shown.arrays is None else {"arrays_bytes": shown.arrays}),
         "sealed_at": None if shown.seal is None else shown.seal.sealed_at,
         "source": None if shown.seal is None else shown.seal.source,
         "row_bytes": distribution_values(shown.lengths),
@@ -67,6 +69,7 @@ def row_text(row: ShownRow) -> str:
         "row": row.row,
         "byte": row.byte,
         "bytes": len(row.line),
+        **({} if row.arrays is None else {"arrays_bytes": row.arrays}),
         "tokens": row.tokens,
     }
     # Outside of strings these are nothing but white space, and within them they do not occur.

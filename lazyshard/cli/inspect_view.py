@@ -28,6 +28,10 @@ def overview_lines(found: Overview) -> Iterator[str]:
         yield ""
         yield f"row length in bytes, of {_looked_at(found)}"
         yield from distribution_lines(found.lengths)
+    if found.arrays.count:
+        yield ""
+        yield f"arrays of a row in bytes, of {count(found.arrays.count, 'row')}"
+        yield from distribution_lines(found.arrays)
     if found.tokens.count:
         yield ""
         yield f"row length in tokens, of {count(found.tokens.count, 'row')}"
@@ -86,6 +90,8 @@ def chunk_lines(shown: ShownChunk) -> Iterator[str]:
         ("samples", f"{shown.rows:,}: {shown.first:,} to {shown.first + shown.rows - 1:,}"),
         ("bytes", f"{shown.size:,}"),
     ]
+    if shown.arrays is not None:
+        facts.append(("bytes of arrays", f"{shown.arrays:,}"))
     if shown.seal is None:
         facts.append(("seal", "a marker only, without digests"))
     else:
@@ -105,10 +111,11 @@ def chunk_lines(shown: ShownChunk) -> Iterator[str]:
 
 def row_line(row: ShownRow) -> str:
     """Returns the heading of a row."""
+    arrays = "" if row.arrays is None else f" and {count(row.arrays, 'byte')} of arrays"
     tokens = "" if row.tokens is None else f", {count(row.tokens, 'token')}"
     return (
         f"sample {row.sample:,}: chunk {row.chunk:,}, row {row.row:,} (byte {row.byte:,}), "
-        f"{count(len(row.line), 'byte')}{tokens}"
+        f"{count(len(row.line), 'byte')}{arrays}{tokens}"
     )
 
 

@@ -1,9 +1,14 @@
-"""Values of JSON made short enough to be looked at: long strings, payloads in base64, long arrays."""
+"""Values made short enough to be looked at: long strings, payloads in base64, long lists, numpy arrays."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.format.arrays import DTYPES
 
 MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
@@ -30,7 +35,37 @@ def shorten(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         items = [shorten(item, depth + 1) for item in value[:MAX_ITEMS]]
         return items if len(value) <= MAX_ITEMS else [*items, f"... ({_count(len(value), 'item')})"]
+    if isinstance(value, np.ndarray):
+        return _array(value)
     return value
+
+
+def with_lists(value: Any) -> Any:
+    """Returns a value with lists in the places of numpy arrays: nothing is shortened."""
+    if isinstance(value, np.ndarray):
+        return _numbers(value).tolist()
+    if isinstance(value, dict):
+        return {key: with_lists(item) for key, item in value.items()}
+    return [with_lists(item) for item in value] if isinstance(value, list) else value
+
+
+def _array(value: npt.NDArray[Any]) -> str:
+    """Returns an array in words: its dtype and shape, and its first numbers.
+
+    >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52]
+    'array of int16, shape 2 x 15: 0, 1, 2, 3, 4, 5, 6, 7'
+    """
+    name = next((name for name, dtype in DTYPES.items() if dtype == value.dtype), str(value.dtype))
+    shape = " x ".join(map(str, value.shape)) or "()"
+    some = ", ".join(str(number) for number in _numbers(value.reshape(-1)[:MAX_ITEMS]).tolist())
+    return f"array of {name}, shape {shape}: {some}{', ...' if value.size > MAX_ITEMS else ''}".rstrip(": ")
+
+
+def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns an array as one whose numbers can be shown: bfloat16 is the upper half of a float32."""
+    if value.dtype != DTYPES["bfloat16"]:
+        return value
+    return (value.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def _text(value: str) -> str:

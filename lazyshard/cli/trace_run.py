@@ -14,7 +14,7 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
-from lazyshard.cli.shortening import shorten
+from lazyshard.cli.shortening import shorten, with_lists
 from lazyshard.cli.trace_view import (
     StepTable,
     course_lines,
@@ -263,7 +263,8 @@ def _show_row(this: _Run, row: ShownRow | None) -> None:
         say("  its row cannot be shown: the chunk is deleted")
         return
     try:
-        text = orjson.dumps(row.value if this.rows.full else shorten(row.value), option=orjson.OPT_INDENT_2).decode()
+        value = with_lists(row.value) if this.rows.full else shorten(row.value)
+        text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONEncodeError:
         # Nested deeper than that can be written.
         text = row.line.decode().rstrip("\r\n")

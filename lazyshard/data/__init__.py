@@ -9,7 +9,7 @@
 - `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
 - `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
-- `streaming_shard`: one shard of any other iterable
+- `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 
@@ -22,6 +22,7 @@ from lazyshard.data.rank import resolve_rank
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
+from lazyshard.data.tensors import as_tensor
 
 __all__ = [
     "BlendDraw",
@@ -37,6 +38,7 @@ __all__ = [
     "Stats",
     "Step",
     "StreamingShard",
+    "as_tensor",
     "load",
     "resolve_rank",
     "streaming_shard",

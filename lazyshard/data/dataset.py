@@ -105,7 +105,7 @@ class LazyShardedDataset(Dataset[Any]):
             crosses, and the main process reads them again, out of the page cache. That is quicker than to pickle dicts
             (docs/performance.md). For a `collate_fn` that does not look into the rows, as ``list``; not for filesystems
             without a page cache. Rows of directories that another program fills are parsed in the worker, as nobody has
-            checked them before.
+            checked them before. Not for streams whose rows hold arrays.
         steps: what is done with each row between parsing and encoding it, in order: `MessageTransform`, `Filter` and
             `Map` (docs/pipeline.md). In the place of a dropped row another one of its chunk is trained, the same on
             every rank and in every run, so ranks stay equal; `stats` counts both.
@@ -118,6 +118,9 @@ class LazyShardedDataset(Dataset[Any]):
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError: another argument is.
+
+    Where rows hold arrays (docs/arrays.md) they are numpy arrays, each in its place in the row, writable and views of
+    memory that is the row's own; `lazyshard.as_tensor` makes tensors of them without a copy.
 
     Samples whose chunk the producer has deleted raise `ChunkRetired`, a second pass over them included.
 
@@ -174,6 +177,11 @@ class LazyShardedDataset(Dataset[Any]):
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._shared = SharedNumbers()
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
+        if late_parsing and self._reader.arrays:
+            raise ValueError(
+                f"{self._reader.directory}: the rows of this stream hold arrays, which late_parsing does not hand out; "
+                f"leave it out"
+            )
         self._states = RunStates(self._order, self._reader)
         self._samples = SampleMaker(self._reader, pipeline, bad, cache, max_total_samples)
         self._late = late_parsing
@@ -213,7 +221,7 @@ class LazyShardedDataset(Dataset[Any]):
 
     def _attach(self) -> None:
         # Rows are samples as they are, parsed here.
-        self._plain = not self._samples.encodes
+        self._plain = not self._samples.encodes and not self._reader.arrays
         self._lanes = LaneReader(self._reader, self._samples, parsed_rows if self._plain else None)
         self._numbers = self._shared.view
         # The process that has read; 0 for none yet.

@@ -33,7 +33,8 @@ class LaneReader:
         reader: the stream.
         samples: makes samples of rows.
         rows_of: makes rows of checked lines, and nothing if it cannot, where rows are samples as they are; it is told
-            whose lines they are, if that is known. None where rows are parsed and encoded.
+            whose lines they are, if that is known. None where rows are parsed and encoded, or hold arrays, which are
+            not to be had without knowing whose they are.
 
     Attributes:
         rows_of: the same.
@@ -48,6 +49,7 @@ class LaneReader:
         self._windows = WindowReader(reader)
         self._samples = samples
         self.rows_of = rows_of
+        self._parsed: RowsOf = FilledRows(reader) if reader.arrays else parsed_rows
         # The run that was located last: lane, epoch and run.
         self._run: tuple[int, int, Run] | None = None
         # Lane, epoch and position that were read last.
@@ -112,7 +114,7 @@ class LaneReader:
         return self._made(rows, samples)[0]
 
     def _rows(self, lines: list[bytes], samples: _Samples) -> list[Any]:
-        return (self.rows_of or parsed_rows)(lines, samples) or self._parse(lines, samples)
+        return (self.rows_of or self._parsed)(lines, samples) or self._parse(lines, samples)
 
     def _made(self, rows: list[Any], samples: _Samples) -> list[Any]:
         if self.rows_of is not None:
@@ -140,12 +142,12 @@ class LaneReader:
         return lines
 
     def _parse(self, lines: list[bytes], samples: _Samples) -> list[dict[str, Any]]:
-        """Parses lines one by one up to the first that is not a JSON object; raises RowInvalid if that is the first."""
+        """Parses lines one by one up to the first that is bad, by itself or its arrays; raises if that is the first."""
         rows: list[dict[str, Any]] = []
         for line, sample in zip(lines, samples, strict=False):
             try:
                 rows += self._reader.parse([line], int(sample))
-            except RowInvalid:
+            except (ChunkCorrupt, RowInvalid):
                 if not rows:
                     raise
                 break
@@ -172,6 +174,31 @@ class LaneReader:
             known = self._run = (lane, epoch, space.run(lane, position, self._reader))
         run = known[2]
         return range(run.sample + position - run.first, run.sample + run.stop - run.first)
+
+
+class FilledRows:
+    """Makes rows of checked lines, with their arrays.
+
+    Args:
+        reader: whose lines.
+    """
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+
+    def __call__(
+        self, lines: list[bytes], samples: Sequence[int] | npt.NDArray[np.int64] | None
+    ) -> list[dict[str, Any]]:
+        """Parses the lines of the first of these samples; returns nothing if one is bad, or they are not known."""
+        rows = parse_lines(lines)
+        if samples is None:
+            return []
+        try:
+            for row, line, sample in zip(rows, lines, samples, strict=False):
+                self._reader.fill(row, line, int(sample))
+        except (ChunkCorrupt, RowInvalid):
+            return []
+        return rows
 
 
 def parsed_rows(lines: list[bytes], samples: Sequence[int] | npt.NDArray[np.int64] | None) -> list[dict[str, Any]]:

@@ -4,12 +4,13 @@
 - `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
+- `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.
 """
 
-from lazyshard.format.batch import CheckedLines, check_lines
+from lazyshard.format.batch import CheckedArrays, CheckedLines, check_lines
 from lazyshard.format.cursor import Cursor, check_consumer
 from lazyshard.format.duplicate_keys import has_duplicate_keys
 from lazyshard.format.end import End
@@ -21,11 +22,13 @@ from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
 from lazyshard.format.seal import Seal
+from lazyshard.format.sealed_arrays import SealedArrays
 from lazyshard.format.state import PartState, RunState
 
 __all__ = [
     "FORMAT",
     "STATES",
+    "CheckedArrays",
     "CheckedLines",
     "Cursor",
     "End",
@@ -38,6 +41,7 @@ __all__ = [
     "Retired",
     "RunState",
     "Seal",
+    "SealedArrays",
     "check_consumer",
     "check_line",
     "check_lines",

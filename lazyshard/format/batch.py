@@ -16,6 +16,7 @@ import orjson
 import xxhash
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import may_hold_arrays, refuse_array_key
 from lazyshard.format.duplicate_keys import count_keys, has_duplicate_keys
 from lazyshard.format.row import check_line, check_row
 
@@ -42,6 +43,21 @@ def _none() -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CheckedArrays:
+    """The arrays of rows, ready to be published with their lines. Can be pickled.
+
+    Attributes:
+        data: the bytes of the rows one after the other, each as `pack_row` makes them.
+        ends: u64 of shape (rows,): those of row i end before byte ends[i] of the data.
+        digests: u64 of shape (rows,): as in `SealedArrays`.
+    """
+
+    data: bytes
+    ends: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CheckedLines:
     """Lines that were found to be rows, ready to be published. Can be pickled.
 
@@ -52,6 +68,7 @@ class CheckedLines:
         duplicates: indices of the rows that name a key twice in one object.
         refused: why the line behind these is no row, with its `index`; None if all the lines are rows.
         tokens: u32 of shape (rows,): length of each sample in tokens, None where not measured; nothing here measures.
+        arrays: the arrays that the rows describe; None where they describe none.
     """
 
     data: bytes = b""
@@ -60,6 +77,7 @@ class CheckedLines:
     duplicates: tuple[int, ...] = ()
     refused: RowInvalid | None = None
     tokens: npt.NDArray[np.uint32] | None = None
+    arrays: CheckedArrays | None = None
 
     def __len__(self) -> int:
         """Rows."""
@@ -83,6 +101,30 @@ def check_lines(lines: Sequence[bytes]) -> CheckedLines:
     if found.refused is None and parsed < len(lines):
         return _join(found, _check_each(lines[parsed:], parsed))
     return found
+
+
+def without_array_keys(rows: CheckedLines) -> CheckedLines:
+    """Returns rows up to the first that has the key which stands for arrays: a stream that holds some refuses it."""
+    if not may_hold_arrays(rows.data):
+        return rows
+    start = 0
+    for index, end in enumerate(rows.ends.tolist()):
+        line = rows.data[start:end]
+        if may_hold_arrays(line):
+            try:
+                refuse_array_key(orjson.loads(line))
+            except RowInvalid as refused:
+                refused.index = index
+                return CheckedLines(
+                    rows.data[:start],
+                    rows.ends[:index],
+                    rows.digests[:index],
+                    tuple(at for at in rows.duplicates if at < index),
+                    refused,
+                    None if rows.tokens is None else rows.tokens[:index],
+                )
+        start = end
+    return rows
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[int], int]:

@@ -19,7 +19,11 @@ from lazyshard.errors import FormatInvalid, VersionUnsupported
 from lazyshard.format.stream_id import is_stream_id
 
 FORMAT: Final = 1
-"""The only stream format there is; every file of a stream carries it."""
+"""The stream format that every file of a stream carries, but for those of which the next constant tells."""
+
+FORMAT_WITH_ARRAYS: Final = 2
+"""That of the manifest and the seals of a stream whose rows hold arrays: who does not know of the side files must not
+take what stands in an array's place for a value."""
 
 MAX_CHUNKS: Final = 10**15
 MAX_SAMPLES: Final = 2**62
@@ -40,12 +44,16 @@ class Fields:
         data: the file's bytes.
         file: how to call the file in messages.
         error: the class of error to raise.
+        newest: the latest format in which there are files of this kind.
+
+    Attributes:
+        format: the format that the file says.
 
     Raises:
         FormatInvalid: (of the class given) not UTF-8, not JSON, not an object, or another format.
     """
 
-    def __init__(self, data: bytes, file: str, error: type[FormatInvalid]) -> None:
+    def __init__(self, data: bytes, file: str, error: type[FormatInvalid], newest: int = FORMAT) -> None:
         self.file = file
         self.error = error
         try:
@@ -55,15 +63,16 @@ class Fields:
         if not isinstance(values, dict):
             raise self.refuse(None, "a JSON object", _shown(values))
         self.values: dict[str, Any] = values
-        version = self.integer("format", 1, 2**31)
-        if version > FORMAT:
+        self.format = self.integer("format", 1, 2**31)
+        if self.format > newest:
+            known = f"format {newest}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
             raise VersionUnsupported(
-                f"{file}: written in stream format {version}, this release of lazyshard reads format {FORMAT}; "
+                f"{file}: written in stream format {self.format}, this release of lazyshard reads {known}; "
                 f"install a newer lazyshard",
                 file=file,
                 field="format",
-                expected=str(FORMAT),
-                actual=str(version),
+                expected=str(newest),
+                actual=str(self.format),
             )
 
     def refuse(self, field: str | None, expected: str, actual: str) -> FormatInvalid:

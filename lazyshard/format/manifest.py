@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lazyshard.errors import ManifestInvalid
-from lazyshard.format.fields import FORMAT, Fields, encode
+from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, Fields, encode
 from lazyshard.format.names import MANIFEST
 
 MAX_SAMPLES_PER_CHUNK: Final = 100_000_000
@@ -24,11 +24,13 @@ class Manifest:
         stream_id: 32 hexadecimal digits chosen at random when the stream was created.
         samples_per_chunk: rows in every chunk but possibly the last of an ended stream.
         created_at: seconds since 1970, UTC.
+        arrays: whether rows may hold arrays, kept in side files; the file's format tells.
     """
 
     stream_id: str
     samples_per_chunk: int
     created_at: float
+    arrays: bool = False
 
     def __post_init__(self) -> None:
         """Checks the number of samples per chunk."""
@@ -38,7 +40,7 @@ class Manifest:
         """Returns the file's bytes."""
         return encode(
             {
-                "format": FORMAT,
+                "format": FORMAT_WITH_ARRAYS if self.arrays else FORMAT,
                 "stream_id": self.stream_id,
                 "samples_per_chunk": self.samples_per_chunk,
                 "created_at": self.created_at,
@@ -53,11 +55,12 @@ class Manifest:
             ManifestInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, ManifestInvalid)
+        fields = Fields(data, file, ManifestInvalid, FORMAT_WITH_ARRAYS)
         return cls(
             stream_id=fields.stream_id("stream_id"),
             samples_per_chunk=fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
             created_at=fields.number("created_at"),
+            arrays=fields.format == FORMAT_WITH_ARRAYS,
         )
 
 

@@ -3,9 +3,9 @@
 ```
 stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
 head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
-stream.end               end of stream          stream.owner                  who may write
-retired.json             what is deleted        quarantine.jsonl              rows that were refused
-.producer.lock, .tmp/    the writer's own
+stream.end               end of stream          chunk_00000.arrays            arrays of its rows, if they may have any
+retired.json             what is deleted        stream.owner                  who may write
+.producer.lock, .tmp/    the writer's own       quarantine.jsonl              rows that were refused
 ```
 
 A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
@@ -25,10 +25,14 @@ RETIRED: Final = "retired.json"
 QUARANTINE: Final = "quarantine.jsonl"
 LOCK: Final = ".producer.lock"
 TEMPORARY: Final = ".tmp"
+DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
+ARRAYS_SUFFIX: Final = ".arrays"
 
 _CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
 """255: no file name is longer."""
+
+_ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
 
 
 def chunk_name(chunk: int) -> str:
@@ -55,3 +59,23 @@ def parse_chunk_name(name: str) -> tuple[int, bool] | None:
     """
     found = _CHUNK.fullmatch(name)
     return (int(found[1]), found[2] is not None) if found else None
+
+
+def arrays_name(chunk: int) -> str:
+    """Returns the name of a chunk's side file, which holds the arrays of its rows.
+
+    Raises:
+        ValueError: the number is negative.
+    """
+    return chunk_name(chunk).removesuffix(DATA_SUFFIX) + ARRAYS_SUFFIX
+
+
+def parse_arrays_name(name: str) -> int | None:
+    """Returns the number of the chunk whose side file has this name, None where it is the name of none.
+
+    >>> parse_arrays_name("chunk_00012.arrays"), parse_arrays_name("chunk_7.arrays")
+    (12, None)
+    """
+    found = _ARRAYS.fullmatch(name)
+    chunk = int(found[1]) if found else None
+    return chunk if chunk is not None and name == arrays_name(chunk) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final
 
@@ -83,8 +83,13 @@ def check_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
     return bare + b"\n", check_row(bare)
 
 
-def encode_row(row: object) -> bytes:
+def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     """Returns the line of an object, with its newline.
+
+    Args:
+        row: the object.
+        other: returns what is written in the place of a value that JSON does not have; raises TypeError if nothing is,
+            or RowInvalid. None writes no such values.
 
     Raises:
         RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
@@ -93,10 +98,14 @@ def encode_row(row: object) -> bytes:
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)
     try:
-        line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
+        line = orjson.dumps(row, other, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
     except (orjson.JSONEncodeError, RecursionError) as cause:
+        if isinstance(cause.__cause__, RowInvalid):
+            raise cause.__cause__ from None
         # orjson's limit is one of its own, which is not Python's.
         reason = str(cause).replace("Recursion limit reached", "nested more than 254 levels deep")
+        if other is None and "numpy.ndarray" in reason:
+            reason += "; a stream that is made by ChunkWriter(..., arrays=True) holds arrays"
         raise _invalid(f"cannot be written as JSON: {reason}", None) from None
     if b"null" in line and _has_non_finite(row):
         raise _invalid("NaN and infinities are not JSON", None)

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, pack
+from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, pack
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard.format.names import seal_name
+from lazyshard.format.sealed_arrays import SealedArrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,7 @@ class Seal:
         tokens: u32 of shape (samples,): length of each sample in tokens, or None where not measured.
         source: JSON value: the producer's position in every source after this chunk; None where it keeps none.
         sealed_at: seconds since 1970, UTC.
+        arrays: what is known of the chunk's side file; None in a stream whose rows hold no arrays.
     """
 
     chunk: int
@@ -38,6 +40,7 @@ class Seal:
     tokens: npt.NDArray[np.uint32] | None = None
     source: Any = None
     sealed_at: float = 0.0
+    arrays: SealedArrays | None = None
 
     @property
     def samples(self) -> int:
@@ -51,15 +54,17 @@ class Seal:
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
+        arrays = {} if self.arrays is None else self.arrays.values()
         return encode(
             {
-                "format": FORMAT,
+                "format": FORMAT if self.arrays is None else FORMAT_WITH_ARRAYS,
                 "chunk": self.chunk,
                 "samples": self.samples,
                 "bytes": self.size,
                 "offsets": pack(self.offsets, "<u8"),
                 "xxh3": pack(self.digests, "<u8"),
                 "tokens": None if self.tokens is None else pack(self.tokens, "<u4"),
+                **arrays,
                 "source": self.source,
                 "sealed_at": self.sealed_at,
             }
@@ -78,7 +83,7 @@ class Seal:
             SealInvalid: a field is missing, wrong, or of another chunk.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file or seal_name(chunk), SealInvalid)
+        fields = Fields(data, file or seal_name(chunk), SealInvalid, FORMAT_WITH_ARRAYS)
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
             raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
         samples = fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK)
@@ -91,6 +96,7 @@ class Seal:
             tokens=None if fields.values.get("tokens") is None else fields.packed("tokens", "<u4", samples),
             source=fields.values.get("source"),
             sealed_at=fields.number("sealed_at"),
+            arrays=SealedArrays.decode(fields, samples) if fields.format == FORMAT_WITH_ARRAYS else None,
         )
 
 

@@ -23,6 +23,7 @@ from lazyshard.format.names import (
     SEAL_SUFFIX,
     TEMPORARY,
     chunk_name,
+    parse_arrays_name,
     parse_chunk_name,
     seal_name,
 )
@@ -50,6 +51,12 @@ def check_names(directory: Path, listing: Listing, names: list[str]) -> None:
             f"copy, or remove {HEAD} to make a new stream of what is there",
         )
     for name in sorted(names):
+        if parse_arrays_name(name) is not None:
+            raise refuse(
+                directory,
+                f"{directory / name}: holds the arrays of rows, which only a stream of ours has; restore its "
+                f"{MANIFEST} from a copy. If the file is something else, move it out of the directory",
+            )
         if _may_hold_rows(name, listing):
             raise refuse(
                 directory,
@@ -78,7 +85,10 @@ def _may_hold_rows(name: str, listing: Listing) -> bool:
 def is_temporary(name: str) -> bool:
     """Whether a name in `.tmp` is one that a writer of ours gives."""
     found = _TEMPORARY_NAME.fullmatch(name)
-    return found is not None and (found[1] in (MANIFEST, HEAD, END, OWNER) or parse_chunk_name(found[1]) is not None)
+    if found is None:
+        return False
+    ours = parse_chunk_name(found[1]) is not None or parse_arrays_name(found[1]) is not None
+    return ours or found[1] in (MANIFEST, HEAD, END, OWNER)
 
 
 def check_numbers(directory: Path, listing: Listing) -> None:

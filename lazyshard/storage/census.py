@@ -22,7 +22,7 @@ from lazyshard.errors import (
 )
 from lazyshard.format import End, Head, Manifest, Retired, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
-from lazyshard.storage.disk_use import canonical_names
+from lazyshard.storage.disk_use import canonical_names, names_with_arrays
 from lazyshard.storage.files import is_there, read_file, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
 from lazyshard.storage.manifest import read_manifest
@@ -43,7 +43,7 @@ class Census:
         samples: rows in them, None where that is not known.
         ended: nothing will follow.
         retired: the chunks of the half-open range [0, retired) are deleted or being deleted.
-        names: returns the names of a chunk's data file and seal.
+        names: returns the names of a chunk's data file and seal, and of what else belongs to it.
     """
 
     native: bool
@@ -53,7 +53,7 @@ class Census:
     samples: int | None
     ended: bool
     retired: int
-    names: Callable[[int], tuple[str, str]]
+    names: Callable[[int], tuple[str, ...]]
 
 
 def take_census(directory: Path, problems: list[str]) -> Census:
@@ -81,9 +81,8 @@ def take_census(directory: Path, problems: list[str]) -> Census:
         if head.ended:
             # Readers go by the head; whoever comes when that is lost, and the producer, need it whole.
             tolerate(lambda: _read_end(directory), problems)
-        return Census(
-            native, manifest, head, head.chunks, head.samples, head.ended, min(retired, head.chunks), canonical_names
-        )
+        first = min(retired, head.chunks)
+        return Census(native, manifest, head, head.chunks, head.samples, head.ended, first, _names_in(manifest))
     return _listed(directory, native, manifest, problems)
 
 
@@ -167,7 +166,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: 
         gap = listing.complete
     if gap is not None:
         problems.append(f"chunk {gap} lacks its data or its marker, so it and those after it do not count")
-    names = _names_of(listing)
+    names = _names_of(listing, _names_in(manifest))
     if native:
         chunks, samples, ended = _count(directory, manifest, listing, problems)
     else:
@@ -202,9 +201,13 @@ def _read_end(directory: Path) -> End | None:
         return None
 
 
-def _names_of(listing: Listing) -> Callable[[int], tuple[str, str]]:
-    def names(chunk: int) -> tuple[str, str]:
-        data, seal = canonical_names(chunk)
-        return listing.data.get(chunk, data), listing.seals.get(chunk, seal)
+def _names_in(manifest: Manifest | None) -> Callable[[int], tuple[str, ...]]:
+    return names_with_arrays if manifest is not None and manifest.arrays else canonical_names
+
+
+def _names_of(listing: Listing, canonical: Callable[[int], tuple[str, ...]]) -> Callable[[int], tuple[str, ...]]:
+    def names(chunk: int) -> tuple[str, ...]:
+        data, seal, *others = canonical(chunk)
+        return listing.data.get(chunk, data), listing.seals.get(chunk, seal), *others
 
     return names

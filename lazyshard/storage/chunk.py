@@ -7,7 +7,6 @@ process with SIGBUS and no word of explanation.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from array import array
 from bisect import bisect_right
@@ -24,15 +23,12 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format import Seal, check_row, parse_row
-from lazyshard.storage.files import OpenFile, again_if_stale, open_file, open_unread
+from lazyshard.format.arrays import fill_row, may_hold_arrays
+from lazyshard.format.names import arrays_name
+from lazyshard.storage.chunk_arrays import ChunkArrays
+from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, again_if_stale, open_file, open_unread
 from lazyshard.storage.places import Place
 from lazyshard.storage.urls import UrlPath
-
-_STALE_TRIES: Final = 5
-"""As in `lazyshard.storage.files`."""
-
-_FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
-"""The server has forgotten the file; the client was ended, and may have been started again."""
 
 _SCAN_BYTES: Final = 1 << 20
 
@@ -60,15 +56,24 @@ class Chunk:
         number: the chunk's number.
         offsets: row starts, and the end of the last one: n + 1 numbers.
         digests: XXH3 of each row, 8 big-endian bytes each, or None where nobody took any.
+        arrays: the side file with the arrays of the rows; None in a stream whose rows hold none.
 
     Raises:
         ChunkCorrupt: the file is shorter or longer than the offsets say.
     """
 
-    __slots__ = ("_digests", "_file", "_offsets", "number")
+    __slots__ = ("_digests", "_file", "_offsets", "arrays", "number")
 
-    def __init__(self, file: OpenFile, number: int, offsets: array[int], digests: bytes | None) -> None:
+    def __init__(
+        self,
+        file: OpenFile,
+        number: int,
+        offsets: array[int],
+        digests: bytes | None,
+        arrays: ChunkArrays | None = None,
+    ) -> None:
         self.number = number
+        self.arrays = arrays
         self._file = file
         self._offsets = offsets
         self._digests = digests
@@ -128,20 +133,31 @@ class Chunk:
         return self._good([data[cut:end] for cut, end in pairwise(cuts)], range(first, stop))
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
-        """Parses checked lines, `first` being the row of the first one.
+        """Parses checked lines, `first` being the row of the first one, and puts their arrays into the rows.
 
         Returns:
-            Rows from `first` on; fewer than lines, but never none, where one follows that is not a JSON object.
+            Rows from `first` on; fewer than lines, but never none, where one follows that is not a JSON object, or
+            whose arrays are not as they should be.
 
         Raises:
-            RowInvalid: row `first` is not a JSON object.
+            RowInvalid: row `first` is not a JSON object, or does not describe its arrays.
+            ChunkCorrupt, OSError: the arrays of row `first` are not what was sealed, or cannot be read.
         """
         if rows := parse_lines(lines):
-            return rows
+            return rows if self.arrays is None else self._with_arrays(rows, lines, first)
         rows = [self._parse(lines[0], first)]
         with contextlib.suppress(RowInvalid):
             rows.extend(self._parse(line, first + 1 + i) for i, line in enumerate(lines[1:]))
-        return rows
+        return rows if self.arrays is None else self._with_arrays(rows, lines, first)
+
+    def fill(self, parsed: dict[str, Any], line: bytes, row: int) -> None:
+        """Puts the arrays of a row into their places. Raises as `parse` does."""
+        if self.arrays is None or not may_hold_arrays(line):
+            return
+        try:
+            fill_row(parsed, self.arrays.read(row))
+        except RowInvalid as cause:
+            raise self._invalid(cause, line, row) from None
 
     def rows(self, first: int, stop: int, at_least: int, budget: int) -> list[dict[str, Any]]:
         """Reads, checks and parses rows of [first, stop); arguments and errors as for `lines` and `parse`."""
@@ -154,7 +170,10 @@ class Chunk:
             parsed = _loads(line)
         except orjson.JSONDecodeError:
             parsed = None
-        return parsed if type(parsed) is dict else self._parse(line, row)
+        found = parsed if type(parsed) is dict else self._parse(line, row)
+        if self.arrays is not None:
+            self.fill(found, line, row)
+        return found
 
     def line(self, row: int) -> bytes:
         """Reads and checks the bytes of one row, its newline included. Raises as `rows` does."""
@@ -233,7 +252,7 @@ class Chunk:
                 part = os.pread(file.fd, size - len(data), start + len(data))
             except OSError as error:
                 tries += 1
-                if error.errno not in _FORGOTTEN or tries > _STALE_TRIES:
+                if error.errno not in FORGOTTEN or tries > STALE_TRIES:
                     raise
                 # This descriptor is of no use any more; a sealed file is the same whenever it is opened.
                 self._file = open_file(file.path)
@@ -253,20 +272,32 @@ class Chunk:
             raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
 
     def _parse(self, line: bytes, row: int) -> dict[str, Any]:
-        sealed = self._digests is not None
-        blanks = 0 if sealed else len(line) - len(line.lstrip(_BLANKS))
         try:
-            return parse_row(line) if sealed else check_row(line.strip(_BLANKS))
+            return parse_row(line) if self._digests is not None else check_row(line.strip(_BLANKS))
         except RowInvalid as cause:
-            byte = self._offsets[row] + blanks + (cause.byte or 0)
-            number = self._line_number(line, row)
-            raise RowInvalid(
-                f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}",
-                reason=cause.reason,
-                file=str(self.path),
-                line=number,
-                byte=byte,
-            ) from None
+            raise self._invalid(cause, line, row) from None
+
+    def _with_arrays(self, rows: list[dict[str, Any]], lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        for at, (parsed, line) in enumerate(zip(rows, lines, strict=False)):
+            try:
+                self.fill(parsed, line, first + at)
+            except (ChunkCorrupt, RowInvalid):
+                if not at:
+                    raise
+                return rows[:at]
+        return rows
+
+    def _invalid(self, cause: RowInvalid, line: bytes, row: int) -> RowInvalid:
+        blanks = 0 if self._digests is not None else len(line) - len(line.lstrip(_BLANKS))
+        byte = self._offsets[row] + blanks + (cause.byte or 0)
+        number = self._line_number(line, row)
+        return RowInvalid(
+            f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}",
+            reason=cause.reason,
+            file=str(self.path),
+            line=number,
+            byte=byte,
+        )
 
     def _line_number(self, line: bytes, row: int) -> int:
         """Returns where a row is, counted from 1: with blank lines before it, further down than its own number says."""
@@ -307,12 +338,25 @@ def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
 
 def open_sealed(path: Path, seal: Seal, *, read: bool = True) -> Chunk:
     """Opens a chunk that has a seal; `read`: not only to look at its size. Raises as `open_file` and `Chunk` do."""
-    return open_copy(open_file(path) if read else open_unread(path), seal)
+    how = open_file if read else open_unread
+    if seal.arrays is None:
+        return open_copy(how(path), seal)
+    # The rows first: who looks for what is missing asks for them first, too.
+    file = how(path)
+    return open_copy(file, seal, how(path.parent / arrays_name(seal.chunk)))
 
 
-def open_copy(file: OpenFile, seal: Seal) -> Chunk:
-    """Returns a chunk whose data file is open already. Raises as `Chunk` does."""
-    return Chunk(file, seal.chunk, _numbers(seal.offsets), seal.digests.astype(">u8").tobytes())
+def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chunk:
+    """Returns a chunk whose files are open already: that of its rows, and the side file if it has one.
+
+    Raises as `Chunk` and `ChunkArrays` do.
+    """
+    digests = seal.digests.astype(">u8").tobytes()
+    if seal.arrays is None:
+        return Chunk(file, seal.chunk, _numbers(seal.offsets), digests)
+    assert arrays is not None
+    side = ChunkArrays(arrays, seal.chunk, seal.arrays)
+    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, side)
 
 
 def open_foreign(path: Path, number: int) -> Chunk:

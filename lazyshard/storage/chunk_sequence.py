@@ -12,8 +12,10 @@ from typing import Any
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import CheckedLines, ProducerState
-from lazyshard.format.names import END, chunk_name, seal_name
+from lazyshard.format.arrays import PackedRow
+from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
 from lazyshard.storage.dropped import HeldRows
+from lazyshard.storage.open_arrays import OpenArrays
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.publishing import publish_chunk, publish_end
 from lazyshard.storage.steps import Steps
@@ -51,6 +53,7 @@ class ChunkSequence:
         self.publish_s = 0.0
         self._directory = directory
         self._samples_per_chunk = opened.manifest.samples_per_chunk
+        self._arrays = opened.manifest.arrays
         self._lock, self._workplace, self._announcer = opened.lock, opened.workplace, opened.announcer
         self._steps = steps
         self._clock = clock
@@ -78,6 +81,12 @@ class ChunkSequence:
         """Adds a row; see `ChunkWriter.write`."""
         self._chunk.append(line, tokens)
         self._added(source)
+
+    def append_packed(self, row: PackedRow, tokens: int | None, source: Any) -> None:
+        """Adds a row with its arrays; see `ChunkWriter.write`."""
+        assert self._chunk.arrays is not None
+        self._chunk.arrays.append(row.arrays)
+        self.append(row.line, tokens, source)
 
     def extend(self, rows: CheckedLines, source: Any) -> None:
         """Adds rows, as many as there is room for at the most; see `ChunkWriter.write_lines`."""
@@ -165,4 +174,7 @@ class ChunkSequence:
         self.publish_s = time.monotonic() - full_at
 
     def _new_chunk(self) -> OpenChunk:
-        return OpenChunk(self.full_chunks, self._workplace.path(chunk_name(self.full_chunks)), self._steps)
+        number, arrays = self.full_chunks, None
+        if self._arrays:
+            arrays = OpenArrays(self._workplace.path(arrays_name(number)), self._steps)
+        return OpenChunk(number, self._workplace.path(chunk_name(number)), self._steps, arrays)

@@ -12,18 +12,19 @@ from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST
 from lazyshard.storage.durable import publish_new_bytes, sync_directory
 from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.manifest import check_arrays, read_manifest
 
 
-def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
+def find_manifest(directory: Path, samples_per_chunk: int | None, arrays: bool = False) -> Manifest | None:
     """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
 
     Args:
         directory: the stream's directory, which may not be there.
         samples_per_chunk: what the caller asks for; None takes what the manifest says.
+        arrays: whether the caller's rows may hold arrays.
 
     Raises:
-        StreamMismatch: the stream has another number of samples per chunk.
+        StreamMismatch: the stream has another number of samples per chunk, or was made with other rows in mind.
         StreamInvalid: the directory holds chunks that somebody else made, or a manifest that this machine does not
             see yet.
         ValueError: samples_per_chunk is impossible, or missing for a new stream.
@@ -31,6 +32,8 @@ def find_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
     manifest = read_manifest(directory, samples_per_chunk)
     if manifest is None:
         _check_new(directory, samples_per_chunk)
+    else:
+        check_arrays(directory, manifest, arrays)
     return manifest
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format.names import TEMPORARY, chunk_name, seal_name
+from lazyshard.format.names import TEMPORARY, arrays_name, chunk_name, seal_name
 from lazyshard.storage.files import size_of
 from lazyshard.storage.urls import UrlPath
 
@@ -63,9 +63,14 @@ class Lines:
     exact: bool
 
 
-def canonical_names(chunk: int) -> tuple[str, str]:
+def canonical_names(chunk: int) -> tuple[str, ...]:
     """Returns the names of a chunk's data file and seal, as our own writer gives them."""
     return chunk_name(chunk), seal_name(chunk)
+
+
+def names_with_arrays(chunk: int) -> tuple[str, ...]:
+    """Returns these names, and that of the side file, of a stream whose rows hold arrays."""
+    return *canonical_names(chunk), arrays_name(chunk)
 
 
 def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[int]:
@@ -99,7 +104,7 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
 
 
 def measure_disk(
-    directory: Path, first: int, stop: int, names: Callable[[int], tuple[str, str]] = canonical_names
+    directory: Path, first: int, stop: int, names: Callable[[int], tuple[str, ...]] = canonical_names
 ) -> DiskUse:
     """Looks at the sizes of some of the chunks [first, stop) and of what is being written.
 
@@ -107,7 +112,7 @@ def measure_disk(
         directory: the stream's directory.
         first: first chunk that is there.
         stop: chunk before which to stop.
-        names: returns the names of a chunk's data file and seal.
+        names: returns the names of a chunk's data file and seal, and of what else belongs to it.
 
     Raises:
         OSError: the filesystem failed.

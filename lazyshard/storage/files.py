@@ -23,8 +23,11 @@ from lazyshard.storage.durable import write_all
 from lazyshard.storage.mirror_place import cache_folder
 from lazyshard.storage.urls import UrlPath
 
-_STALE_TRIES: Final = 5
+STALE_TRIES: Final = 5
 """A name is looked up anew at each try; one more is enough unless the file is replaced again in that very moment."""
+
+FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
+"""The server has forgotten the file; the client was ended, and may have been started again."""
 
 _TORN_TRIES: Final = 3
 """A reader as fast as it can be met one replacement in hundreds; one after another is replaced seconds later."""
@@ -222,7 +225,7 @@ def _copy(path: UrlPath) -> OpenFile:
 
 def again_if_stale(call: Callable[[], _T]) -> _T:
     """Returns what a call that opens a file returns, calling again where the server has forgotten the file."""
-    for _ in range(_STALE_TRIES - 1):
+    for _ in range(STALE_TRIES - 1):
         try:
             return call()
         except OSError as error:

@@ -53,6 +53,7 @@ class Overview:
         looked_at: how many chunks were looked at; more would not tell more where it is all of them.
         unread: how many more could not be, and the first reason.
         lengths: bytes of the rows in them, newlines included.
+        arrays: bytes of the arrays of each row, in a stream whose rows hold some.
         tokens: lengths of the rows in tokens, as far as they were sealed.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
@@ -67,6 +68,7 @@ class Overview:
     unread: int = 0
     reason: str = ""
     lengths: Lengths = field(default_factory=Lengths)
+    arrays: Lengths = field(default_factory=Lengths)
     tokens: Lengths = field(default_factory=Lengths)
     last_sealed_at: float | None = None
     keys: Keys = field(default_factory=Keys)
@@ -104,6 +106,7 @@ class ShownRow:
         line: its bytes, newline included; checked against their digest if there is one.
         tokens: its length in tokens, None where not measured.
         value: the object that it is.
+        arrays: bytes of its arrays, None in a stream whose rows hold none.
     """
 
     sample: int
@@ -113,6 +116,7 @@ class ShownRow:
     line: bytes
     tokens: int | None
     value: dict[str, Any]
+    arrays: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class ShownChunk:
         seal: its seal, None in a foreign directory.
         lengths: bytes of its rows, newlines included.
         tokens: lengths of its rows in tokens.
+        arrays: bytes of its side file, None where it has none.
     """
 
     file: Path
@@ -138,6 +143,7 @@ class ShownChunk:
     seal: Seal | None
     lengths: Lengths
     tokens: Lengths
+    arrays: int | None = None
 
 
 def sampled_chunks(first: int, stop: int, samples_per_chunk: int, rows: int = SAMPLED_ROWS) -> list[int]:
@@ -197,6 +203,8 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
         found.tokens.merge(shown.tokens)
         if shown.seal is not None:
             found.last_sealed_at = shown.seal.sealed_at
+            if shown.seal.arrays is not None:
+                found.arrays.add(np.diff(shown.seal.arrays.offsets.astype(np.int64)))
     if chunks:
         _count_keys(stream, retired, found)
     return found
@@ -221,7 +229,8 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
             tokens.add(seal.tokens)
     lengths.add(np.diff(offsets))
     first = number * stream.samples_per_chunk
-    return ShownChunk(file, number, first, len(offsets) - 1, int(offsets[-1]), seal, lengths, tokens)
+    arrays = None if seal is None or seal.arrays is None else seal.arrays.size
+    return ShownChunk(file, number, first, len(offsets) - 1, int(offsets[-1]), seal, lengths, tokens, arrays)
 
 
 def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[ShownRow]:
@@ -243,6 +252,7 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
             line=line,
             tokens=None if seal is None or seal.tokens is None else int(seal.tokens[row]),
             value=opened.parse([line], row)[0],
+            arrays=None if opened.arrays is None else opened.arrays.size(row, row + 1),
         )
 
 
@@ -256,7 +266,7 @@ def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
     try:
         for shown in read_rows(stream, chunk, 0, FIRST_ROWS):
             found.keys.add(shown.value)
-            size += len(shown.line)
+            size += len(shown.line) + (shown.arrays or 0)
             if size > _FIRST_BYTES:
                 break
     except (LazyShardError, OSError) as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import parse_chunk_name
+from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.storage.files import list_names, unreadable
 
 
@@ -26,6 +26,7 @@ class Listing:
         first: the first chunk that is looked at; those below it are retired.
         leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. Markers
             come before data.
+        arrays: name of each chunk's side file, by chunk number; of those only that are not retired.
     """
 
     data: dict[int, str]
@@ -34,6 +35,7 @@ class Listing:
     complete: int
     first: int = 0
     leftovers: list[str] = field(default_factory=list)
+    arrays: dict[int, str] = field(default_factory=dict)
 
     @property
     def gap(self) -> int | None:
@@ -46,8 +48,10 @@ class Listing:
             return self
         data = {chunk: name for chunk, name in self.data.items() if chunk >= first}
         seals = {chunk: name for chunk, name in self.seals.items() if chunk >= first}
-        leftovers = [names[chunk] for names in (self.seals, self.data) for chunk in sorted(names) if chunk < first]
-        return _contiguous(data, seals, first, leftovers)
+        arrays = {chunk: name for chunk, name in self.arrays.items() if chunk >= first}
+        kinds = (self.seals, self.data, self.arrays)
+        leftovers = [names[chunk] for names in kinds for chunk in sorted(names) if chunk < first]
+        return _contiguous(data, seals, arrays, first, leftovers)
 
 
 def list_chunks(directory: Path) -> Listing:
@@ -75,9 +79,12 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
     """
     data: dict[int, str] = {}
     seals: dict[int, str] = {}
+    arrays: dict[int, str] = {}
     for name in names:
         parsed = parse_chunk_name(name)
         if parsed is None:
+            if (number := parse_arrays_name(name)) is not None:
+                arrays[number] = name
             continue
         chunk, is_seal = parsed
         kind = seals if is_seal else data
@@ -89,14 +96,16 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
                 chunk=chunk,
             )
         kind[chunk] = name
-    return _contiguous(data, seals, 0, [])
+    return _contiguous(data, seals, arrays, 0, [])
 
 
-def _contiguous(data: dict[int, str], seals: dict[int, str], first: int, leftovers: list[str]) -> Listing:
+def _contiguous(
+    data: dict[int, str], seals: dict[int, str], arrays: dict[int, str], first: int, leftovers: list[str]
+) -> Listing:
     sealed = first
     while sealed in seals:
         sealed += 1
     complete = first
     while complete < sealed and complete in data:
         complete += 1
-    return Listing(data, seals, sealed, complete, first, leftovers)
+    return Listing(data, seals, sealed, complete, first, leftovers, arrays)

@@ -42,3 +42,21 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
             actual=str(manifest.samples_per_chunk),
         )
     return manifest
+
+
+def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:
+    """Compares whether rows may hold arrays.
+
+    Raises:
+        StreamMismatch: the stream was made otherwise.
+    """
+    if manifest.arrays == arrays:
+        return
+    made = "to hold arrays" if manifest.arrays else "without arrays"
+    way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True, or take another directory"
+    raise StreamMismatch(
+        f"{directory}: the stream was made {made}, and that never changes; {way}",
+        directory=str(directory),
+        expected=f"arrays={arrays}",
+        actual=f"arrays={manifest.arrays}",
+    )

@@ -2,7 +2,8 @@
 
 One cache serves all processes of a node. Of those that want the same chunk at a time one fetches it, under a temporary
 name that is locked while it does; the others wait for it, as long as it gets on. It gets its name once it is whole and
-its rows are those that its seal tells. See `mirror_room` for the files, and for what goes when there is no room.
+its rows are those that its seal tells; by then its seal is there, and the side file of its arrays if it has one. See
+`mirror_room` for the files, and for what goes when there is no room.
 
 Killed at any moment, a process leaves at the most a part that nobody has locked, which the next one removes.
 """
@@ -20,8 +21,8 @@ from typing import Final
 import xxhash
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format import Seal
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format import Seal, SealedArrays
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import create, remove, write_all
 from lazyshard.storage.files import PART_BYTES, OpenFile, read_file
 from lazyshard.storage.mirror_place import BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, folder_of
@@ -37,6 +38,9 @@ _STALLED_S: Final = 60.0
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _CHECK_BYTES: Final = 8 << 20
+
+_Copy = tuple[Seal, int, int | None]
+"""Of a chunk: its seal, and descriptors of its data file and of its side file, if it has one."""
 
 _fetching: set[int] = set()
 """Descriptors of the parts that threads of this process are fetching."""
@@ -73,8 +77,8 @@ class Mirror:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self.fetched = 0
 
-    def open(self, chunk: int) -> tuple[Seal, OpenFile]:
-        """Opens a chunk's copy, fetched if it is not there yet.
+    def open(self, chunk: int) -> tuple[Seal, OpenFile, OpenFile | None]:
+        """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
 
         A data object that is not what its seal tells is fetched twice, and then opened as it is, for this process
         alone: what is wrong with it is found where its rows are read.
@@ -86,23 +90,25 @@ class Mirror:
             StoreRefused, StoreUnavailable: the store does not give it.
             OSError: the copy cannot be written here.
         """
-        seal, fd = self._get(chunk, ahead=False)
-        assert seal is not None and fd is not None
-        return seal, OpenFile(fd, self._directory / chunk_name(chunk), os.fstat(fd).st_size)
+        found = self._get(chunk, ahead=False)
+        assert found is not None
+        seal, fd, side = found
+        rows = OpenFile(fd, self._directory / chunk_name(chunk), os.fstat(fd).st_size)
+        if side is None:
+            return seal, rows, None
+        return seal, rows, OpenFile(side, self._directory / arrays_name(chunk), os.fstat(side).st_size)
 
     def fetch(self, chunk: int) -> None:
         """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
         if (self.folder / chunk_name(chunk)).exists():
             return
-        _, fd = self._get(chunk, ahead=True)
-        if fd is not None:
-            os.close(fd)
+        _close(self._get(chunk, ahead=True))
 
     def drop(self, chunk: int) -> None:
         """Removes a copy that is not what its seal tells; who has it open keeps it."""
         remove(self.folder / chunk_name(chunk))
 
-    def _get(self, chunk: int, *, ahead: bool) -> tuple[Seal | None, int | None]:
+    def _get(self, chunk: int, *, ahead: bool) -> _Copy | None:
         part = part_of(self.folder / chunk_name(chunk))
         moved_at, progress = time.monotonic(), -1
         while True:
@@ -126,14 +132,14 @@ class Mirror:
                     if (self.folder / chunk_name(chunk)).exists():
                         remove(part)
                         continue
-                    seal = self._fill(fd, part, chunk, ahead=ahead)
-                    keep = seal is not None
-                    return seal, fd if keep else None
+                    copy = self._fill(fd, part, chunk, ahead=ahead)
+                    keep = copy is not None
+                    return copy
                 now, at = time.monotonic(), os.fstat(fd).st_mtime_ns
                 if at != progress:
                     moved_at, progress = now, at
                 if ahead:
-                    return None, None
+                    return None
                 if now - moved_at > _STALLED_S:
                     return self._alone(chunk)
             finally:
@@ -150,7 +156,7 @@ class Mirror:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(part, _FLAGS | os.O_CREAT, 0o600)
 
-    def _opened(self, chunk: int, *, read: bool) -> tuple[Seal, int] | None:
+    def _opened(self, chunk: int, *, read: bool) -> _Copy | None:
         """Opens a copy that is there, None if there is none that is whole. Raises BlockingIOError: it is locked."""
         data, sealed = self.folder / chunk_name(chunk), self.folder / seal_name(chunk)
         try:
@@ -164,11 +170,13 @@ class Mirror:
                 return None
             with contextlib.suppress(FileNotFoundError, SealInvalid):
                 seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
+                side = self._opened_side(seal)
                 if os.fstat(fd).st_size == seal.size:
                     if read:
                         note_use(fd, read=True)
                     copy, fd = fd, -1
-                    return seal, copy
+                    return seal, copy, side
+                _close_side(side)
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -176,31 +184,59 @@ class Mirror:
         drop(data)
         return None
 
-    def _fill(self, fd: int, part: Path, chunk: int, *, ahead: bool) -> Seal | None:
+    def _opened_side(self, seal: Seal) -> int | None:
+        """Opens the copy of a side file. Raises FileNotFoundError: it is not there, or of another size than sealed."""
+        if seal.arrays is None:
+            return None
+        path = self.folder / arrays_name(seal.chunk)
+        side = os.open(path, _FLAGS)
+        if os.fstat(side).st_size == seal.arrays.size:
+            return side
+        os.close(side)
+        raise FileNotFoundError(errno.ENOENT, "is of another size", str(path))
+
+    def _fill(self, fd: int, part: Path, chunk: int, *, ahead: bool) -> _Copy | None:
         """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
+        side: int | None = None
         try:
             seal, sealed = self._seal(chunk)
-            if self._is_other_size(fd, seal):
-                remove(part)
-                return seal
-            if not reserve(self.folder.parent, fd, seal.size + len(sealed), self._most, ahead=ahead):
-                remove(part)
+            wanted: list[tuple[int, str, Seal | SealedArrays]] = [(fd, chunk_name(chunk), seal)]
+            if seal.arrays is not None:
+                # In place, as the seal: nobody looks at them before the data has its name.
+                side = _make(self.folder / arrays_name(chunk))
+                wanted.append((side, arrays_name(chunk), seal.arrays))
+            others = [self._is_other_size(*one) for one in wanted]
+            if any(others):
+                self._drop_part(part, chunk, side)
+                for one, other in zip(wanted, others, strict=True):
+                    if not other:
+                        self._download(*one)
+                return seal, fd, side
+            size = sum(one.size for _, _, one in wanted)
+            if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
+                self._drop_part(part, chunk, side)
+                _close_side(side)
                 return None
-            whole = self._download(fd, seal)
+            if side is not None and seal.arrays is not None:
+                # Each file has what it takes from here on, so that nothing is counted twice.
+                os.ftruncate(side, seal.arrays.size)
+                os.ftruncate(fd, seal.size + len(sealed))
+            whole = [self._download(*one) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
-            if not whole:
-                remove(part)
-                return seal
-            os.ftruncate(fd, seal.size)
-            # In place: nobody looks at it before the data has its name.
+            if whole[0]:
+                os.ftruncate(fd, seal.size)
+            if not all(whole):
+                self._drop_part(part, chunk, side)
+                return seal, fd, side
             self._write_seal(chunk, sealed)
             note_use(fd, read=not ahead)
             os.rename(part, self.folder / chunk_name(chunk))
             lock(fd, shared=True)
-            return seal
+            return seal, fd, side
         except OSError as error:
-            remove(part)
+            self._drop_part(part, chunk, side)
+            _close_side(side)
             if error.errno != errno.ENOSPC:
                 raise
             raise OSError(
@@ -210,8 +246,15 @@ class Mirror:
                 str(self.folder),
             ) from error
         except BaseException:
-            remove(part)
+            self._drop_part(part, chunk, side)
+            _close_side(side)
             raise
+
+    def _drop_part(self, part: Path, chunk: int, side: int | None) -> None:
+        """Takes a part's name away, and before that the name of the side file beside it, if one was made."""
+        if side is not None:
+            remove(self.folder / arrays_name(chunk))
+        remove(part)
 
     def _write_seal(self, chunk: int, sealed: bytes) -> None:
         fd = create(self.folder / seal_name(chunk))
@@ -220,42 +263,48 @@ class Mirror:
         finally:
             os.close(fd)
 
-    def _alone(self, chunk: int) -> tuple[Seal, int]:
-        """Fetches a chunk for this process alone, into a file without a name."""
-        path = self.folder / f".{chunk_name(chunk)}.{os.getpid()}{PART_SUFFIX}"
-        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+    def _alone(self, chunk: int) -> _Copy:
+        """Fetches a chunk for this process alone, into files without a name."""
+        seal, _ = self._seal(chunk)
+        fds: list[int] = []
         try:
-            remove(path)
-            seal, _ = self._seal(chunk)
-            if not self._is_other_size(fd, seal):
-                self._download(fd, seal)
+            parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
+            parts = ((chunk_name(chunk), seal), (arrays_name(chunk), seal.arrays))
+            for name, sealed in parts:
+                if sealed is not None:
+                    path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
+                    fds.append(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
+                    remove(path)
+                    if not self._is_other_size(fds[-1], name, sealed):
+                        self._download(fds[-1], name, sealed)
             self._check_identity()
         except BaseException:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
             raise
-        return seal, fd
+        return seal, fds[0], fds[1] if len(fds) > 1 else None
 
     def _seal(self, chunk: int) -> tuple[Seal, bytes]:
         path = self._directory / seal_name(chunk)
         data = read_file(path)
         return Seal.decode(data, chunk, str(path)), data
 
-    def _is_other_size(self, fd: int, seal: Seal) -> bool:
+    def _is_other_size(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
         """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
 
         If not, the file gets the size that was found, so that who opens it says so.
         """
         if seal.size <= PART_BYTES:
             return False
-        path = self._directory / chunk_name(seal.chunk)
+        path = self._directory / name
         found = path.store.size(path.key)
         if found != seal.size:
             os.ftruncate(fd, found)
         return found != seal.size
 
-    def _download(self, fd: int, seal: Seal) -> bool:
-        """Fetches the data object; returns whether it is what the seal tells."""
-        path = self._directory / chunk_name(seal.chunk)
+    def _download(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
+        """Fetches an object of a chunk; returns whether it is what the seal tells."""
+        path = self._directory / name
         for _ in range(2):
             start = 0
             while start < seal.size:
@@ -266,7 +315,7 @@ class Mirror:
                 start += len(data)
                 if len(data) < wanted:
                     break
-            self.fetched += 1
+            self.fetched += isinstance(seal, Seal)
             if start == seal.size and _rows_are(fd, seal):
                 return True
         # So that who opens it says what it has found.
@@ -281,7 +330,24 @@ def _write_at(fd: int, data: bytes, start: int) -> None:
         view, start = view[written:], start + written
 
 
-def _rows_are(fd: int, seal: Seal) -> bool:
+def _make(path: Path) -> int:
+    """Makes an empty file, in place of any of its name, to be written and read."""
+    remove(path)
+    return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _close(copy: _Copy | None) -> None:
+    if copy is not None:
+        os.close(copy[1])
+        _close_side(copy[2])
+
+
+def _close_side(side: int | None) -> None:
+    if side is not None:
+        os.close(side)
+
+
+def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
     """Returns whether a file's rows are those of which a seal has the digests."""
     offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
     row, rows = 0, len(digests)

@@ -39,12 +39,12 @@ class MirroredChunks:
     def open(self, number: int) -> Chunk:
         """Opens a published chunk. Raises as `Mirror.open` and `Chunk` do."""
         try:
-            seal, file = self._mirror.open(number)
+            seal, file, arrays = self._mirror.open(number)
         except SealInvalid as error:
             error.args = (f"{error}; restore the file from a copy",)
             raise
         self._ahead.opened(number)
-        return open_copy(file, seal)
+        return open_copy(file, seal, arrays)
 
     def distrust(self, number: int) -> None:
         """Removes the copy of a chunk that was found to be damaged: the object may be whole."""

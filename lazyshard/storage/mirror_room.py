@@ -1,7 +1,8 @@
 """Room in the cache of chunks: what was read longest ago goes when something new comes.
 
 Files, in the cache's folder: `.lock`, held (flock) for the moment in which room is made; and in the folder of a
-stream, for each chunk, `chunk_N.jsonl` and its seal, or `.chunk_N.jsonl.part` while it is being fetched. Whoever reads
+stream, for each chunk, `chunk_N.jsonl` with its seal, and `chunk_N.arrays` of a chunk that has a side file; or
+`.chunk_N.jsonl.part` in the place of the first while it is being fetched. Whoever reads
 a chunk holds a shared flock on its data file, who fetches it an exclusive one on the part. So what may go is what can
 be locked, and a lock ends with its process: a part that can be locked was left by one that was killed.
 
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lazyshard.format.names import SEAL_SUFFIX
+from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
 from lazyshard.storage.durable import remove
 
 PART_SUFFIX: Final = ".part"
@@ -104,7 +105,8 @@ def drop(path: Path) -> bool:
         if not lock(fd, shared=False) or not is_at(fd, path):
             return False
         remove(path)
-        remove(path.with_name(path.name + SEAL_SUFFIX))
+        for other in _others(path):
+            remove(other)
     finally:
         os.close(fd)
     # The last one of a stream leaves an empty folder.
@@ -121,8 +123,7 @@ def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
         if path.name.endswith(PART_SUFFIX):
             if drop(path):
                 continue
-        elif path.name.endswith(SEAL_SUFFIX):
-            data = path.with_name(path.name.removesuffix(SEAL_SUFFIX))
+        elif (data := _data_of(path)) is not None:
             # Looked at again, in this order: what is renamed while it is listed may be listed under neither name.
             if not part_of(data).exists() and not data.exists():
                 # Of a chunk that was being fetched when its process was killed.
@@ -135,9 +136,20 @@ def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
         if total + size <= most or (only_read and file.unread):
             break
         if drop(file.path):
-            seal = files.get(file.path.with_name(file.path.name + SEAL_SUFFIX))
-            total -= file.size + (0 if seal is None else seal.size)
+            total -= file.size + sum(files[other].size for other in _others(file.path) if other in files)
     return total
+
+
+def _others(data: Path) -> list[Path]:
+    """Returns what may lie beside a data file."""
+    return [data.with_name(data.name + SEAL_SUFFIX), data.with_suffix(ARRAYS_SUFFIX)]
+
+
+def _data_of(other: Path) -> Path | None:
+    """Returns the data file beside which something lies; None of a data file."""
+    if other.name.endswith(SEAL_SUFFIX):
+        return other.with_name(other.name.removesuffix(SEAL_SUFFIX))
+    return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
 
 
 def _files(root: Path) -> Iterator[_File]:

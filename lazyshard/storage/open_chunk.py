@@ -1,47 +1,41 @@
-"""The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory."""
+"""The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory.
+
+Their arrays, in a stream whose rows hold some, go to a second file: see `open_arrays`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 from array import array
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from lazyshard.format import CheckedLines, Seal
-from lazyshard.storage.durable import create, start_writing_back, sync, write_all
+from lazyshard.storage.open_arrays import OpenArrays
+from lazyshard.storage.piece_file import BUFFER_BYTES, PIECE_BYTES, PieceFile
 from lazyshard.storage.steps import Steps
-
-_BUFFER_BYTES: Final = 1 << 20
-"""Rows are handed to the system in pieces of this size; more gains nothing, less costs calls."""
-
-_PIECE_BYTES: Final = 64 << 10
-"""Rows that come together and are at least so much are a piece by themselves: copying them would cost more."""
 
 
 class OpenChunk:
     """A chunk under construction. Memory: one buffer, and 20 bytes a row.
 
-    Rows are added by the writer's caller. The file belongs to the steps: it is touched by nothing else until they have
-    stopped.
+    Rows are added by the writer's caller. The files belong to the steps: they are touched by nothing else until those
+    have stopped.
 
     Args:
         number: the chunk's number.
         path: where to write the rows; created when the first piece is written.
         steps: does the writing.
+        arrays: takes the arrays of the rows; None in a stream whose rows hold none.
     """
 
-    def __init__(self, number: int, path: Path, steps: Steps) -> None:
+    def __init__(self, number: int, path: Path, steps: Steps, arrays: OpenArrays | None = None) -> None:
         self.number = number
         self.path = path
-        self._steps = steps
-        self._fd: int | None = None
-        self._written = 0
-        self._begun = 0  # bytes that are on their way to the device
+        self.arrays = arrays
+        self._file = PieceFile(path, steps)
         self._buffer = bytearray()
         self._offsets = array("Q", [0])
         self._digests = array("Q")
@@ -64,8 +58,8 @@ class OpenChunk:
         if tokens is not None:
             self._tokens.append(tokens)
         self._buffer += line
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self.pass_on()
+        if len(self._buffer) >= BUFFER_BYTES:
+            self._pass_on_rows()
 
     def extend(self, rows: CheckedLines) -> None:
         """Adds rows.
@@ -78,44 +72,47 @@ class OpenChunk:
         if rows.tokens is not None:
             self._tokens.frombytes(rows.tokens.astype(np.uint32).tobytes())
         self._end += len(rows.data)
-        if len(rows.data) < _PIECE_BYTES:
+        if self.arrays is not None:
+            self.arrays.extend(rows.arrays, len(rows))
+        if len(rows.data) < PIECE_BYTES:
             self._buffer += rows.data
-            if len(self._buffer) >= _BUFFER_BYTES:
-                self.pass_on()
+            if len(self._buffer) >= BUFFER_BYTES:
+                self._pass_on_rows()
         else:
-            self.pass_on()
-            self._pass_on(rows.data)
+            self._pass_on_rows()
+            self._file.append(rows.data)
 
     def pass_on(self) -> None:
-        """Hands what rows are left in memory to the file; after the last one, before `finish`.
+        """Hands what rows are left in memory to the files; after the last one, before `finish`.
 
         Raises:
             OSError: the device refused the rows so far.
         """
-        if self._buffer:
-            piece, self._buffer = self._buffer, bytearray()
-            self._pass_on(piece)
+        self._pass_on_rows()
+        if self.arrays is not None:
+            self.arrays.pass_on()
 
     def finish(self) -> None:
-        """A step: brings the rows onto the device and closes the file.
+        """A step: brings the rows onto the device and closes the files.
 
         Raises:
             OSError: they may not be there; the chunk must be written anew.
         """
-        assert self._fd is not None
-        sync(self._fd)
-        self._close()
+        self._file.finish()
+        if self.arrays is not None:
+            self.arrays.file.finish()
 
     def discard(self) -> None:
-        """A step, or when all of them are done: closes the file and removes it, if it can."""
-        self.abandon()
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        """A step, or when all of them are done: closes the files and removes them, if it can."""
+        self._file.discard()
+        if self.arrays is not None:
+            self.arrays.file.discard()
 
     def abandon(self) -> None:
-        """Closes the file as it is."""
-        with contextlib.suppress(OSError):
-            self._close()
+        """Closes the files as they are."""
+        self._file.abandon()
+        if self.arrays is not None:
+            self.arrays.file.abandon()
 
     def seal(self, source: Any, now: float) -> Seal:
         """Returns the seal of the rows so far; lengths only if every row has one."""
@@ -126,21 +123,10 @@ class OpenChunk:
             tokens=np.asarray(self._tokens, dtype=np.uint32) if len(self._tokens) == len(self) else None,
             source=source,
             sealed_at=now,
+            arrays=None if self.arrays is None else self.arrays.sealed(),
         )
 
-    def _pass_on(self, piece: bytes | bytearray) -> None:
-        self._steps.do(functools.partial(self._write, piece), len(piece))
-
-    def _write(self, piece: bytes | bytearray) -> None:
-        if self._fd is None:
-            self._fd = create(self.path)
-        write_all(self._fd, piece)
-        self._written += len(piece)
-        if self._written - self._begun >= _BUFFER_BYTES:
-            start_writing_back(self._fd, self._begun, self._written - self._begun)
-            self._begun = self._written
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+    def _pass_on_rows(self) -> None:
+        if self._buffer:
+            piece, self._buffer = self._buffer, bytearray()
+            self._file.append(piece)

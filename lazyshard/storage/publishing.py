@@ -1,7 +1,8 @@
 """How a chunk becomes published, and how the stream ends. The order of steps is the guarantee.
 
-Rows under `.tmp/` are synced, renamed, and the directory synced; then the same for the seal. The seal is the commit:
-before it nothing of the chunk counts, after it nothing of it changes.
+Rows under `.tmp/`, and the side file of their arrays if they have one, are synced, renamed, and the directory synced;
+then the same for the seal. The seal is the commit: before it nothing of the chunk counts, after it nothing of it
+changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import End
-from lazyshard.format.names import END, chunk_name, seal_name
+from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import publish_bytes, rename, sync_directory
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
@@ -48,6 +49,8 @@ def publish_chunk(
             directory=str(directory),
             chunk=chunk.number,
         )
+    if chunk.arrays is not None:
+        rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
     rename(chunk.path, directory / chunk_name(chunk.number))
     sync_directory(directory)
     seal = chunk.seal(source, now)

@@ -20,6 +20,7 @@ from lazyshard.errors import (
     StreamMissing,
     WaitTimeout,
 )
+from lazyshard.format import CheckedArrays
 from lazyshard.format.cursor import CURSORS
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
@@ -95,6 +96,7 @@ class StreamReader:
         directory: the stream's directory, or its URL.
         stream_id: the stream's identity, None for a foreign directory.
         samples_per_chunk: rows in every chunk but possibly the last.
+        arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
         label: how to call this reader in log lines; empty by default.
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
         parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
@@ -130,6 +132,7 @@ class StreamReader:
         self._stream = self._wait_for_stream(samples_per_chunk)
         self.samples_per_chunk = self._stream.samples_per_chunk
         self.stream_id = self._stream.stream_id
+        self.arrays = self._stream.arrays
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -259,18 +262,60 @@ class StreamReader:
         return lines
 
     def read_published(self, first: int, stop: int, at_least: int = 1) -> list[dict[str, Any]]:
-        """Returns rows that are known to be published: `lines_published`, parsed.
+        """Returns rows that are known to be published: `lines_published`, parsed, with their arrays.
 
         Raises:
-            RowInvalid: row `first` is not a JSON object.
+            RowInvalid: row `first` is not a JSON object, or does not describe its arrays.
             ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
         """
+        if self.arrays:
+            stop = self.stop_for_arrays(first, stop, at_least)
         return self.parse(self.lines_published(first, stop, at_least), first)
 
     def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
         """Parses lines of `lines_published`, of which the first is sample `first`; see `Chunk.parse`."""
         number, row = divmod(first, self.samples_per_chunk)
-        return self.chunk(number).parse(lines, row)
+        chunk = self.chunk(number)
+        if not self.arrays:
+            return chunk.parse(lines, row)
+        return self._read(chunk, lambda: chunk.parse(lines, row))
+
+    def fill(self, parsed: dict[str, Any], line: bytes, sample: int) -> None:
+        """Puts the arrays of a sample into their places in its row.
+
+        Args:
+            parsed: the row, as parsed from the line.
+            line: the checked line.
+            sample: its number.
+
+        Raises:
+            RowInvalid: the row does not describe its arrays.
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
+        """
+        number, row = divmod(sample, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        self._read(chunk, lambda: chunk.fill(parsed, line, row))
+
+    def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
+        """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        assert chunk.arrays is not None
+        last = min(row + stop - first, len(chunk))
+        return first - row + chunk.arrays.fit(row, last, at_least, _AHEAD_BYTES)
+
+    def arrays_published(self, first: int, stop: int) -> CheckedArrays:
+        """Returns the checked bytes of the arrays of the samples [first, stop), all of one chunk of such a stream.
+
+        Raises:
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
+        """
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk, after = self.chunk(number), row + stop - first
+        arrays = chunk.arrays
+        assert arrays is not None
+        data = self._read(chunk, lambda: arrays.read_rows(row, after))
+        return CheckedArrays(data.tobytes(), arrays.ends(row, after), arrays.digests(row, after))
 
     def data_published(self, chunk: Chunk) -> bytes:
         """Returns all bytes of an open chunk, not checked yet. Raises as `lines_published`."""
@@ -352,8 +397,11 @@ class StreamReader:
 
     def _most_open(self) -> int:
         """Returns how many chunks to hold open: of an object store no more than are needed, as the cache keeps them."""
+        # With arrays a chunk has two files, and a row twice as many numbers.
+        files = 1 + self.arrays
         return min(
-            OPEN_CHUNKS if self._stream.mirrored is None else self._keep, max(1, OPEN_ROWS // self.samples_per_chunk)
+            OPEN_CHUNKS // files if self._stream.mirrored is None else self._keep,
+            max(1, OPEN_ROWS // files // self.samples_per_chunk),
         )
 
     def _check_rows(self, chunk: Chunk) -> None:

@@ -1,7 +1,7 @@
 """Rechunking: makes a stream with another number of rows in a chunk out of one that is there.
 
-The rows keep their bytes, their order and their lengths in tokens. The new stream is an ordinary one, whose seals hold
-how far the old one was copied, as its producer's position:
+The rows keep their bytes, their order, their arrays and their lengths in tokens. The new stream is an ordinary one,
+whose seals hold how far the old one was copied, as its producer's position:
 
 ```
 {"kind": "rechunk", "stream_id": the old stream's identity, or null, "samples": rows copied}
@@ -108,7 +108,7 @@ def rechunk(
     _check_source(reader, follow)
     try:
         # In a thread, it writes one chunk while the next is read.
-        writer = ChunkWriter(target, samples_per_chunk, overlap=True)
+        writer = ChunkWriter(target, samples_per_chunk, overlap=True, arrays=reader.arrays)
     except StreamEnded as ended:
         # All was there but the end, which opening it has written.
         samples = ended.samples or 0

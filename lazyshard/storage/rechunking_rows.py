@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, FileRefused, RowInvalid, SealInvalid, StreamInvalid
-from lazyshard.format import CheckedLines, Seal
+from lazyshard.format import CheckedArrays, CheckedLines, Seal
 from lazyshard.format.names import seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.reader import StreamReader
@@ -34,6 +34,8 @@ class SourceRows:
             LazyShardError: row `first` is bad or lost; see `DAMAGE`.
             ChunkRetired, OSError: its chunk was deleted, or cannot be read now.
         """
+        if self.reader.arrays:
+            stop = self.reader.stop_for_arrays(first, stop)
         lines = self.reader.lines_published(first, stop)
         number, row = divmod(first, self.reader.samples_per_chunk)
         if self.reader.stream_id is None:
@@ -43,13 +45,27 @@ class SourceRows:
             return CheckedLines(b"".join(lines), ends, digests)
         # The reader has compared the lines with these digests.
         seal = self._seal_of(number)
+        lines, arrays = self._with_arrays(first, lines)
         after = row + len(lines)
         return CheckedLines(
             data=b"".join(lines),
             ends=seal.offsets[row + 1 : after + 1] - seal.offsets[row],
             digests=seal.digests[row:after],
             tokens=None if seal.tokens is None else seal.tokens[row:after],
+            arrays=arrays,
         )
+
+    def _with_arrays(self, first: int, lines: list[bytes]) -> tuple[list[bytes], CheckedArrays | None]:
+        """Returns the lines up to the first whose arrays are bad, and their arrays; raises if that is the first."""
+        if not self.reader.arrays:
+            return lines, None
+        try:
+            return lines, self.reader.arrays_published(first, first + len(lines))
+        except ChunkCorrupt as error:
+            good = 0 if error.row is None else error.row - first % self.reader.samples_per_chunk
+            if not good:
+                raise
+        return lines[:good], self.reader.arrays_published(first, first + good)
 
     def digest(self, sample: int) -> int:
         """Returns the digest of a row. Raises as `take` does."""

@@ -1,9 +1,9 @@
 """What a producer finds when it opens a stream, and what it clears away first.
 
-A crash can leave a file under `.tmp/` or a data file with no seal; neither was ever published. It can also leave seals
-that are visible but not yet durable, so the directory is synced before any of them is believed. Chunks below the
-retired mark may be missing; those that are still there, or there again after a power cut, are removed. What that costs
-does not grow with how many there once were.
+A crash can leave a file under `.tmp/`, or a data file or a side file with no seal; none was ever published. It can also
+leave seals that are visible but not yet durable, so the directory is synced before any of them is believed. Chunks
+below the retired mark may be missing; those that are still there, or there again after a power cut, are removed. What
+that costs does not grow with how many there once were.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format import End, Manifest, Seal
-from lazyshard.format.names import END, RETIRED, TEMPORARY, chunk_name, seal_name
+from lazyshard.format.names import END, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import clear_folder, remove, sync_directory
 from lazyshard.storage.files import open_file, read_file
 from lazyshard.storage.listing import Listing
@@ -67,7 +67,10 @@ def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None]
     """
     sync_directory(directory)
     listing = _list(directory, manifest, check_owner)
-    _check_gaps(directory, listing)
+    if not manifest.arrays:
+        # Whatever has the name of a side file here is none of ours.
+        listing = replace(listing, arrays={})
+    _check_gaps(directory, listing, manifest.arrays)
     last = _last_seal(directory, listing)
     if last is not None and last.samples > manifest.samples_per_chunk:
         raise StreamInvalid(
@@ -97,7 +100,8 @@ def _list(directory: Path, manifest: Manifest, check_owner: Callable[[], None]) 
     told = False
     while True:
         listing = list_kept(directory, manifest.stream_id)
-        open_chunks = {listing.sealed, *(chunk for chunk in listing.data if chunk not in listing.seals)}
+        unsealed = (chunk for names in (listing.data, listing.arrays) for chunk in names if chunk not in listing.seals)
+        open_chunks = {listing.sealed, *unsealed}
         unlisted = [chunk for chunk in sorted(open_chunks) if os.path.lexists(directory / seal_name(chunk))]
         if not unlisted:
             return listing
@@ -117,7 +121,7 @@ def _list(directory: Path, manifest: Manifest, check_owner: Callable[[], None]) 
         time.sleep(min(1.0, max(0.01, waited / 10)))
 
 
-def _check_gaps(directory: Path, listing: Listing) -> None:
+def _check_gaps(directory: Path, listing: Listing, arrays: bool) -> None:
     beyond = [chunk for chunk in listing.seals if chunk >= listing.sealed]
     if beyond:
         raise StreamInvalid(
@@ -135,11 +139,15 @@ def _check_gaps(directory: Path, listing: Listing) -> None:
         )
     for chunk in range(listing.first, listing.sealed):
         if chunk not in listing.data:
-            raise ChunkMissing(
-                f"{directory / chunk_name(chunk)}: sealed, but its data file is missing; restore it from a copy",
-                file=str(directory / chunk_name(chunk)),
-                chunk=chunk,
-            )
+            raise _missing(directory / chunk_name(chunk), "data file", chunk)
+        if arrays and chunk not in listing.arrays:
+            raise _missing(directory / arrays_name(chunk), "side file", chunk)
+
+
+def _missing(path: Path, kind: str, chunk: int) -> ChunkMissing:
+    return ChunkMissing(
+        f"{path}: sealed, but its {kind} is missing; restore it from a copy", file=str(path), chunk=chunk
+    )
 
 
 def _last_seal(directory: Path, listing: Listing) -> Seal | None:
@@ -148,17 +156,22 @@ def _last_seal(directory: Path, listing: Listing) -> Seal | None:
     chunk = listing.sealed - 1
     path = directory / listing.seals[chunk]
     seal = Seal.decode(read_file(path), chunk, str(path))
-    data = directory / listing.data[chunk]
-    size = open_file(data).size
-    if size != seal.size:
+    _check_size(directory / listing.data[chunk], chunk, seal.size)
+    if seal.arrays is not None:
+        _check_size(directory / arrays_name(chunk), chunk, seal.arrays.size)
+    return seal
+
+
+def _check_size(path: Path, chunk: int, sealed: int) -> None:
+    size = open_file(path).size
+    if size != sealed:
         raise ChunkCorrupt(
-            f"{data}: expected {seal.size} bytes as sealed, found {size}; restore the file from a copy",
-            file=str(data),
+            f"{path}: expected {sealed} bytes as sealed, found {size}; restore the file from a copy",
+            file=str(path),
             chunk=chunk,
-            expected=f"{seal.size} bytes",
+            expected=f"{sealed} bytes",
             actual=f"{size} bytes",
         )
-    return seal
 
 
 def _check_end(directory: Path, chunks: int, samples: int) -> bool:
@@ -177,8 +190,9 @@ def _check_end(directory: Path, chunks: int, samples: int) -> bool:
 
 def _clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
     check_owner()
-    for chunk, name in listing.data.items():
-        if chunk not in listing.seals:
-            check_owner()
-            remove(directory / name)
+    for names in (listing.data, listing.arrays):
+        for chunk, name in names.items():
+            if chunk not in listing.seals:
+                check_owner()
+                remove(directory / name)
     clear_folder(directory / TEMPORARY)

@@ -1,9 +1,10 @@
 """Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
 
 The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
-for everybody, whatever of them is still there. Then come the files, for each chunk its seal before its data, so that no
-moment shows a seal without data; the directory is synced once at the end. A process that is killed in between, or a
-power cut that brings deleted files back, leaves files below the number, which the next start of a producer removes.
+for everybody, whatever of them is still there. Then come the files, for each chunk its seal before its data and its
+side file if it has one, so that no moment shows a seal without data; the directory is synced once at the end. A process
+that is killed in between, or a power cut that brings deleted files back, leaves files below the number, which the next
+start of a producer removes.
 
 Which chunks may go is decided elsewhere, from the cursors of the consumers. The newest chunk never goes: its seal holds
 the position from which a producer goes on.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Retired
-from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, chunk_name, seal_name
+from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import publish_bytes, remove, sync_directory
 from lazyshard.storage.files import check_folder, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
@@ -63,7 +64,7 @@ def retire(
     marked = read_retired(directory, manifest.stream_id)
     target = max(marked, min(chunks_before, published_chunks - 1))
     first = marked
-    while first > 0 and _is_there(directory, first - 1):
+    while first > 0 and _is_there(directory, first - 1, manifest.arrays):
         first -= 1
     if first == target:
         return 0
@@ -76,6 +77,8 @@ def retire(
     for chunk in range(first, target):
         remove(directory / seal_name(chunk))
         remove(directory / chunk_name(chunk))
+        if manifest.arrays:
+            remove(directory / arrays_name(chunk))
     sync_directory(directory)
     return target - first
 
@@ -133,8 +136,9 @@ def complete_retirement(directory: Path, listing: Listing) -> None:
         sync_directory(directory)
 
 
-def _is_there(directory: Path, chunk: int) -> bool:
-    return os.path.lexists(directory / chunk_name(chunk)) or os.path.lexists(directory / seal_name(chunk))
+def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
+    names = (chunk_name(chunk), seal_name(chunk), *((arrays_name(chunk),) if arrays else ()))
+    return any(os.path.lexists(directory / name) for name in names)
 
 
 def _write_mark(directory: Path, mark: Retired) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+
+from lazyshard.format.arrays import DTYPES
+
 _KINDS: Final[dict[type, str]] = {
     str: "string",
     int: "integer",
@@ -47,8 +51,15 @@ def kind_of(value: Any) -> str:
 
     >>> kind_of(1), kind_of([{}, "x"]), kind_of([])
     ('integer', 'array of object, string', 'array')
+
+    Of a numpy array, which a row of a stream with arrays may hold, its dtype too.
     """
-    kind = _KINDS[type(value)]
-    if kind != "array" or not value:
-        return kind
-    return f"array of {', '.join(dict.fromkeys(_KINDS[type(item)] for item in value[:_LOOKED_AT]))}"
+    if type(value) is not list or not value:
+        return _simple_kind(value)
+    return f"array of {', '.join(dict.fromkeys(_simple_kind(item) for item in value[:_LOOKED_AT]))}"
+
+
+def _simple_kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{next((name for name, dtype in DTYPES.items() if dtype == value.dtype), value.dtype)} array"
+    return _KINDS[type(value)]

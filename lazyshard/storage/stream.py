@@ -21,7 +21,7 @@ from lazyshard.errors import (
     StreamMismatch,
     StreamUnsealed,
 )
-from lazyshard.format import End, Head, Manifest, Seal
+from lazyshard.format import FORMAT, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
 from lazyshard.storage.files import again_if_stale, list_names, read_file, read_replaced_file
@@ -60,6 +60,7 @@ class Stream(Protocol):
     directory: Path
     stream_id: str | None
     samples_per_chunk: int
+    arrays: bool
     mirrored: MirroredChunks | None
 
     def published(self) -> Published:
@@ -163,11 +164,13 @@ class NativeStream:
     """A stream with a manifest. Looking costs one open and one read, or one request, however long the stream.
 
     Attributes:
+        arrays: whether its rows may hold arrays.
         mirrored: its chunks, where they are in an object store; None for a directory.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
+        self.arrays = manifest.arrays
         self.stream_id: str | None = manifest.stream_id
         self.samples_per_chunk = manifest.samples_per_chunk
         self.mirrored: MirroredChunks | None = None
@@ -241,7 +244,7 @@ class NativeStream:
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened."""
         if self.mirrored is not None:
-            return self.mirrored.open(chunk)
+            return self._of_this_format(self.mirrored.open(chunk))
         found = self._identify()
         if found != self._manifest_file:
             self.check_identity()
@@ -252,7 +255,23 @@ class NativeStream:
         except SealInvalid as error:
             error.args = (f"{error}; restore the file from a copy",)
             raise
-        return open_sealed(self.directory / chunk_name(chunk), seal)
+        return self._of_this_format(open_sealed(self.directory / chunk_name(chunk), seal))
+
+    def _of_this_format(self, chunk: Chunk) -> Chunk:
+        """Returns the chunk, unless its seal is of another format than the manifest: its rows would be read wrongly."""
+        if (chunk.arrays is not None) is self.arrays:
+            return chunk
+        path = self.directory / seal_name(chunk.number)
+        expected, found = FORMAT + self.arrays, FORMAT + (not self.arrays)
+        raise SealInvalid(
+            f"{path}: field 'format': expected {expected}, as {MANIFEST} says, found {found}; restore the file from a "
+            f"copy",
+            file=str(path),
+            field="format",
+            expected=f"{expected}, as {MANIFEST} says",
+            actual=str(found),
+            chunk=chunk.number,
+        )
 
     def retired(self) -> int:
         """Reads the retired mark."""
@@ -266,6 +285,7 @@ class ForeignStream:
         self.directory = directory
         self.stream_id: str | None = None
         self.samples_per_chunk = samples_per_chunk
+        self.arrays = False
         self.mirrored: MirroredChunks | None = None
         self._names: dict[int, str] = {}
         self._newest: tuple[int, int] | None = None

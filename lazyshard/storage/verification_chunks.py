@@ -20,9 +20,13 @@ from lazyshard.errors import (
     RowInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import Seal, check_lines, check_row
-from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
-from lazyshard.storage.files import read_file
+from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row
+from lazyshard.format.arrays import fill_row, may_hold_arrays
+from lazyshard.format.fields import FORMAT_WITH_ARRAYS
+from lazyshard.format.names import MANIFEST
+from lazyshard.storage.chunk import Chunk, open_copy, open_foreign, parse_lines
+from lazyshard.storage.chunk_arrays import ChunkArrays
+from lazyshard.storage.files import open_file, open_unread, read_file
 from lazyshard.storage.verification_findings import RESTORE, Finding, Severity
 
 BLOCK_BYTES: Final = 1 << 20
@@ -41,11 +45,13 @@ class ChunkFiles:
         chunk: its number.
         data: name of its data file.
         seal: name of its seal, None for a chunk of a foreign directory, whose marker says nothing.
+        arrays: name of its side file, None in a stream whose rows hold no arrays.
     """
 
     chunk: int
     data: str
     seal: str | None
+    arrays: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class ChunkVerdict:
         chunk: its number.
         data: name of its data file.
         samples: rows, as its seal says (of a foreign chunk: as they were counted); None where nothing can tell.
-        size: bytes of its data file as its seal says; None where nothing can tell.
+        size: bytes of its data file, and of its side file if it has one, as its seal says; None where nothing can tell.
         findings: what is wrong with it.
         missing: name of a file that was not there, None if all were.
     """
@@ -106,10 +112,20 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
         else:
             name = files.seal
             seal = Seal.decode(read_file(directory / name), files.chunk, name)
+            if (seal.arrays is None) is not (files.arrays is None):
+                return _of_another_format(files, seal)
             name = files.data
             samples, size = seal.samples, seal.size
-            chunk = open_sealed(directory / name, seal, read=not quick)
-        samples, size = len(chunk), chunk.offset(len(chunk))
+            how = open_unread if quick else open_file
+            rows, side = how(directory / name), None
+            if seal.arrays is not None and files.arrays is not None:
+                name, size = files.arrays, size + seal.arrays.size
+                side = how(directory / name)
+                ChunkArrays(side, files.chunk, seal.arrays)
+                name = files.data
+            chunk = open_copy(rows, seal, side)
+        if files.seal is None:
+            samples, size = len(chunk), chunk.offset(len(chunk))
         faults = () if quick else _bad_rows(files, chunk)
     except FileNotFoundError:
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
@@ -118,13 +134,30 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     return ChunkVerdict(files.chunk, files.data, samples, size, faults)
 
 
+def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:
+    assert files.seal is not None
+    expected, found = (FORMAT_WITH_ARRAYS, FORMAT) if seal.arrays is None else (FORMAT, FORMAT_WITH_ARRAYS)
+    fault = Finding(
+        severity="damage",
+        kind="invalid",
+        file=files.seal,
+        expected=f"{expected}, as {MANIFEST} says",
+        found=str(found),
+        remedy=RESTORE,
+        chunk=files.chunk,
+        field="format",
+    )
+    return ChunkVerdict(files.chunk, files.data, seal.samples, seal.size, (fault,))
+
+
 def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Finding, ...]:
     """Returns the first bad row of each kind, and how many there are of it."""
     first: dict[str, Finding] = {}
     for row, error in _faults(chunk, sealed=files.seal is not None):
         found = _row_finding(files, error, row, chunk.offset(row))
-        before = first.get(found.kind, found)
-        first[found.kind] = replace(before, rows=before.rows + 1)
+        kind = f"{found.file} {found.kind}"
+        before = first.get(kind, found)
+        first[kind] = replace(before, rows=before.rows + 1)
     return tuple(first.values())
 
 
@@ -156,7 +189,24 @@ def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError
                     _check_line(line)
                 except RowInvalid as error:
                     yield at, error
+        if chunk.arrays is not None:
+            yield from _bad_arrays(chunk, lines, row)
         row += len(lines)
+
+
+def _bad_arrays(chunk: Chunk, lines: list[bytes], first: int) -> Iterator[tuple[int, LazyShardError]]:
+    """Yields each row whose arrays are not what was sealed, or are described wrongly. Raises as `_faults`."""
+    assert chunk.arrays is not None
+    for row, line in enumerate(lines, first):
+        try:
+            data = chunk.arrays.read(row)
+            # Of what is no JSON object it was told before.
+            if may_hold_arrays(line) and parse_lines([line]):
+                fill_row(parse_row(line), data)
+        except (ChunkCorrupt, RowInvalid) as error:
+            if isinstance(error, ChunkCorrupt) and error.row is None:
+                raise
+            yield row, error
 
 
 def _are_rows(lines: list[bytes]) -> bool:
@@ -171,6 +221,7 @@ def _check_line(line: bytes) -> None:
 
 
 def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int) -> Finding:
+    file = files.data
     if isinstance(error, RowInvalid):
         # Of a sealed row it is told where in the row, of another one where in the file.
         byte = (error.byte or 0) + (start if error.file is None else 0)
@@ -179,10 +230,12 @@ def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int)
     else:
         assert isinstance(error, ChunkCorrupt)
         kind, expected, found, remedy = "digest", str(error.expected), str(error.actual), RESTORE
+        if files.arrays is not None and error.file is not None and error.file.endswith(files.arrays):
+            file, start = files.arrays, error.byte or 0
     return Finding(
         severity="damage",
         kind=kind,
-        file=files.data,
+        file=file,
         expected=expected,
         found=found,
         remedy=remedy,

@@ -35,7 +35,8 @@ def find_extent(facts: Facts, names: ChunkNames) -> Extent:
         stop = facts.head.chunks
     else:
         stop = max(names.sealed_before, 0 if facts.head is None else facts.head.chunks)
-    return Extent(first, max(first, stop), native=True, ended=facts.has_end, running=facts.running)
+    arrays = facts.manifest is not None and facts.manifest.arrays
+    return Extent(first, max(first, stop), native=True, ended=facts.has_end, running=facts.running, arrays=arrays)
 
 
 def _first(facts: Facts, names: ChunkNames) -> int:

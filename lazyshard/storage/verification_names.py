@@ -6,9 +6,9 @@ Decisions only: names go in, findings come out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lazyshard.format.names import SEAL_SUFFIX, chunk_name, parse_chunk_name, seal_name
+from lazyshard.format.names import SEAL_SUFFIX, chunk_name, parse_arrays_name, parse_chunk_name, seal_name
 from lazyshard.storage.verification_findings import REMOVED, RESTORE, Finding
 
 
@@ -20,11 +20,13 @@ class ChunkNames:
         data: file name of each chunk's rows, by chunk number.
         seals: file name of each chunk's seal or marker, by chunk number.
         findings: names that a chunk cannot have.
+        arrays: name of each chunk's side file, by chunk number.
     """
 
     data: dict[int, str]
     seals: dict[int, str]
     findings: tuple[Finding, ...]
+    arrays: dict[int, str] = field(default_factory=dict)
 
     @property
     def sealed_before(self) -> int:
@@ -42,6 +44,7 @@ class Extent:
         native: whether a producer of ours fills the directory.
         ended: whether the stream has ended.
         running: whether its producer is at work: what lies outside of the range may be in its hands.
+        arrays: whether each chunk has a side file.
     """
 
     first: int
@@ -49,6 +52,7 @@ class Extent:
     native: bool
     ended: bool
     running: bool
+    arrays: bool = False
 
 
 def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
@@ -61,9 +65,12 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
     kept: tuple[dict[int, str], dict[int, str]] = ({}, {})
     others: dict[tuple[int, bool], list[str]] = {}
     findings: list[Finding] = []
+    arrays: dict[int, str] = {}
     for name in found:
         parsed = parse_chunk_name(name)
         if parsed is None:
+            if (number := parse_arrays_name(name)) is not None:
+                arrays[number] = name
             continue
         chunk, is_seal = parsed
         first = kept[is_seal].setdefault(chunk, name)
@@ -79,7 +86,7 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
             right = _canonical(chunk, is_seal)
             if name != right and (chunk, is_seal) not in others:
                 findings.append(_misnamed(chunk, name, right))
-    return ChunkNames(kept[False], kept[True], tuple(findings))
+    return ChunkNames(kept[False], kept[True], tuple(findings), arrays)
 
 
 def _canonical(chunk: int, is_seal: bool) -> str:
@@ -130,6 +137,11 @@ def leftovers(names: ChunkNames, extent: Extent) -> Iterator[Finding]:
             yield _retired(chunk, name, extent.first)
         elif chunk not in names.seals:
             yield _unpublished(chunk, name, extent)
+    for chunk, name in _outside(names.arrays, extent) if extent.arrays else ():
+        if chunk < extent.first:
+            yield _retired(chunk, name, extent.first)
+        elif chunk not in names.seals:
+            yield _unpublished(chunk, name, extent)
 
 
 def _outside(names: dict[int, str], extent: Extent) -> Iterator[tuple[int, str]]:
@@ -154,16 +166,16 @@ def _gap(start: int, stop: int, native: bool) -> Finding:
 
 
 def _incomplete(chunk: int, absent: str, names: ChunkNames, native: bool) -> Finding:
-    seal = absent.endswith(SEAL_SUFFIX)
+    seal, arrays = absent.endswith(SEAL_SUFFIX), parse_arrays_name(absent) is not None
     what = "a seal" if native else "a marker"
     remedy = RESTORE
     if seal and not native:
         remedy = f"if {names.data.get(chunk, chunk_name(chunk))} is complete, make it: `touch {absent}`"
     return Finding(
         severity="damage",
-        kind="seal-missing" if seal else "data-missing",
+        kind="seal-missing" if seal else "arrays-missing" if arrays else "data-missing",
         file=absent,
-        expected=what if seal else "the rows of the chunk",
+        expected=what if seal else f"the {'arrays of the ' if arrays else ''}rows of the chunk",
         found="no such file although " + ("the chunk counts as published" if seal else f"{what} is there"),
         remedy=remedy,
         chunk=chunk,

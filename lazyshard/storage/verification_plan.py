@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format.names import SEAL_SUFFIX, chunk_name, seal_name
+from lazyshard.format.names import SEAL_SUFFIX, arrays_name, chunk_name, seal_name
 from lazyshard.storage.verification_chunks import ChunkBatch, ChunkFiles
 from lazyshard.storage.verification_names import ChunkNames, Extent
 
@@ -52,7 +52,8 @@ def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
     for chunk in sorted(names.data.keys() | names.seals.keys() | set(newest)):
         if extent.first <= chunk < extent.stop:
             data = names.data.get(chunk) or chunk_name(chunk)
-            yield ChunkFiles(chunk, data, names.seals.get(chunk) or seal_name(chunk))
+            seal = names.seals.get(chunk) or seal_name(chunk)
+            yield ChunkFiles(chunk, data, seal, arrays_name(chunk) if extent.arrays else None)
 
 
 def _foreign(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:

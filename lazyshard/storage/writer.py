@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import CheckedLines, ProducerState, check_line, check_lines, encode_row
+from lazyshard.format.arrays import PackedRow, may_hold_arrays, pack_row, refuse_array_key
+from lazyshard.format.batch import without_array_keys
 from lazyshard.storage.announcer import check_state
 from lazyshard.storage.chunk_sequence import ChunkSequence
 from lazyshard.storage.steps import Steps, StepsAtOnce, StepsInThread
@@ -49,15 +51,18 @@ class ChunkWriter:
             returns before that is published, with one such chunk on its way at most; what the filesystem refuses is
             raised by a later call, `close` at the latest. The order of steps, and with it what a crash can leave, is
             the same.
+        arrays: rows may hold numpy arrays, which are kept as they are, in a side file for each chunk; see
+            docs/arrays.md. For a stream that is there it must be what it was made with.
 
     Attributes:
         directory: the stream's directory.
         stream_id: the stream's identity, 32 hexadecimal digits.
         samples_per_chunk: rows in a chunk.
+        arrays: whether rows may hold arrays.
 
     Raises:
         StreamEnded: the stream has ended.
-        StreamMismatch: it has another number of samples per chunk.
+        StreamMismatch: it has another number of samples per chunk, or was made with other `arrays`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
         ProducerLocked: another producer on this machine is writing to it.
         OSError: the filesystem refused.
@@ -75,11 +80,13 @@ class ChunkWriter:
         *,
         clock: Callable[[], float] = time.time,
         overlap: bool = False,
+        arrays: bool = False,
     ) -> None:
         self.directory = Path(directory)
         self._pid = os.getpid()
         self._closed = True
-        self._opened = open_for_writing(self.directory, samples_per_chunk, clock)
+        self._opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays)
+        self.arrays = arrays
         self.stream_id = self._opened.manifest.stream_id
         self.samples_per_chunk = self._opened.manifest.samples_per_chunk
         self._lock = self._opened.lock
@@ -104,7 +111,8 @@ class ChunkWriter:
 
         Args:
             row: a JSON object, as a dict or as the bytes of one line (with or without its line end), which are kept as
-                they are.
+                they are. With `arrays` a dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64
+                or `lazyshard.BFLOAT16`; they may be changed once this returns.
             tokens: length of the sample in tokens. Kept for a chunk if every row of it has one.
             source: JSON value that tells where to go on after this row. That of a chunk's last row is kept in its seal
                 and is `source` of the writer that resumes; None keeps the one before.
@@ -125,6 +133,8 @@ class ChunkWriter:
         self._check_open()
         if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
             raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
+        if self.arrays:
+            return self._write_packed(row, tokens, source)
         line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
         try:
             self._chunks.append(line, tokens, source)
@@ -149,8 +159,8 @@ class ChunkWriter:
         Raises:
             RowInvalid: a line is no row; its `index` says which. Those before it are added, the ones from it on are
                 not, and `source` is not used; the writer goes on.
-            ValueError: there are more lines than the open chunk has room for (nothing is added), or the writer is
-                closed.
+            ValueError: there are more lines than the open chunk has room for, or they come with arrays into a stream
+                that holds none (nothing is added); or the writer is closed.
             ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
         """
         self._check_open()
@@ -160,6 +170,11 @@ class ChunkWriter:
         if given > self.room:
             raise ValueError(f"{given} lines are more than the {self.room} that the open chunk has room for")
         rows = lines if isinstance(lines, CheckedLines) else check_lines(lines)
+        if rows.arrays is None:
+            if self.arrays:
+                rows = without_array_keys(rows)
+        elif not self.arrays:
+            raise ValueError(f"{self.directory}: the stream was made without arrays, these rows come with some")
         try:
             if len(rows):
                 self._chunks.extend(rows, source if rows.refused is None else None)
@@ -316,6 +331,21 @@ class ChunkWriter:
         """Ends the stream, or after an exception leaves it resumable."""
         failed = isinstance(error, Exception)
         self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
+
+    def _write_packed(self, row: dict[str, Any] | bytes, tokens: int | None, source: Any) -> dict[str, Any]:
+        if isinstance(row, bytes):
+            line, parsed = check_line(row)
+            if may_hold_arrays(line):
+                refuse_array_key(parsed)
+            packed = PackedRow(line, b"")
+        else:
+            parsed, packed = row, pack_row(row)
+        try:
+            self._chunks.append_packed(packed, tokens, source)
+        except BaseException as cause:
+            self._failure.fail(cause, self.published_samples)
+        self._beat()
+        return parsed
 
     def _finish_steps(self) -> None:
         """Waits for what is on its way, unless it is known not to arrive."""

@@ -61,15 +61,18 @@ class Opened:
     announcer: Announcer
 
 
-def open_for_writing(directory: Path, samples_per_chunk: int | None, clock: Callable[[], float]) -> Opened:
+def open_for_writing(
+    directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], *, arrays: bool = False
+) -> Opened:
     """Opens a stream for writing; makes it if it is not there. Raises as `ChunkWriter` does."""
     # Refuses what can be refused before anything is made, and before another producer is fenced.
-    find_manifest(directory, samples_per_chunk)
+    find_manifest(directory, samples_per_chunk, arrays)
     directory.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(directory)
     owner = lock.acquire(clock(), directory / TEMPORARY)
     try:
-        return _open(directory, samples_per_chunk, clock, lock, Workplace(directory / TEMPORARY, owner.token))
+        workplace = Workplace(directory / TEMPORARY, owner.token)
+        return _open(directory, samples_per_chunk, arrays, clock, lock, workplace)
     except BaseException as cause:
         try:
             check_still_ours(lock, cause)
@@ -99,14 +102,15 @@ def check_still_ours(lock: WriterLock, cause: BaseException) -> None:
 def _open(
     directory: Path,
     samples_per_chunk: int | None,
+    arrays: bool,
     clock: Callable[[], float],
     lock: WriterLock,
     workplace: Workplace,
 ) -> Opened:
-    manifest = find_manifest(directory, samples_per_chunk)
+    manifest = find_manifest(directory, samples_per_chunk, arrays)
     if manifest is None:
         assert samples_per_chunk is not None
-        manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock())
+        manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays)
         create_stream(directory, manifest, workplace.path(MANIFEST))
     found = recover(directory, manifest, lock.check)
     announcer = Announcer(directory, workplace.path(HEAD), manifest.samples_per_chunk, found.samples, clock)

@@ -66,7 +66,7 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
         (lambda directory: None, ["--samples-per-chunk", "3"], 3, "expected exactly 3 rows, found 2"),
         (lambda directory: None, ["--no-end"], 3, "holds 1 rows of 2, so no chunk can follow"),
         (write("stream.json", b"{}"), [], 5, "stream.json: field 'format'"),
-        (write("chunk_00000.jsonl.completed", b'{"format":2}'), [], 5, "written in stream format 2"),
+        (write("chunk_00000.jsonl.completed", b'{"format":3}'), [], 5, "written in stream format 3"),
     ],
 )
 def test_refusal(

@@ -151,7 +151,7 @@ def unmarked(directory: Path) -> None:
 
 
 def later(directory: Path) -> None:
-    (directory / "stream.json").write_bytes(b'{"format":2}')
+    (directory / "stream.json").write_bytes(b'{"format":3}')
 
 
 def twice(directory: Path) -> None:
@@ -164,7 +164,7 @@ def twice(directory: Path) -> None:
     [
         (empty, 5, "there is no stream: neither stream.json nor any chunk file"),
         (unmarked, 5, "3 chunk files, but no .completed marker"),
-        (later, 5, "written in stream format 2"),
+        (later, 5, "written in stream format 3"),
         (twice, 3, "are both chunk 0"),
     ],
 )

@@ -162,7 +162,7 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["/", "--jobs", "0"], 2, "--jobs"),
         (["{tmp}"], 5, "there is no stream: neither stream.json nor any chunk file"),
         (["{tmp}/bare"], 5, "1 chunk files, but no .completed marker"),
-        (["{tmp}/later"], 5, "written in stream format 2"),
+        (["{tmp}/later"], 5, "written in stream format 3"),
         (["{tmp}/stream", "--samples-per-chunk", "3"], 5, "has 2 samples per chunk, asked for 3"),
     ],
 )
@@ -170,7 +170,7 @@ def test_refusal(
     arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream(tmp_path / "stream")
-    for name, file, content in (("later", "stream.json", b'{"format":2}'), ("bare", C1, b"{}\n")):
+    for name, file, content in (("later", "stream.json", b'{"format":3}'), ("bare", C1, b"{}\n")):
         (tmp_path / name).mkdir()
         put(file, content)(tmp_path / name)
     assert main(["verify", *(argument.replace("{tmp}", str(tmp_path)) for argument in arguments)]) == code

@@ -18,10 +18,11 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format import Retired
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage import durable, read_retired, retire
 from lazyshard.storage.retire import list_kept
 from tests.crash.writer_harness import WHEN, Killer, Violation, fast_directory
+from tests.storage import arrays
 from tests.storage.streams import forked, names, needs_root, rows
 
 CHUNKS: Final = 6
@@ -135,6 +136,22 @@ def sweep(root: Path, when: str, mutant: Callable[[], None] | None = None) -> in
             return at - 1
         go_on(directory, files)
     raise AssertionError("never done")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_deleting_chunks_with_arrays_killed_at_any_step_leaves_none_of_their_files(when: str, root: Path) -> None:
+    for at in itertools.count(1):
+        directory = arrays.produce(root / f"{when}_{at}", 2 * CHUNKS, end=False)
+        if not killed(at, when, lambda directory=directory: both_passes(directory)):  # type: ignore[misc]
+            break
+        ChunkWriter(directory, arrays=True).close(end=False)
+        mark = read_retired(directory)
+        expected = {name(chunk) for chunk in range(mark, CHUNKS) for name in (arrays_name, chunk_name, seal_name)}
+        assert {name for name in names(directory) if name.startswith("chunk_")} == expected
+        reader = StreamReader(directory, max_wait=0)
+        found = [arrays.values(reader.read(sample)) for sample in range(2 * mark, 2 * CHUNKS)]
+        assert found == arrays.expected(2 * mark, 2 * CHUNKS)
+    assert at > 20
 
 
 @pytest.mark.parametrize("when", WHEN)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard.format.manifest import Manifest
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage import chunk_sequence, durable, publishing, recovery, writer_opening
 from lazyshard.storage.chunk_sequence import ChunkSequence
 from lazyshard.storage.listing import Listing
@@ -171,3 +171,56 @@ def test_harness_finds_no_fault_where_nothing_was_changed(root: Path) -> None:
         publishing.rename = durable.rename  # type: ignore[attr-defined]
 
     assert sweep(root, "after", same) > 60
+
+
+@pytest.mark.parametrize(("when", "overlap"), [("before", False), ("half", True), ("after", False)])
+def test_writer_of_arrays_killed_at_any_step_leaves_whole_chunks_and_nothing_else(
+    when: str, overlap: bool, root: Path
+) -> None:
+    assert sweep(root, when, overlap=overlap, arrays=True) > 80
+
+
+def test_writer_of_arrays_killed_again_while_it_recovers_leaves_whole_chunks_and_nothing_else(root: Path) -> None:
+    total = run(root / "whole", arrays=True)
+    assert total is not None
+    for first in range(2, total, 11):
+        for second in range(1 + first % 5, total, 17):
+            directory = root / f"{first}_{second}"
+            run(directory, first, WHEN[first % 3], arrays=True)
+            sealed = check(directory, {})
+            run(directory, second, WHEN[second % 3], arrays=True)
+            finish(directory, check(directory, sealed), arrays=True)
+
+
+def arrays_after_seal() -> None:
+    """Gives the side file its name when the chunk is sealed already."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        arrays = chunk.arrays
+        assert arrays is not None
+        chunk.finish()
+        sealed = chunk.seal(source, now)
+        publishing.rename(chunk.path, directory / chunk_name(chunk.number))
+        publishing.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
+        publishing.rename(arrays.file.path, directory / arrays_name(chunk.number))
+
+    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
+
+
+def side_files_not_cleared() -> None:
+    original = recovery._clear
+
+    def clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
+        listing.arrays.clear()
+        original(directory, listing, check_owner)
+
+    recovery._clear = clear
+
+
+@pytest.mark.parametrize("mutant", [arrays_after_seal, side_files_not_cleared])
+def test_harness_detects_a_writer_of_arrays_that_makes_a_mistake(mutant: Mutant, root: Path) -> None:
+    finish(root / "whole", {}, mutant, arrays=True)
+    with pytest.raises(Violation):
+        sweep(root, "after", mutant, arrays=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import xxhash
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
-from lazyshard.storage import announcer, durable, lock, open_chunk, publishing, recovery, retire, writer_opening
+from lazyshard.format.names import arrays_name
+from lazyshard.storage import announcer, durable, lock, piece_file, publishing, recovery, retire, writer_opening
 from lazyshard.storage.listing import list_chunks
 from tests.storage.streams import forked, names
 
@@ -29,14 +32,13 @@ PER_CHUNK: Final = 2
 
 WHEN: Final = ("before", "after", "half")
 
-CLEAN: Final = sorted(
-    [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
-    + [f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")]
-)
+_STREAM: Final = [".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"]
+CLEAN: Final = sorted(_STREAM + [f"chunk_0000{n}.jsonl{end}" for n in range(4) for end in ("", ".completed")])
+CLEAN_WITH_ARRAYS: Final = sorted([*CLEAN, *(f"chunk_0000{n}.arrays" for n in range(4))])
 
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
 _SYSTEM: Final = ("unlink", "rmdir", "mkdir")
-_MODULES: Final = (durable, announcer, lock, open_chunk, publishing, recovery, retire, writer_opening)
+_MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, writer_opening)
 
 Mutant = Callable[[], None]
 
@@ -81,8 +83,19 @@ class Killer:
             setattr(os, name, self.wrap(getattr(os, name), False))
 
 
+def arrays_of(sample: int) -> list[int]:
+    """What the array of a row holds: rows of different sizes, one of them empty."""
+    return [sample] * (sample % 3)
+
+
 def run(
-    directory: Path, at: int = 0, when: str = "before", mutant: Mutant | None = None, *, overlap: bool = False
+    directory: Path,
+    at: int = 0,
+    when: str = "before",
+    mutant: Mutant | None = None,
+    *,
+    overlap: bool = False,
+    arrays: bool = False,
 ) -> int | None:
     """Runs the producer; returns None if it was killed at step `at`, else how many steps it took."""
     count, told = os.pipe()
@@ -93,11 +106,14 @@ def run(
         killer = Killer(at, when)
         killer.install()
         try:
-            with ChunkWriter(directory, PER_CHUNK, overlap=overlap) as stream:
+            with ChunkWriter(directory, PER_CHUNK, overlap=overlap, arrays=arrays) as stream:
                 if (stream.source or 0) != stream.published_samples:
                     raise Violation(f"goes on from source {stream.source}, published are {stream.published_samples}")
                 for sample in range(stream.published_samples, SAMPLES):
-                    stream.write({"id": sample}, tokens=sample, source=sample + 1)
+                    row: dict[str, Any] = {"id": sample}
+                    if arrays:
+                        row["x"] = np.array(arrays_of(sample), np.int64)
+                    stream.write(row, tokens=sample, source=sample + 1)
         except StreamEnded:
             pass
         os.write(told, str(killer.steps).encode())
@@ -138,7 +154,18 @@ def _check(directory: Path, before: dict[str, bytes]) -> dict[str, bytes]:
         lines = sealed[listing.data[chunk]].splitlines(keepends=True)
         if [xxhash.xxh3_64_intdigest(line) for line in lines] != seal.digests.tolist():
             raise Violation(f"chunk {chunk} is not what was sealed")
-        ids += [parse_row(line)["id"] for line in lines]
+        found = [parse_row(line)["id"] for line in lines]
+        if seal.arrays is not None:
+            name = arrays_name(chunk)
+            if not (directory / name).exists():
+                raise Violation(f"chunk {chunk} is sealed, its side file is missing")
+            sealed[name] = (directory / name).read_bytes()
+            wanted = [np.array(arrays_of(sample), np.int64).tobytes() for sample in found]
+            if sealed[name] != b"".join(wanted):
+                raise Violation(f"{name} is not what was sealed")
+            if [xxhash.xxh3_64_intdigest(part) for part in wanted] != seal.arrays.digests.tolist():
+                raise Violation(f"the seal of chunk {chunk} tells of other arrays")
+        ids += found
         if seal.source != len(ids):
             raise Violation(f"chunk {chunk} ends at sample {len(ids)}, its seal says source {seal.source}")
     if ids != list(range(len(ids))):
@@ -164,34 +191,61 @@ def _check_claims(directory: Path, chunks: int, samples: int) -> None:
     if (directory / "stream.json").exists():
         try:
             reader = StreamReader(directory, max_wait=0)
-            found = [reader.read(sample)["id"] for sample in range(reader.seen.samples)]
+            rows = [reader.read(sample) for sample in range(reader.seen.samples)]
+            if reader.arrays and [row["x"].tolist() for row in rows] != [arrays_of(row["id"]) for row in rows]:
+                raise Violation(f"a reader read {rows}")
+            found = [row["id"] for row in rows]
+        except Violation:
+            raise
         except Exception as error:
             raise Violation(f"a reader died: {type(error).__name__}: {error}") from error
         if found != list(range(len(found))) or len(found) > samples or (reader.seen.ended and len(found) != samples):
             raise Violation(f"a reader read {found}")
 
 
-def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = None) -> None:
+def finish(directory: Path, before: dict[str, bytes], mutant: Mutant | None = None, *, arrays: bool = False) -> None:
     """Restarts the producer until it is through, and checks the whole."""
-    run(directory, mutant=mutant)
+    if arrays:
+        _clear(directory, mutant)
+    run(directory, mutant=mutant, arrays=arrays)
     sealed = check(directory, before)
-    if names(directory) != CLEAN:
-        raise Violation(f"left over: {sorted(set(names(directory)) ^ set(CLEAN))}")
+    clean = CLEAN_WITH_ARRAYS if arrays else CLEAN
+    if names(directory) != clean:
+        raise Violation(f"left over: {sorted(set(names(directory)) ^ set(clean))}")
+    if arrays:
+        return
     data = b"".join(sealed[f"chunk_0000{n}.jsonl"] for n in range(4))
     if data != b"".join(b'{"id":%d}\n' % sample for sample in range(SAMPLES)):
         raise Violation(f"the data is {data!r}")
 
 
-def sweep(root: Path, when: str, mutant: Mutant | None = None, *, overlap: bool = False) -> int:
+def _clear(directory: Path, mutant: Mutant | None) -> None:
+    """Opens the stream without writing: by then nothing may be left of what was never sealed."""
+
+    def work() -> None:
+        if mutant is not None:
+            mutant()
+        with contextlib.suppress(StreamEnded):
+            ChunkWriter(directory, PER_CHUNK, arrays=True).close(end=False)
+
+    if forked(work):
+        raise Violation("the producer failed as it was opened again")
+    sealed = {path.name.removesuffix(".jsonl.completed") for path in directory.glob("*.completed")}
+    files = {path.stem for path in directory.iterdir() if path.suffix in (".jsonl", ".arrays")}
+    if files != sealed or (directory / ".tmp").exists():
+        raise Violation(f"left over by a start: {names(directory)}")
+
+
+def sweep(root: Path, when: str, mutant: Mutant | None = None, *, overlap: bool = False, arrays: bool = False) -> int:
     """Kills at every step in turn; returns at how many."""
     at = 0
     while True:
         at += 1
         directory = root / f"{when}_{at}"
-        if run(directory, at, when, mutant, overlap=overlap) is not None:
-            finish(directory, check(directory, {}), mutant)
+        if run(directory, at, when, mutant, overlap=overlap, arrays=arrays) is not None:
+            finish(directory, check(directory, {}), mutant, arrays=arrays)
             return at - 1
-        finish(directory, check(directory, {}), mutant)
+        finish(directory, check(directory, {}), mutant, arrays=arrays)
 
 
 @contextmanager

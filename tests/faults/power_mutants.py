@@ -18,7 +18,7 @@ def _nothing(*arguments: object, **named: object) -> None:
 
 def rows_not_synced() -> None:
     """The rows of a chunk are not on the device when its seal is."""
-    _module("lazyshard.storage.open_chunk").sync = _nothing
+    _module("lazyshard.storage.piece_file").sync = _nothing
 
 
 def seal_not_synced() -> None:

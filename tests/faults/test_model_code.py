@@ -15,7 +15,7 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format import Cursor, ProducerState
-from lazyshard.storage import CursorOwner, durable, open_chunk, retire
+from lazyshard.storage import CursorOwner, durable, piece_file, retire
 from lazyshard.storage.announcer import Announcer
 from lazyshard.storage.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
@@ -287,7 +287,7 @@ def nothing() -> None:
 
 
 def rows_not_synced() -> None:
-    open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
+    piece_file.sync = lambda fd: None  # type: ignore[attr-defined]
 
 
 def position_in_a_file() -> None:

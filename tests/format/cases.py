@@ -42,14 +42,16 @@ def check_refusal(
     assert str(refusal) == f"{where}: expected {expected}, found {actual}"
 
 
-def check_later_format(decode: Callable[[bytes], object], data: bytes, *, file: str) -> None:
-    """Asserts that format 2 is refused, naming the file and both numbers."""
+def check_later_format(decode: Callable[[bytes], object], data: bytes, *, file: str, newest: int = 1) -> None:
+    """Asserts that the format after the newest one is refused, naming the file and both numbers."""
+    later = newest + 1
     with pytest.raises(VersionUnsupported) as caught:
-        decode(changed(data, format=2))
+        decode(changed(data, format=later))
     refusal = caught.value
-    assert (refusal.file, refusal.field, refusal.expected, refusal.actual) == (file, "format", "1", "2")
+    assert (refusal.file, refusal.field, refusal.expected, refusal.actual) == (file, "format", str(newest), str(later))
+    known = "format 1" if newest == 1 else f"formats 1 to {newest}"
     assert str(refusal) == (
-        f"{file}: written in stream format 2, this release of lazyshard reads format 1; install a newer lazyshard"
+        f"{file}: written in stream format {later}, this release of lazyshard reads {known}; install a newer lazyshard"
     )
 
 

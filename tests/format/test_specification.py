@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xxhash
 
 from lazyshard.format import End, Head, Manifest, Owner, Seal, check_row
+from lazyshard.format.arrays import pack_row
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 EXAMPLE = DOCUMENT.partition("## A worked example")[2]
@@ -46,6 +48,35 @@ def test_example_file_is_read_and_written_the_same(
 ) -> None:
     text = example(rf"^{re.escape(name)} +(\{{.*\}})$") + b"\n"
     assert kind.decode(text).encode() == text
+
+
+def test_example_with_arrays_is_what_is_written() -> None:
+    arrays = EXAMPLE.partition("### The same with arrays")[2]
+
+    def shown(name: str) -> bytes:
+        found = re.search(rf"^{re.escape(name)} +(.*)$", arrays, re.MULTILINE)
+        assert found, name
+        return found[1].encode()
+
+    row = {
+        "id": 7,
+        "input_ids": np.array([1, -2, 3], np.int32),
+        "mel": np.array([[0, 0.5], [1, 1.5]], np.float16),
+    }
+    line, data = pack_row(row)
+    assert line == shown("chunk_00000.jsonl") + b"\n"
+    assert data == bytes.fromhex(shown("chunk_00000.arrays").decode())
+    assert f"line has {len(line)} bytes, its newline included, its side file {len(data)}:" in " ".join(arrays.split())
+    manifest = Manifest.decode(shown("stream.json"))
+    assert manifest.arrays
+    assert manifest.encode() == shown("stream.json") + b"\n"
+    seal = Seal.decode(shown("chunk_00000.jsonl.completed"), 0)
+    assert seal.encode() == shown("chunk_00000.jsonl.completed") + b"\n"
+    assert seal.arrays is not None
+    assert (seal.size, seal.arrays.size) == (len(line), len(data))
+    assert seal.digests.tolist() == [xxhash.xxh3_64_intdigest(line)]
+    assert seal.arrays.digests.tolist() == [xxhash.xxh3_64_intdigest(data)]
+    assert f"`{xxhash.xxh3_64_hexdigest(b'')}` of no bytes" in DOCUMENT
 
 
 def test_minimal_producer_fills_a_foreign_directory(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class World:
         assert (first, stop) == (self.first, self.published)
         return Stock(first=first, stop=stop, size=self.used, largest=max(self.sizes[first:stop], default=0))
 
-    def chunk_size(self, directory: Path, chunk: int) -> int:
+    def chunk_size(self, directory: Path, chunk: int, arrays: bool) -> int:
         return self.sizes[chunk] if self.first <= chunk < self.published else 0
 
     def produce(self) -> bool:

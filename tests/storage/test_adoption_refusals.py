@@ -187,7 +187,7 @@ def test_chunk_that_is_no_plain_file_is_refused(kind: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"format": 2}, VersionUnsupported, "written in stream format 2"),
+        ({"format": 3}, VersionUnsupported, "written in stream format 3"),
         ({"samples": 3}, SealInvalid, "expected 4 numbers of 8 bytes"),
         ({"chunk": 2}, SealInvalid, "expected 1, as in the file's name"),
         ({"xxh3": "AAAAAAAAAAAAAAAAAAAAAA=="}, ChunkCorrupt, "chunk_00001.jsonl: row 0: not as in the chunk's seal"),

@@ -52,6 +52,7 @@ S0, S1, S2 = (f"{name}.completed" for name in (C0, C1, C2))
 SEALED = "; the file was changed or damaged after it was sealed. Restore it from a copy"
 RESTORE = "; restore the file from a copy"
 LATER = ": written in stream format 2, this release of lazyshard reads format 1; install a newer lazyshard"
+LATER_SEAL = ": written in stream format 3, this release of lazyshard reads formats 1 to 2; install a newer lazyshard"
 NEVER = ": chunk 1 is published, but this file of it has not appeared within 0 s; was it deleted?"
 LOST = "chunk 1 is published, but its files are not all there: run `lazyshard verify {d}`"
 NO_HEAD = "{d}/head.json: missing, so the chunks were counted by listing them"
@@ -157,11 +158,11 @@ CASES = [
               field="bytes", actual="-18"),
     seal_case("count with a fraction", edit(S1, samples=2.0), INTEGER + "2.0", field="samples", actual="2.0"),
     seal_case("count in quotes", edit(S1, samples="2"), INTEGER + "'2'", field="samples", actual="'2'"),
-    Case("later format of a seal", edit(S1, format=2), VersionUnsupported, "{d}/" + S1 + LATER,
-         {"field": "format", "expected": "1", "actual": "2"},
-         (f"damage: {S1}: expected stream format 1, found format 2; install a newer lazyshard",)),
-    Case("later format of the manifest", edit("stream.json", format=2), VersionUnsupported, "{d}/stream.json" + LATER,
-         {"field": "format", "expected": "1", "actual": "2"}, (), None),
+    Case("later format of a seal", edit(S1, format=3), VersionUnsupported, "{d}/" + S1 + LATER_SEAL,
+         {"field": "format", "expected": "2", "actual": "3"},
+         (f"damage: {S1}: expected stream format 2, found format 3; install a newer lazyshard",)),
+    Case("later format of the manifest", edit("stream.json", format=3), VersionUnsupported,
+         "{d}/stream.json" + LATER_SEAL, {"field": "format", "expected": "2", "actual": "3"}, (), None),
     Case("later format of the head", edit("head.json", format=2), VersionUnsupported, "{d}/head.json" + LATER,
          {"field": "format", "expected": "1", "actual": "2"},
          ("damage: head.json: expected stream format 1, found format 2; install a newer lazyshard",), None),

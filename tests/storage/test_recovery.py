@@ -105,7 +105,7 @@ def other_seal(stream: Path) -> None:
 
 def future_seal(stream: Path) -> None:
     values = json.loads((stream / "chunk_00002.jsonl.completed").read_bytes())
-    (stream / "chunk_00002.jsonl.completed").write_text(json.dumps(values | {"format": 2}))
+    (stream / "chunk_00002.jsonl.completed").write_text(json.dumps(values | {"format": 3}))
 
 
 def longer_seal(stream: Path) -> None:
@@ -135,7 +135,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (cut("chunk_00002.jsonl"), ChunkCorrupt, "chunk_00002.jsonl: expected 18 bytes as sealed, found 5"),
         (cut_seal, SealInvalid, "chunk_00002.jsonl.completed: expected a JSON object"),
         (other_seal, SealInvalid, "expected 2, as in the file's name, found 1"),
-        (future_seal, VersionUnsupported, "written in stream format 2"),
+        (future_seal, VersionUnsupported, "written in stream format 3"),
         (longer_seal, StreamInvalid, "chunk 2 holds 3 samples, the stream has 2 a chunk"),
         (wrong_end, StreamInvalid, "says 2 chunks with 4 samples, the seals say 3 with 6"),
         (cut("stream.json"), ValueError, "stream.json: expected a JSON object"),

@@ -219,7 +219,7 @@ def test_damaged_mark_of_retired_chunks_is_told(tmp_path: Path) -> None:
 def test_later_format_is_refused(name: str, tmp_path: Path) -> None:
     produce(tmp_path, 4)
     path = tmp_path / name
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": 3}))
     with pytest.raises(VersionUnsupported):
         look(tmp_path)
 

@@ -72,7 +72,7 @@ def test_streams_of_any_length(samples: int, end: bool, tmp_path: Path) -> None:
         (cut(C1, 0), "size", C1, "18 bytes as sealed", "0 bytes"),
         (put(C2, b'{"id":4}\n{"id":5}\n'), "size", C2, "9 bytes as sealed", "18 bytes"),
         (cut(S1, 0), "invalid", S1, "a JSON object", "b'' (Input is a zero-length, empty document: line 1 "),
-        (edit(S1, format=2), "version", S1, "stream format 1", "format 2"),
+        (edit(S1, format=3), "version", S1, "stream format 2", "format 3"),
         (edit(S1, samples=1), "invalid", f"{S1} offsets", "2 numbers of 8 bytes", "24 bytes"),
         (edit(S1, samples=-1), "invalid", f"{S1} samples", "an integer from 1 to 100000000", "-1"),
         (edit(S1, bytes=7), "invalid", f"{S1} bytes", "18, where the last row ends", "7"),
@@ -337,8 +337,8 @@ def test_no_stream(tmp_path: Path) -> None:
 
 
 def test_later_format_is_refused_whole(tmp_path: Path) -> None:
-    edit("stream.json", format=2)(stream(tmp_path))
-    with pytest.raises(VersionUnsupported, match="format 2"):
+    edit("stream.json", format=3)(stream(tmp_path))
+    with pytest.raises(VersionUnsupported, match="format 3"):
         verify(tmp_path)
 
 

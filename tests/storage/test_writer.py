@@ -143,7 +143,7 @@ def test_interrupt_in_the_middle_of_a_write_fails_the_writer(tmp_path: Path, mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lazyshard.storage.open_chunk.sync", interrupt)
+    monkeypatch.setattr("lazyshard.storage.piece_file.sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         writer.write({"id": 1})
     monkeypatch.undo()
@@ -303,7 +303,7 @@ def test_write_beats_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_row_written_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.storage.open_chunk._BUFFER_BYTES", 1)
+    monkeypatch.setattr("lazyshard.storage.open_chunk.BUFFER_BYTES", 1)
     produce(tmp_path, 5)
     assert list(StreamReader(tmp_path)) == rows(0, 5)
 

@@ -83,9 +83,9 @@ def test_file_size_limit_fails_the_writer_and_a_new_one_goes_on_exactly(tmp_path
 
 
 STEPS = {
-    "data sync": "lazyshard.storage.open_chunk.sync",
-    "data write": "lazyshard.storage.open_chunk.write_all",
-    "data create": "lazyshard.storage.open_chunk.create",
+    "data sync": "lazyshard.storage.piece_file.sync",
+    "data write": "lazyshard.storage.piece_file.write_all",
+    "data create": "lazyshard.storage.piece_file.create",
     "data rename": "lazyshard.storage.publishing.rename",
     "data directory": "lazyshard.storage.publishing.sync_directory",
     "seal create": "lazyshard.storage.durable.create",
@@ -166,7 +166,7 @@ def test_descriptor_whose_close_fails_is_not_closed_twice(tmp_path: Path, monkey
         raise OSError(errno.EIO, "lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.storage.open_chunk.os", SimpleNamespace(close=fail))
+        patch.setattr("lazyshard.storage.piece_file.os", SimpleNamespace(close=fail))
         with pytest.raises(LazyShardError, match="lost"):
             writer.write({"id": 0})
     writer.close(end=False)

@@ -44,8 +44,8 @@ def test_lines_come_out_as_if_written_one_by_one(at_once: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("piece", [1, 20, 1 << 20])
 def test_small_and_large_pieces_keep_their_order(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.storage.open_chunk._PIECE_BYTES", piece)
-    monkeypatch.setattr("lazyshard.storage.open_chunk._BUFFER_BYTES", 30)
+    monkeypatch.setattr("lazyshard.storage.open_chunk.PIECE_BYTES", piece)
+    monkeypatch.setattr("lazyshard.storage.open_chunk.BUFFER_BYTES", 30)
     with ChunkWriter(tmp_path, 50) as writer:
         for start, stop in ((0, 1), (1, 2), (2, 9), (9, 10), (10, 30)):
             writer.write_lines(lines(start, stop))
@@ -58,10 +58,10 @@ def test_writing_back_begins_before_the_chunk_is_full_and_takes_each_byte_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, int]] = []
-    monkeypatch.setattr("lazyshard.storage.open_chunk._PIECE_BYTES", 1)
-    monkeypatch.setattr("lazyshard.storage.open_chunk._BUFFER_BYTES", 25)
+    monkeypatch.setattr("lazyshard.storage.open_chunk.PIECE_BYTES", 1)
+    monkeypatch.setattr("lazyshard.storage.piece_file.BUFFER_BYTES", 25)
     monkeypatch.setattr(
-        "lazyshard.storage.open_chunk.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
+        "lazyshard.storage.piece_file.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
     )
     with ChunkWriter(tmp_path, 9) as writer:
         for number in range(8):
@@ -128,7 +128,7 @@ def test_disk_that_fails_fails_the_writer_and_a_new_one_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.storage.open_chunk.write_all", fail)
+        patch.setattr("lazyshard.storage.piece_file.write_all", fail)
         with pytest.raises(WriterFailed, match=r"No space left on device\. 2 samples"):
             writer.write_lines(lines(2, 4))
     with pytest.raises(WriterFailed, match="No space left"):

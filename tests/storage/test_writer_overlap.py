@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked, WriterFailed
-from lazyshard.storage import durable, open_chunk
+from lazyshard.storage import durable, piece_file
 from tests.storage.streams import DEADLINE_S, forked, head, names, produce, python, rows, wait_until
 from tests.storage.test_writer_faults import STEPS, check_prefix
 
@@ -33,7 +33,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(open_chunk, "sync", made.sync)
+    monkeypatch.setattr(piece_file, "sync", made.sync)
     yield made
     made.let.release(100)
 

@@ -10,8 +10,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lazyshard.format.names import chunk_name, parse_chunk_name, seal_name
-from lazyshard.storage.disk_use import estimate_size, sampled_chunks
+from lazyshard.format.names import parse_arrays_name, parse_chunk_name
+from lazyshard.storage.disk_use import canonical_names, estimate_size, names_with_arrays, sampled_chunks
+from lazyshard.storage.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,32 +63,63 @@ def measure_stock(directory: Path, first: int, stop: int, *, exact: bool) -> Sto
         OSError: the filesystem failed.
     """
     if not exact:
-        sizes = {chunk: chunk_size(directory, chunk) for chunk in sampled_chunks(first, stop)}
+        arrays = SideFiles(directory)()
+        sizes = {chunk: chunk_size(directory, chunk, arrays) for chunk in sampled_chunks(first, stop)}
         size = estimate_size(stop - first, sizes, stop - 1)
         return Stock(first=first, stop=stop, size=size, largest=max(sizes.values(), default=0))
-    size = data = seal = 0
+    size = data = seal = side = 0
     with os.scandir(directory) as entries:
         for entry in entries:
-            if (parsed := parse_chunk_name(entry.name)) is None:
+            if (parsed := parse_chunk_name(entry.name)) is None and parse_arrays_name(entry.name) is None:
                 continue
             found = entry.stat(follow_symlinks=False).st_size
             size += found
-            if parsed[1]:
+            if parsed is None:
+                side = max(side, found)
+            elif parsed[1]:
                 seal = max(seal, found)
             else:
                 data = max(data, found)
     # Not a sum for each chunk: a number for each would be kept in memory for the whole listing.
-    return Stock(first=first, stop=stop, size=size, largest=data + seal)
+    return Stock(first=first, stop=stop, size=size, largest=data + seal + side)
 
 
-def chunk_size(directory: Path, chunk: int) -> int:
+def chunk_size(directory: Path, chunk: int, arrays: bool = False) -> int:
     """Returns the bytes of a chunk with its seal; a file that is not there has none.
+
+    Args:
+        directory: the stream's directory.
+        chunk: its number.
+        arrays: whether chunks of this stream have side files.
 
     Raises:
         OSError: the filesystem failed.
     """
     size = 0
-    for name in (chunk_name(chunk), seal_name(chunk)):
+    for name in names_with_arrays(chunk) if arrays else canonical_names(chunk):
         with contextlib.suppress(FileNotFoundError):
             size += os.stat(directory / name, follow_symlinks=False).st_size
     return size
+
+
+class SideFiles:
+    """Whether the chunks of a stream have side files; the manifest is asked once it is there.
+
+    Args:
+        directory: the stream's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._arrays: bool | None = None
+
+    def __call__(self) -> bool:
+        """Returns it; False as long as there is no manifest.
+
+        Raises:
+            ManifestInvalid, OSError: the manifest cannot be read.
+        """
+        if self._arrays is None:
+            manifest = read_manifest(self._directory, None)
+            self._arrays = None if manifest is None else manifest.arrays
+        return bool(self._arrays)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from lazyshard.storage.consumers import Consumer, list_consumers
-from lazyshard.storage.disk_use import free_bytes, measure_disk
+from lazyshard.storage.disk_use import canonical_names, free_bytes, measure_disk, names_with_arrays
 from lazyshard.storage.retire import read_retired, retire
-from lazyshard_producer.holding.disk import Stock, chunk_size, measure_stock
+from lazyshard_producer.holding.disk import SideFiles, Stock, chunk_size, measure_stock
 
 
 class Shelf(Protocol):
@@ -55,6 +55,7 @@ class DirectoryShelf:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._side_files = SideFiles(directory)
 
     @property
     def name(self) -> str:
@@ -83,11 +84,12 @@ class DirectoryShelf:
 
     def chunk_size(self, chunk: int) -> int:
         """See `Shelf`."""
-        return chunk_size(self._directory, chunk)
+        return chunk_size(self._directory, chunk, self._side_files())
 
     def used_bytes(self, published: int) -> int:
         """See `Shelf`."""
-        return measure_disk(self._directory, self.first(), published).size
+        names = names_with_arrays if self._side_files() else canonical_names
+        return measure_disk(self._directory, self.first(), published, names).size
 
     def free_bytes(self) -> int | None:
         """See `Shelf`."""

@@ -1,7 +1,8 @@
 """How objects of a stream come into the store: a chunk, once and for all; a file that is replaced.
 
-Of a chunk the data object is put first, the seal last, both under the condition that there is none. So no two producers
-can both publish chunk N, whichever of them believes that the stream is its own: the seal is put once.
+Of a chunk the side file of its arrays is put first if it has one, then the data object, the seal last, all under the
+condition that there is none. So no two producers can both publish chunk N, whichever of them believes that the stream
+is its own: the seal is put once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import FormatInvalid, StreamInvalid
-from lazyshard.format import Seal
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format import Seal, SealedArrays
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage.objects import ObjectStore
 from lazyshard_producer.shipping.tries import Tries
 
@@ -24,7 +25,13 @@ _TURNS: Final = 10
 
 
 def put_chunk(
-    store: ObjectStore, tries: Tries, check_owner: Callable[[], None], chunk: int, data: bytes, seal: bytes
+    store: ObjectStore,
+    tries: Tries,
+    check_owner: Callable[[], None],
+    chunk: int,
+    data: bytes,
+    seal: bytes,
+    arrays: bytes | None = None,
 ) -> None:
     """Puts a chunk. It is published if and only if this returns.
 
@@ -35,7 +42,11 @@ def put_chunk(
         StreamInvalid: another producer has published this chunk, with other rows.
         StoreRefused, StoreUnavailable: see `Tries`.
     """
-    replaced = _put_data(store, tries, check_owner, chunk, data)
+    replaced = {
+        name: _put_data(store, tries, check_owner, chunk, name, content)
+        for name, content in ((arrays_name(chunk), arrays), (chunk_name(chunk), data))
+        if content is not None
+    }
     check_owner()
     name = seal_name(chunk)
     if tries(lambda: store.put_new(name, seal)):
@@ -45,8 +56,9 @@ def put_chunk(
         return
     # By one that has taken the stream over since the look before; or by one that had it before, in its last moment.
     check_owner()
-    if replaced is not None and _is_sealed_by(found, replaced, chunk):
-        replace(store, tries, check_owner, chunk_name(chunk), replaced)
+    for replaced_name, content in replaced.items():
+        if content is not None and _is_sealed_by(found, content, chunk, arrays=replaced_name == arrays_name(chunk)):
+            replace(store, tries, check_owner, replaced_name, content)
     raise other_chunk(store, chunk)
 
 
@@ -69,7 +81,13 @@ def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
         a, b = Seal.decode(one, chunk), Seal.decode(other, chunk)
     except FormatInvalid:
         return False
-    return np.array_equal(a.offsets, b.offsets) and np.array_equal(a.digests, b.digests) and a.source == b.source
+    if a.arrays is not None and b.arrays is not None:
+        return _are_alike(a.arrays, b.arrays) and _are_alike(a, b) and a.source == b.source
+    return a.arrays is b.arrays and _are_alike(a, b) and a.source == b.source
+
+
+def _are_alike(one: Seal | SealedArrays, other: Seal | SealedArrays) -> bool:
+    return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.digests, other.digests)
 
 
 def replace(store: ObjectStore, tries: Tries, check_owner: Callable[[], None], name: str, data: bytes) -> bytes | None:
@@ -103,10 +121,9 @@ def replace(store: ObjectStore, tries: Tries, check_owner: Callable[[], None], n
 
 
 def _put_data(
-    store: ObjectStore, tries: Tries, check_owner: Callable[[], None], chunk: int, data: bytes
+    store: ObjectStore, tries: Tries, check_owner: Callable[[], None], chunk: int, name: str, data: bytes
 ) -> bytes | None:
-    """Puts the rows of a chunk; returns those of another producer that were there and are not any more."""
-    name = chunk_name(chunk)
+    """Puts an object of a chunk; returns that of another producer which was there and is not any more."""
     if tries(lambda: store.put_new(name, data)):
         return None
     # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a seal.
@@ -117,10 +134,13 @@ def _put_data(
     return None
 
 
-def _is_sealed_by(seal: bytes, rows: bytes, chunk: int) -> bool:
+def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool:
     try:
-        found = Seal.decode(seal, chunk)
+        decoded = Seal.decode(seal, chunk)
     except FormatInvalid:
+        return False
+    found = decoded.arrays if arrays else decoded
+    if found is None:
         return False
     starts = found.offsets.tolist()
     return found.size == len(rows) and found.digests.tolist() == [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMismatch
 from lazyshard.format import End, Manifest
-from lazyshard.format.names import END, MANIFEST, RETIRED, chunk_name, seal_name
+from lazyshard.format.names import END, MANIFEST, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.retired import Retired
 from lazyshard.storage.listing import Listing, sort_names
 from lazyshard.storage.objects import ObjectStore
@@ -37,8 +37,9 @@ class Found:
 
     @property
     def unsealed(self) -> list[str]:
-        """Names of data objects without a seal: what a producer was about to publish when it stopped."""
-        return [name for chunk, name in sorted(self.listing.data.items()) if chunk not in self.listing.seals]
+        """Names of data objects and side files without a seal: what a producer was about to publish when it stopped."""
+        kinds = (self.listing.data, self.listing.arrays)
+        return [name for names in kinds for chunk, name in sorted(names.items()) if chunk not in self.listing.seals]
 
 
 def get(store: ObjectStore, tries: Tries, name: str) -> bytes | None:
@@ -89,18 +90,21 @@ def look(store: ObjectStore, tries: Tries, samples_per_chunk: int | None) -> Fou
             f"{url}: holds chunk objects but no {MANIFEST}, so somebody else made them; choose another place",
             directory=url,
         )
+    if manifest is None or not manifest.arrays:
+        # Whatever has the name of a side file here is none of ours.
+        listing = replace(listing, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
     mark = get(store, tries, RETIRED)
     if manifest is not None and mark is not None:
         retired = Retired.decode(mark, store.name_of(RETIRED))
         if retired.stream_id == manifest.stream_id:
             listing = listing.starting_at(retired.chunks_before)
-    _check_gaps(url, listing)
+    _check_gaps(url, listing, manifest is not None and manifest.arrays)
     data = get(store, tries, END)
     return Found(manifest, listing, sizes, None if data is None else End.decode(data, store.name_of(END)))
 
 
-def _check_gaps(url: str, listing: Listing) -> None:
+def _check_gaps(url: str, listing: Listing, arrays: bool) -> None:
     beyond = [chunk for chunk in listing.seals if chunk >= listing.sealed]
     if beyond or listing.sealed == listing.first > 0:
         raise StreamInvalid(
@@ -108,9 +112,14 @@ def _check_gaps(url: str, listing: Listing) -> None:
             directory=url,
             chunk=listing.sealed,
         )
-    for chunk in range(listing.complete, listing.sealed):
-        if chunk not in listing.data:
-            name = f"{url}/{chunk_name(chunk)}"
-            raise ChunkMissing(
-                f"{name}: sealed, but its data object is missing; restore it from a copy", file=name, chunk=chunk
-            )
+    for chunk in range(listing.first if arrays else listing.complete, listing.sealed):
+        for kind, names, name in (
+            ("data object", listing.data, chunk_name(chunk)),
+            *((("side file", listing.arrays, arrays_name(chunk)),) if arrays else ()),
+        ):
+            if chunk not in names:
+                raise ChunkMissing(
+                    f"{url}/{name}: sealed, but its {kind} is missing; restore it from a copy",
+                    file=f"{url}/{name}",
+                    chunk=chunk,
+                )

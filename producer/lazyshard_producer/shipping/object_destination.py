@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Final
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage.disk_use import names_with_arrays
 from lazyshard.storage.objects import ObjectStore
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
-from lazyshard_producer.holding.disk import chunk_size
+from lazyshard_producer.holding.disk import SideFiles, chunk_size
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.loop import Gate, Held
@@ -106,7 +106,10 @@ class ObjectDestination:
         self._pause = pause
         self._stop = pause.stop
         self._warn = warn
-        self._backlog = Backlog(found.chunks, _sizes(found), lambda chunk: chunk_size(spool.stream, chunk))
+        side_files = SideFiles(spool.stream)
+        self._backlog = Backlog(
+            found.chunks, _sizes(found), lambda chunk: chunk_size(spool.stream, chunk, side_files())
+        )
         self._retiring = Retiring(store, tries, ownership.check, spool.stream, self._backlog, found)
         self._shipper = Shipper(store, tries, spool, ownership, self._retiring, self._backlog, found, pause.giving_up)
         self._began = self._settled = False
@@ -230,5 +233,5 @@ class ObjectDestination:
 def _sizes(found: Found) -> list[int]:
     sizes = [0] * found.listing.first
     for chunk in range(found.listing.first, found.chunks):
-        sizes.append(found.sizes.get(chunk_name(chunk), 0) + found.sizes.get(seal_name(chunk), 0))
+        sizes.append(sum(found.sizes.get(name, 0) for name in names_with_arrays(chunk)))
     return sizes

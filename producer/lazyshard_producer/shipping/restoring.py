@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkMissing
-from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, chunk_name, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.retired import Retired
 from lazyshard.storage.objects import ObjectStore
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
@@ -42,7 +42,8 @@ def restore(store: ObjectStore, tries: Tries, found: Found, folder: Path, now: f
     folder.mkdir()
     last = found.chunks - 1
     if last >= 0:
-        for name in (() if ended else (chunk_name(last),)) + (seal_name(last),):
+        rows = (chunk_name(last), *((arrays_name(last),) if found.manifest.arrays else ()))
+        for name in (*(() if ended else rows), seal_name(last)):
             data = get(store, tries, name)
             if data is None:
                 url = store.name_of(name)

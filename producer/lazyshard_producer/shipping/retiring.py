@@ -1,7 +1,8 @@
 """Deletes chunks in the store, and copies what consumers leave there into the spool, where `Holdback` looks.
 
-The order is that of a directory: first `retired.json`, then for each chunk its seal before its data. Right before the
-mark the consumers are looked at once more: one that has come since, or has gone back, keeps its chunks.
+The order is that of a directory: first `retired.json`, then for each chunk its seal before its data and side file.
+Right before the mark the consumers are looked at once more: one that has come since, or has gone back, keeps its
+chunks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Final
 
 from lazyshard.format import Retired
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
-from lazyshard.format.names import RETIRED, chunk_name, seal_name
+from lazyshard.format.names import RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.storage.consumers import list_consumers
 from lazyshard.storage.durable import publish_bytes, remove
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.objects import ObjectStore
+from lazyshard_producer.holding.disk import SideFiles
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.chunks import replace
 from lazyshard_producer.shipping.found import Found, get, names_in
@@ -58,6 +60,7 @@ class Retiring:
         self._stream = stream
         self._backlog = backlog
         self._stream_id = None if found.manifest is None else found.manifest.stream_id
+        self._side_files = SideFiles(stream)
         self._leftovers = list(found.listing.leftovers)
         self._marked = self._deleted = self._wanted = found.listing.first
         self._asked = False
@@ -107,6 +110,8 @@ class Retiring:
             for chunk in range(self._deleted, min(self._marked, self._deleted + _AT_ONCE)):
                 self._delete(seal_name(chunk))
                 self._delete(chunk_name(chunk))
+                if self._side_files():
+                    self._delete(arrays_name(chunk))
                 self._deleted = chunk + 1
 
     def finish(self) -> None:

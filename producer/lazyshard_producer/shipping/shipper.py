@@ -1,8 +1,9 @@
 """Puts what a run has published in its spool to the store, in a thread of its own and in the order of its publishing.
 
-For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the rows; the seal, which publishes k;
-the head. Then chunk k is deleted from the spool. `stream.end` comes after the last seal, and the head that says so
-after that. So whatever moment this stops at, the store holds what a directory could hold after a crash.
+For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them; the side file of arrays if there is
+one; the rows; the seal, which publishes k; the head. Then chunk k is deleted from the spool. `stream.end` comes after
+the last seal, and the head that says so after that. So whatever moment this stops at, the store holds what a directory
+could hold after a crash.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
 from lazyshard.format import End, Head, Manifest, ProducerState, Seal
-from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, chunk_name, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.objects import ObjectStore
 from lazyshard.storage.retire import retire
@@ -175,13 +176,14 @@ class Shipper:
         seal = read_file(stream / seal_name(chunk))
         rows = (stream / chunk_name(chunk)).read_bytes()
         decoded = Seal.decode(seal, chunk)
+        arrays = None if decoded.arrays is None else (stream / arrays_name(chunk)).read_bytes()
         source: Any = decoded.source
         if isinstance(source, dict):
             self._put_quarantine(source.get("quarantine_bytes", 0))
         self._put_journals()
-        put_chunk(self._store, self._tries, self._ownership.check, chunk, rows, seal)
+        put_chunk(self._store, self._tries, self._ownership.check, chunk, rows, seal, arrays)
         # Before it is deleted here: who asks for its size finds it.
-        self._backlog.put(chunk, len(rows) + len(seal))
+        self._backlog.put(chunk, len(rows) + len(seal) + len(arrays or b""))
         if not self._closing.is_set():
             self._delete_here(chunk + 1)
 

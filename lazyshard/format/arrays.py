@@ -1,0 +1,195 @@
+"""Arrays in rows: their bytes lie in a side file, and in the row stands where, of which dtype and shape.
+
+```
+row as it is written    {"id": 7, "input_ids": array([1, 2, 3], dtype=int32), "mel": array(..., dtype=float16)}
+line of the chunk       {"id":7,"input_ids":{"$array":["int32",[3],0]},"mel":{"$array":["float16",[80,300],16]}}
+bytes in the side file  01000000 02000000 03000000 00000000  (48,000 bytes of mel)
+```
+
+An array is little-endian and in C order, begins at a multiple of 8 bytes and is followed by zeros up to the next one.
+Its offset counts from the first byte of its row, so a row's line and bytes stay the same wherever in a chunk it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format.row import encode_row
+
+ARRAY_KEY: Final = "$array"
+"""The only key of the object that stands in a row for an array; no other object of such a row has it."""
+
+BFLOAT16: Final = np.dtype([("bfloat16", "<u2")])
+"""Of arrays of bfloat16 numbers, of which numpy has none: their bits. ``bits.view(BFLOAT16)`` of an array of uint16."""
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "bool": np.dtype(np.bool_),
+    **{f"{kind}int{8 * size}": np.dtype(f"<{kind or 'i'}{size}") for kind in ("u", "") for size in (1, 2, 4, 8)},
+    **{f"float{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
+    "bfloat16": BFLOAT16,
+}
+"""By the name that stands in a row."""
+
+ALIGNMENT: Final = 8
+"""Bytes: as large as the largest number, so that no number of a row's arrays lies across two words."""
+
+MAX_DIMENSIONS: Final = 32
+"""More than the oldest numpy that is supported can make are refused."""
+
+MAX_ROW_BYTES: Final = 1 << 31
+"""Of the arrays of a row, which is read into memory whole."""
+
+_MAX_COUNT: Final = 2**62
+
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+_KEY_IN_LINE: Final = b'"$array":'
+
+
+class PackedRow(NamedTuple):
+    """A row as it is published.
+
+    Attributes:
+        line: its line, the newline included.
+        arrays: its bytes in the side file; empty where it holds no arrays.
+    """
+
+    line: bytes
+    arrays: bytes
+
+
+def pack_row(row: object) -> PackedRow:
+    """Returns the line of a row that may hold numpy arrays, and their bytes.
+
+    Raises:
+        RowInvalid: as `encode_row`; or an array of another dtype than `DTYPES`, arrays of more than 2 GiB in all, or a
+            key that is reserved for what stands in an array's place.
+    """
+    packing = _Packing()
+    line = encode_row(row, packing)
+    # A key with a quote in it counts here too; what is counted wrongly is looked at more closely.
+    if line.count(_KEY_IN_LINE) != packing.count:
+        refuse_array_key(row)
+    return PackedRow(line, b"".join(packing.parts))
+
+
+class _Packing:
+    """Takes arrays one by one, and returns what stands for each."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self.count = 0
+        self._size = 0
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, np.ndarray):
+            raise TypeError
+        little = value.dtype.newbyteorder("<")
+        name = _NAMES.get(little)
+        if name is None or isinstance(value, np.ma.MaskedArray):
+            found = "a masked one" if name else f"one of {value.dtype}"
+            raise _invalid(f"expected an array of {', '.join(DTYPES)}, found {found}; convert it with astype")
+        if value.ndim > MAX_DIMENSIONS:
+            raise _invalid(f"expected an array of at most {MAX_DIMENSIONS} dimensions, found {value.ndim}")
+        offset, size = self._size, value.nbytes
+        padding = -size % ALIGNMENT
+        self._size += size + padding
+        if self._size > MAX_ROW_BYTES:
+            raise _invalid(f"expected arrays of at most {MAX_ROW_BYTES} bytes in a row, found {self._size}")
+        if size:
+            part = np.ascontiguousarray(value, dtype=little).reshape(-1).view(np.uint8)
+            # Other bytes than 0 and 1, as a view of numbers has, are no truth values to who reads them.
+            self.parts.append(((part != 0) if name == "bool" else part).data)
+            self.parts.append(bytes(padding))
+        self.count += 1
+        return {ARRAY_KEY: [name, list(value.shape), offset]}
+
+
+def may_hold_arrays(line: bytes) -> bool:
+    """Whether there may be an array, or a key that is reserved for one, in a line; False where there is none."""
+    return b"$array" in line or b"\\u" in line
+
+
+def refuse_array_key(row: object) -> None:
+    """Looks whether a row has a key that is reserved.
+
+    Raises:
+        RowInvalid: it has.
+    """
+    pending = [row]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if ARRAY_KEY in value:
+                raise _invalid(
+                    f"the key {ARRAY_KEY!r} stands for arrays in a stream that holds some; give it another name"
+                )
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+
+
+def fill_row(row: dict[str, Any], data: npt.NDArray[np.uint8]) -> None:
+    """Puts arrays in the places where they are described; they are views of the data.
+
+    Every dtype, shape and offset is checked against the data before anything is made of it.
+
+    Args:
+        row: as parsed; changed in place.
+        data: u8 of shape (bytes,): the row's bytes in the side file.
+
+    Raises:
+        RowInvalid: something in an array's place does not describe one of these bytes; the row is changed in part.
+    """
+    if ARRAY_KEY in row:
+        raise _invalid(f"expected a row, found an array in its place (key {ARRAY_KEY!r})")
+    pending: list[dict[str, Any] | list[Any]] = [row]
+    while pending:
+        container: Any = pending.pop()
+        for key, value in container.items() if type(container) is dict else enumerate(container):
+            kind = type(value)
+            if kind is dict and ARRAY_KEY in value:
+                container[key] = _array(value, key, data)
+            elif kind is dict or kind is list:
+                pending.append(value)
+
+
+def _array(value: dict[str, Any], key: str | int, data: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    described = value[ARRAY_KEY]
+    if len(value) != 1 or type(described) is not list or len(described) != 3:
+        raise _refused(key, f'{{"{ARRAY_KEY}":[dtype, shape, offset]}}', value)
+    name, shape, offset = described
+    dtype = DTYPES.get(name) if type(name) is str else None
+    if dtype is None:
+        raise _refused(key, f"a dtype of {', '.join(DTYPES)}", name)
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        raise _refused(key, f"a shape of at most {MAX_DIMENSIONS} integers from 0 on", shape)
+    if not _is_count(offset) or offset % ALIGNMENT:
+        raise _refused(key, f"an offset that is a multiple of {ALIGNMENT}", offset)
+    # numpy multiplies the dimensions that are not 0, also where the array holds nothing.
+    if math.prod(filter(None, shape)) > _MAX_COUNT // dtype.itemsize:
+        raise _refused(key, "a shape whose elements can be counted", shape)
+    stop = offset + math.prod(shape) * dtype.itemsize
+    if stop > len(data):
+        raise _refused(key, f"an array within the {len(data)} bytes of its row", f"{described}, which ends at {stop}")
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, offset)
+    if dtype == np.bool_ and array.size and data[offset:stop].max() > 1:
+        raise _refused(key, "truth values, bytes of 0 and 1", f"{data[offset:stop].max()}")
+    return array
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
+def _refused(key: str | int, expected: str, found: Any) -> RowInvalid:
+    return _invalid(f"the array at {key!r:.80}: expected {expected}, found {str(found)!r:.120}")
+
+
+def _invalid(reason: str) -> RowInvalid:
+    return RowInvalid(f"not a row: {reason}", reason=reason)

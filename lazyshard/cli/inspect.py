@@ -15,6 +15,14 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from lazyshard.cli import exits
+from lazyshard.cli.inspect_balance import (
+    BalanceOption,
+    CostOption,
+    LengthFieldOption,
+    MicroBatchSizeOption,
+    SquaredCostOption,
+    show_balance,
+)
 from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
 from lazyshard.cli.inspect_shuffle import (
     WINDOWS,
@@ -44,7 +52,7 @@ HELP: Final = """Shows what a stream holds: its facts, how long its rows are, wh
 
 Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream of
 many chunks evenly spaced ones are looked at. With a number: that sample. With --shuffle: how far apart neighbours are
-in the order in which ranks would read it.
+in the order in which ranks would read it. With --balance: how even the steps of ranks are.
 
 Changes nothing, and waits for nothing: of a stream that is being written it shows what is published."""
 
@@ -59,6 +67,8 @@ lazyshard inspect /shared/stream 0 --rows 5 --full
 lazyshard inspect /shared/stream --chunk 17
 
 lazyshard inspect /shared/stream --shuffle --ranks 64 --batch-size 8 --window 0,2,8,all
+
+lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
 
 [bold]Exit codes[/bold]
 
@@ -95,12 +105,19 @@ def command(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Look at every chunk for the overview.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Look at every chunk for the overview, and for --balance.")
+    ] = False,
     shuffle: ShuffleOption = False,
     ranks: RanksOption = None,
     window: WindowOption = None,
     unit: UnitOption = None,
     batch_size: BatchSizeOption = None,
+    balance: BalanceOption = None,
+    micro_batch_size: MicroBatchSizeOption = None,
+    length_field: LengthFieldOption = None,
+    cost_per_token: CostOption = None,
+    cost_per_token_squared: SquaredCostOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
     samples_per_chunk: Annotated[
         int | None,
@@ -125,14 +142,25 @@ def command(
         raise typer.BadParameter("goes with neither N nor --chunk", param_hint="--all")
     directory = stream_path(stream)
     if shuffle:
-        if every or full or not (sample is None and chunk is None):
-            raise typer.BadParameter("goes with none of N, --chunk, --all and --full", param_hint="--shuffle")
+        if every or full or balance is not None or not (sample is None and chunk is None):
+            raise typer.BadParameter(
+                "goes with none of N, --chunk, --all, --full and --balance", param_hint="--shuffle"
+            )
         reading = Reading(ranks or 1, unit_of(unit or "chunk"), batch_size or 1)
         windows = windows_of(WINDOWS if window is None else window)
         return lambda: show_shuffle(directory, samples_per_chunk, reading, windows, as_json)
     for name, value in (("--ranks", ranks), ("--window", window), ("--unit", unit), ("--batch-size", batch_size)):
         if value is not None:
             raise typer.BadParameter("goes with --shuffle", param_hint=name)
+    given = (micro_batch_size, length_field, cost_per_token, cost_per_token_squared)
+    if balance is not None:
+        if full or not (sample is None and chunk is None):
+            raise typer.BadParameter("goes with none of N, --chunk, --shuffle and --full", param_hint="--balance")
+        return lambda: show_balance(directory, samples_per_chunk, balance, given, every, as_json)
+    names = ("--micro-batch-size", "--length-field", "--cost-per-token", "--cost-per-token-squared")
+    for name, one in zip(names, given, strict=True):
+        if one is not None:
+            raise typer.BadParameter("goes with --balance", param_hint=name)
     if chunk is not None:
         shown = ROWS_OF_CHUNK if rows is None else rows
         return lambda: _show_chunk(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)

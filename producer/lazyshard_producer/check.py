@@ -132,6 +132,12 @@ def _rows(settings: Settings) -> str:
         parts.append(f"transform {settings.transform}{workers}")
     if settings.shuffle:
         parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
+    if settings.balance is not None:
+        held = settings.balance * settings.samples_per_chunk
+        parts.append(
+            f"dealt by cost to {count(settings.balance, 'rank')}, {held:,} at a time, micro batches of "
+            f"{settings.micro_batch_size}, lengths in {settings.length_field!r}"
+        )
     if settings.rate is not None:
         parts.append(f"at most {settings.rate:g} a second")
     return "; ".join(parts) or "as they are"

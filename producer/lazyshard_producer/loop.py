@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_lines
@@ -200,6 +203,8 @@ class RowLoop:
         lines, refused = _sound(batch.lines[at : at + count])
         if lines:
             checked = check_lines(lines)
+            if batch.tokens is not None:
+                checked = replace(checked, tokens=np.array(batch.tokens[at : at + len(checked)], np.uint32))
             for index in checked.duplicates:
                 if not batch.checked:
                     self._book.count_duplicate(batch.place(at + index))

@@ -4,7 +4,7 @@ The `source` of a seal is
 
     {"version": 1, "sources": [{"kind": "jsonl", "path": ..., "offset": ..., ...}, ...], "skip": 0, "rows": ...,
      "refused": ..., "duplicate": ..., "blocks": ..., "quarantine_bytes": ..., "drawn": [...], "finished": [...],
-     "unit": [...], "skipped": "...", "recipe": {...}}
+     "unit": [...], "skipped": "...", "recipe": {...}}, and "lead": ... where that is not 0
 
 with an entry for every source that was given, in order, those not yet begun included; what is in it is the affair of
 its kind. Unknown fields are ignored, a later version is refused. O(sources) a seal.
@@ -21,7 +21,7 @@ from lazyshard_producer.errors import SourceRefused
 
 VERSION: Final = 1
 
-_COUNTS: Final = ("skip", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
+_COUNTS: Final = ("skip", "lead", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,14 @@ class RunPosition:
     but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is made, so
     that it comes out the same even where a source has grown, and `skipped` tells whether it has.
 
+    A unit that is dealt by cost ends after a certain number of rows, which may be in the middle of those that were made
+    of one source row. The next one then begins with that source row, and the rows of it that belong to the unit before
+    are its `lead`: they are skipped as they were made, before the others are dealt.
+
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.
         skip: rows made from there on that are published.
+        lead: those of them that belong to the unit before; at most `skip`.
         rows: rows read up to `sources`, over all sources, refused ones included.
         refused: refused ones among them.
         duplicate: those among them that name a key twice.
@@ -50,6 +55,7 @@ class RunPosition:
 
     sources: tuple[dict[str, Any] | None, ...]
     skip: int = 0
+    lead: int = 0
     rows: int = 0
     refused: int = 0
     duplicate: int = 0
@@ -71,7 +77,7 @@ class RunPosition:
             {"kind": None, "path": name} if entry is None else entry
             for entry, name in zip(self.sources, names, strict=True)
         ]
-        values = {name: getattr(self, name) for name in _COUNTS}
+        values = {name: getattr(self, name) for name in _COUNTS if name != "lead" or self.lead}
         mixing = {"drawn": list(self.drawn), "finished": list(self.finished)}
         unit = {"unit": list(self.unit), "skipped": self.skipped}
         return {"version": VERSION, "sources": entries} | values | mixing | unit | {"recipe": self.recipe}
@@ -100,6 +106,8 @@ def decode_position(value: Any, directory: str) -> RunPosition:
         if type(count := value.get(name, 0)) is not int or count < 0:
             raise _mismatch(directory, f"{name}: a count", repr(count)[:120])
     values: dict[str, Any] = {name: value.get(name, 0) for name in _COUNTS}
+    if values["lead"] > values["skip"]:
+        raise _mismatch(directory, f"lead: at most the {values['skip']} rows that are skipped", str(values["lead"]))
     for name, kind in (("drawn", int), ("finished", bool), ("unit", int)):
         found = value.get(name, [])
         wrong = not isinstance(found, list) or any(type(item) is not kind or item < 0 for item in found)

@@ -238,7 +238,12 @@ class _Run:
         committed = (writer.source or {}) if writer.published_chunks else None
         self._patience = Patience(display.warn)
         self._pipeline = Pipeline(
-            settings, committed, warn=display.warn, check_owner=writer.check_owner, patience=self._patience
+            settings,
+            committed,
+            samples=writer.published_samples,
+            warn=display.warn,
+            check_owner=writer.check_owner,
+            patience=self._patience,
         )
         try:
             quarantines = settings.on_bad_row == "quarantine"

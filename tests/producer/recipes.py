@@ -61,3 +61,7 @@ def numbered(position: int | None) -> Iterator[tuple[Row, int]]:
     """A generator for a source: eleven rows."""
     for number in range(position or 0, 11):
         yield {"id": [0, number]}, number + 1
+
+
+def five(row: Row) -> list[Row]:
+    return [row | {"copy": copy} for copy in range(5)]

@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {
     "where": "m:g",
     "shuffle": 3,
     "seed": 3,
+    "balance": 2,
     "on_bad_row": "quarantine",
     "max_bad_rows": 7,
     "limits": Limits(max_disk=10**9),
@@ -35,6 +36,12 @@ OTHER: dict[str, Any] = {
     "store_patience_s": 5.0,
 }
 
+OF_BALANCE: dict[str, Any] = {
+    "micro_batch_size": 5,
+    "length_field": "tokens",
+    "cost_per_token": 2.0,
+    "cost_per_token_squared": 0.5,
+}
 
 CALLED = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
@@ -63,6 +70,12 @@ def test_what_may_not_change(name: str) -> None:
     assert reloaded(OLD, new) == (OLD, [CALLED.get(name, name)])
 
 
+@pytest.mark.parametrize("name", sorted(OF_BALANCE))
+def test_what_goes_with_balance_may_not_change(name: str) -> None:
+    old = replace(OLD, balance=4)
+    assert reloaded(old, replace(old, **{name: OF_BALANCE[name]})) == (old, [name])
+
+
 def test_workers_may_not_change() -> None:
     old = replace(OLD, transform="m:f")
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
@@ -74,7 +87,7 @@ def test_the_spool_may_not_change() -> None:
 
 
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | {"workers", "spool"}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {"workers", "spool"}
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from lazyshard.plan.balance import PER_TOKEN_SQUARED
 from lazyshard_producer.configuration.option_kinds import (
     AMOUNT_OR_NONE,
     BYTES,
@@ -237,7 +238,49 @@ OPTIONS: Final = (
         "Shuffle, N rows at a time. Default: 0, the order in which they come.",
         "10000",
     ),
-    Option("seed", "rows", WHOLE, "N", "Seed of --shuffle. Default: 0.", "0"),
+    Option("seed", "rows", WHOLE, "N", "Seed of --shuffle and --balance. Default: 0.", "0"),
+    Option(
+        "balance",
+        "rows",
+        WHOLE_OR_NONE,
+        "RANKS|none",
+        "Deal rows by cost, a chunk for each of so many data-parallel ranks at a time, so that the rows that meet in a "
+        "step cost the same. Holds all rows of these chunks in memory. Default: none, the order in which they come.",
+        "64",
+    ),
+    Option(
+        "micro_batch_size",
+        "rows",
+        WHOLE,
+        "N",
+        "Rows of one rank in a micro batch, for --balance. Default: 1.",
+        "4",
+    ),
+    Option(
+        "length_field",
+        "rows",
+        TEXT,
+        "NAME",
+        "The field with a row's length in tokens, a whole number, for --balance. Default: length.",
+        '"length"',
+    ),
+    Option(
+        "cost_per_token",
+        "rows",
+        NUMBER,
+        "NUMBER",
+        "What a token costs by itself, for --balance; only its ratio to --cost-per-token-squared counts. Default: 1.",
+        "1",
+    ),
+    Option(
+        "cost_per_token_squared",
+        "rows",
+        NUMBER,
+        "NUMBER",
+        f"What a row costs for the square of its tokens, for --balance: about 1 / (6 * hidden size) of what a token "
+        f"costs. Default: {PER_TOKEN_SQUARED:g}.",
+        f"{PER_TOKEN_SQUARED:g}",
+    ),
     Option(
         "workers",
         "rows",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
 from lazyshard.format.cursor import check_consumer
@@ -44,6 +45,7 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
+        *_of_balance(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -214,6 +216,34 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
 
 
+def _of_balance(settings: Settings) -> Iterator[Problem]:
+    ranks, batch = settings.balance, settings.micro_batch_size
+    if ranks is None:
+        defaults = {one.name: one.default for one in fields(settings)}
+        for name in ("micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
+            if getattr(settings, name) != defaults[name]:
+                yield Problem(_flag(name), f"it is for --balance, and there is none, got {getattr(settings, name)!r}")
+        return
+    most = max(1, _MAX_SHUFFLE // max(1, settings.samples_per_chunk))
+    if not 1 <= ranks <= most:
+        yield Problem("--balance", f"a number of ranks from 1 to {most} is needed, got {ranks}; none deals nothing")
+    if settings.shuffle:
+        text = "rows dealt by cost are in an order by chance already, as far as costs allow; leave out one of --shuffle"
+        yield Problem("--balance", f"{text} {settings.shuffle} and --balance {ranks}")
+    if batch < 1 or settings.samples_per_chunk % batch:
+        text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
+        yield Problem("--micro-batch-size", f"{text}, got {batch}")
+    if not settings.length_field:
+        yield Problem("--length-field", "the name of a field is needed, got an empty one")
+    costs = settings.cost_per_token, settings.cost_per_token_squared
+    for name, cost in zip(("cost_per_token", "cost_per_token_squared"), costs, strict=True):
+        if not (math.isfinite(cost) and cost >= 0):
+            yield Problem(_flag(name), f"a number from 0 on is needed, got {cost:g}")
+    if not any(costs):
+        text = "a number above 0 is needed here or as --cost-per-token-squared, or rows cost nothing; got 0 for both"
+        yield Problem("--cost-per-token", text)
+
+
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:
     if settings.max_bad_rows is None:
         return
@@ -241,6 +271,10 @@ def _of_limits(limits: Limits) -> Iterator[Problem]:
             check_consumer(name)
         except ValueError as cause:
             yield Problem("--consumers", str(cause))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _option(source: SourceSettings) -> str:

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard_producer.configuration.problems import find_problems
 from lazyshard_producer.errors import SettingsInvalid
 
 MAX_ROW_BYTES: Final = 64 << 20
 """Longest row by default, in bytes: far above any text sample, and a few of them fit into any machine."""
 
+LENGTH_FIELD: Final = "length"
+"""Where a row's length in tokens is looked for by default."""
 
 MAX_SPOOL_BYTES: Final = 4 << 30
 """What waits on this machine's disk for an object store by default, in bytes: minutes of a fast producer."""
@@ -95,7 +98,12 @@ class Settings:
         columns: (new name, old name) of what rows are to hold, and of nothing else; empty for rows as they are.
         where: "MODULE:FUNCTION" that says of a row, or of (row, its index), whether it is taken; None for all.
         shuffle: rows that are shuffled together; 0 for the order in which they come.
-        seed: of that shuffling, and of nothing else.
+        seed: of that shuffling, or of the balancing, and of nothing else.
+        balance: data-parallel ranks for which rows are dealt by cost, a chunk for each at a time; None for none.
+        micro_batch_size: rows of one rank in a micro batch, with `balance`.
+        length_field: the field with a row's length in tokens, with `balance`.
+        cost_per_token: what a token costs by itself, with `balance`.
+        cost_per_token_squared: what a row costs for the square of its tokens, with `balance`.
         workers: processes that run the transform; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
@@ -121,6 +129,11 @@ class Settings:
     where: str | None = None
     shuffle: int = 0
     seed: int = 0
+    balance: int | None = None
+    micro_batch_size: int = 1
+    length_field: str = LENGTH_FIELD
+    cost_per_token: float = PER_TOKEN
+    cost_per_token_squared: float = PER_TOKEN_SQUARED
     workers: int = 0
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
     max_bad_rows: int | None = None

@@ -18,10 +18,12 @@ class Batch(Protocol):
     Attributes:
         lines: the rows; those of `checked` batches are lines of JSON that we have written or read before.
         checked: whether they are known to be rows.
+        tokens: length of each in tokens, None where nobody has asked.
     """
 
     lines: Sequence[bytes | RowInvalid]
     checked: bool
+    tokens: Sequence[int] | None
 
     def position(self, index: int) -> RunPosition:
         """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
@@ -50,6 +52,7 @@ class _PlainBatch:
 
     def __init__(self, book: Book, piece: Piece) -> None:
         self.lines = piece.lines
+        self.tokens: Sequence[int] | None = None
         self._book = book
         self._piece = piece
         self._before = book.rows

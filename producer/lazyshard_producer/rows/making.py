@@ -1,4 +1,4 @@
-"""Rows made of rows: by a recipe, in this process or in workers, and shuffled in blocks if asked for.
+"""Rows made of rows: by a recipe, in this process or in workers, and shuffled in blocks or dealt by cost if asked for.
 
 A position is the place before a unit, which is a source row or where they are shuffled a block of them, together with
 how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
@@ -22,6 +22,7 @@ from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
 from lazyshard_producer.rows.recipe import Made, Maker
 from lazyshard_producer.rows.standing import Piece
+from lazyshard_producer.rows.stripes import Stripes
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.rows.workers import Work, Workers
 from lazyshard_producer.sources.source import Place
@@ -52,6 +53,7 @@ class _MadeBatch:
         unit: Mapping[int, int],
     ) -> None:
         self.lines: Sequence[bytes | RowInvalid] = [line for line, _ in rows[skipped:]]
+        self.tokens: Sequence[int] | None = None
         self._rows = rows
         self._book = book
         self._skipped = skipped
@@ -90,6 +92,7 @@ class RecipeFeed:
         begun: the unit with which to begin, if a part of it is published.
         block: source rows that are shuffled together; 0 keeps the order.
         seed: of the shuffling.
+        stripes: deals the rows by cost; None keeps their order, or shuffles them.
         warn: is told what is odd.
         patience: is told what is asked of the maker.
     """
@@ -103,6 +106,7 @@ class RecipeFeed:
         begun: BegunUnit | None,
         block: int,
         seed: int,
+        stripes: Stripes | None = None,
         warn: Callable[[str], None],
         patience: Patience,
     ) -> None:
@@ -112,6 +116,7 @@ class RecipeFeed:
         self._unit_begun = begun
         self._block = block
         self._seed = seed
+        self._stripes = stripes
         self._warn = warn
         self._patience = patience
         self._begun = book.rows  # rows in work, and before them
@@ -201,7 +206,11 @@ class RecipeFeed:
             if row.refused is not None:
                 line = piece.lines[index]
                 self._book.refusals.take(row.refused, place, line if isinstance(line, bytes) else None)
+            before = self._last if index else Spot(piece.before, self._last.counts)
             self._last = self._book.spot(piece.after(index))
+            if self._stripes is not None:
+                yield from self._stripes.add(row, piece.source, place, (before, self._last))
+                continue
             self._rows += [(line, place) for line in row.lines]
             self._held += 1
             self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
@@ -211,6 +220,8 @@ class RecipeFeed:
                     yield batch
 
     def _flush(self) -> Batch | None:
+        if self._stripes is not None:
+            return self._stripes.rest()
         return self._batch() if self._rows or self._unit_begun is not None else None
 
     def _batch(self) -> Batch:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.plan.balance import Balance, Cost
 from lazyshard.storage.patience import Patience
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
@@ -17,9 +18,13 @@ from lazyshard_producer.rows.making import RecipeFeed
 from lazyshard_producer.rows.mixing import Mixer
 from lazyshard_producer.rows.recipe import Maker, Recipe
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
+from lazyshard_producer.rows.stripes import Stripes
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.rows.workers import Workers
 from lazyshard_producer.sources.source import Context, Source
+
+_NO_END: Final = 1 << 62
+"""Rows of a block that never ends: how many source rows a stripe takes shows only as they are made."""
 
 
 class Pipeline:
@@ -28,6 +33,7 @@ class Pipeline:
     Args:
         settings: what to do.
         committed: the source position of the last seal; None for a stream without chunks.
+        samples: rows that are published.
         warn: is told what is odd.
         check_owner: raises `ProducerFenced` where another producer has taken the stream over.
         patience: is told what is asked of sources and functions.
@@ -44,6 +50,7 @@ class Pipeline:
         settings: Settings,
         committed: Any,
         *,
+        samples: int = 0,
         warn: Callable[[str], None],
         check_owner: Callable[[], object] = lambda: None,
         patience: Patience | None = None,
@@ -63,12 +70,13 @@ class Pipeline:
             where=settings.where,
             transform=settings.transform,
             max_row_bytes=settings.max_row_bytes,
+            length_field=None if settings.balance is None else settings.length_field,
         )
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
         described = describe(settings)
         if committed is not None:
             start = _same_recipe(start, described, warn)
-        maker = Maker(recipe) if recipe or settings.shuffle else None
+        maker = Maker(recipe) if recipe or settings.shuffle or settings.balance is not None else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
         self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
         try:
@@ -78,7 +86,7 @@ class Pipeline:
                 weights,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=settings.shuffle,
+                block=settings.shuffle if settings.balance is None else _NO_END,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 patience=patience,
@@ -91,6 +99,18 @@ class Pipeline:
             raise
         self.names: Final = mixer.names
         self.book: Final = Book(mixer, refusals, start, described, warn)
+        begun = _begun_unit(start, settings)
+        stripes = None
+        if settings.balance is not None:
+            stripes = Stripes(
+                self.book,
+                Balance(settings.balance, settings.samples_per_chunk, settings.micro_batch_size, settings.seed),
+                Cost(settings.cost_per_token, settings.cost_per_token_squared),
+                samples=samples,
+                begun=begun,
+                lead=start.lead,
+                warn=warn,
+            )
         self.feed: Final[Feed] = (
             PlainFeed(self.book)
             if maker is None
@@ -98,9 +118,10 @@ class Pipeline:
                 self.book,
                 maker,
                 self._workers,
-                begun=_begun_unit(start, settings),
+                begun=begun,
                 block=settings.shuffle,
                 seed=settings.seed,
+                stripes=stripes,
                 warn=warn,
                 patience=patience,
             )
@@ -155,14 +176,18 @@ def _begun_unit(start: RunPosition, settings: Settings) -> BegunUnit | None:
 def describe(settings: Settings) -> dict[str, Any]:
     """Returns the settings by which rows are chosen, made and ordered, as positions keep them: those that are set."""
     weights = [source.weight for source in settings.sources if source.weight is not None]
-    found = {
+    found: dict[str, Any] = {
         "columns": [list(pair) for pair in settings.columns],
         "where": settings.where,
         "transform": settings.transform,
         "shuffle": settings.shuffle,
-        "seed": settings.seed if settings.shuffle else None,
+        "seed": settings.seed if settings.shuffle or settings.balance else None,
         "weights": weights,
     }
+    if settings.balance is not None:
+        # As `lazyshard.format.dealt` reads it.
+        for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
+            found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}
 
 
@@ -173,11 +198,13 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
     if not changed:
         return start
     names = ", ".join(f"{name} (was {before.get(name)!r}, now {described.get(name)!r})" for name in changed)
-    if start.skip and set(changed) != {"weights"}:
+    # Stripes of which several rows are made of one source row go over into each other.
+    goes_over = "balance" in before and "transform" in before
+    if start.skip and (set(changed) != {"weights"} or goes_over):
         raise SettingInvalid(
             f"rows are to be made in another way than those of which the last chunk holds a part: {names}; go on with "
             f"the settings of before, or choose another --out",
-            option=f"--{changed[0]}",
+            option=f"--{changed[0].replace('_', '-')}",
         )
     warn(f"from here on rows are made or ordered in another way than before: {names}")
     if "weights" in changed and not start.skip:

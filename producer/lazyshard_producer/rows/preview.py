@@ -59,9 +59,11 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
     def refuse(error: RowInvalid, place: Place, line: bytes | None) -> None:
         found.append(PreviewedRow(place, line or b"", error.reason or str(error)))
 
+    committed, samples = _committed(settings)
     pipeline = Pipeline(
         replace(settings, workers=0),
-        _committed(settings),
+        committed,
+        samples=samples,
         warn=lambda text: None,
         refusals=Refusals("skip", None, None, 0, tell=refuse),
     )
@@ -88,12 +90,12 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
     return found
 
 
-def _committed(settings: Settings) -> Any:
-    """Returns the source position of the stream's last seal, None where there is none."""
+def _committed(settings: Settings) -> tuple[Any, int]:
+    """Returns the source position of the stream's last seal, None where there is none, and how many rows it holds."""
     out = Path(settings.out)
     stream = open_stream(out, None)
-    chunks = 0 if stream is None else stream.published().chunks
-    if not chunks:
-        return None
-    path = out / seal_name(chunks - 1)
-    return Seal.decode(read_file(path), chunks - 1, str(path)).source or {}
+    published = None if stream is None else stream.published()
+    if published is None or not published.chunks:
+        return None, 0
+    path = out / seal_name(published.chunks - 1)
+    return Seal.decode(read_file(path), published.chunks - 1, str(path)).source or {}, published.samples

@@ -1,0 +1,241 @@
+"""How even the steps of a stream are: what the slowest rank costs over what ranks cost in the mean.
+
+Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Beside the
+stream as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format import Seal
+from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.names import seal_name
+from lazyshard.plan import permutation
+from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
+from lazyshard.storage.files import read_file
+from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
+from lazyshard.storage.stream import Stream
+
+__all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]
+
+LENGTH_FIELD: Final = "length"
+"""Where a row's length in tokens is looked for, if nobody names another field."""
+
+_READ_BYTES: Final = 1 << 20
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a stream would be trained.
+
+    Attributes:
+        ranks: data-parallel ranks, each with chunks of its own.
+        micro_batch_size: rows of one rank in a micro batch.
+        length_field: the field with a row's length in tokens, for rows whose seal does not tell it.
+        cost: of a row.
+    """
+
+    ranks: int
+    micro_batch_size: int
+    length_field: str
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class RanksReport:
+    """How even steps are with so many ranks.
+
+    Attributes:
+        ranks: how many.
+        as_it_is: in the order of the stream; None where it has no whole step.
+        by_chance: the same rows in an order that knows nothing of their length.
+        dealt: the same rows dealt by cost for the ranks that were asked for; None where the stream is that already, or
+            its chunks hold no whole micro batches.
+    """
+
+    ranks: int
+    as_it_is: Evenness | None
+    by_chance: Evenness | None
+    dealt: Evenness | None
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceReport:
+    """How even the steps of a stream are.
+
+    Attributes:
+        samples: that are published.
+        ended: whether no more follow.
+        samples_per_chunk: of the stream.
+        made: how its producer has dealt it, None where it has not.
+        training: how it would be trained.
+        looked_at: rows that were looked at.
+        from_seals: how many of their lengths the seals told.
+        ranks: for the ranks that were asked for, half and twice as many; in rising order.
+    """
+
+    samples: int
+    ended: bool
+    samples_per_chunk: int
+    made: DealtByCost | None
+    training: Training
+    looked_at: int
+    from_seals: int
+    ranks: tuple[RanksReport, ...]
+
+
+def dealt_by_cost(stream: Stream) -> DealtByCost | None:
+    """Returns how the newest chunk of a stream was dealt; None if it was not, or there is no chunk.
+
+    Raises:
+        SealInvalid, OSError: its seal cannot be read.
+    """
+    chunks = stream.published().chunks
+    if stream.stream_id is None or chunks <= stream.retired():
+        return None
+    return DealtByCost.read(_seal(stream, chunks - 1).source)
+
+
+def report_balance(stream: Stream, training: Training, *, every: bool = False) -> BalanceReport:
+    """Looks at the costs that meet in steps, as ranks that read chunks in order would train them.
+
+    Args:
+        stream: the stream.
+        training: how it would be trained.
+        every: whether to look at all rows. Otherwise of a long stream evenly spaced pieces are looked at, each of a
+            chunk for twice as many ranks.
+
+    Raises:
+        RowInvalid: a row has no length where one is looked for.
+        LazyShardError, OSError: a chunk cannot be read.
+    """
+    published = stream.published()
+    size, ranks = stream.samples_per_chunk, training.ranks
+    counts = [*([ranks // 2] if ranks > 1 and ranks % 2 == 0 else []), ranks, 2 * ranks]
+    looks = [_Look(count, size, training.micro_batch_size) for count in counts]
+    made = dealt_by_cost(stream)
+    dealing = None
+    if size % training.micro_batch_size == 0 and not _is_made(made, training):
+        dealing = Balance(ranks, size, training.micro_batch_size)
+    looked_at = from_seals = 0
+    lengths = _Lengths(stream, training.length_field)
+    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths)):
+        tokens = np.concatenate([lengths.of(chunk) for chunk in chunks])
+        looked_at += len(tokens)
+        costs = training.cost.of(tokens)
+        ended = published.ended and chunks.stop == published.chunks
+        orders = [costs, costs[permutation(len(costs), number)], None if dealing is None else _dealt(dealing, costs)]
+        for look in looks:
+            look.take(orders, ended)
+    from_seals = lengths.sealed
+    return BalanceReport(
+        published.samples,
+        published.ended,
+        size,
+        made,
+        training,
+        looked_at,
+        from_seals,
+        tuple(look.report() for look in looks),
+    )
+
+
+class _Look:
+    """Collects the costs of steps with so many ranks, for each order of the rows."""
+
+    def __init__(self, ranks: int, samples_per_chunk: int, micro_batch_size: int) -> None:
+        self._ranks = ranks
+        self._reading = (ranks, samples_per_chunk, micro_batch_size)
+        self._found: tuple[list[_Floats], ...] = ([], [], [])
+
+    def take(self, orders: Sequence[_Floats | None], ended: bool) -> None:
+        for found, costs in zip(self._found, orders, strict=True):
+            if costs is not None:
+                found.append(step_costs(costs, *self._reading, ended=ended))
+
+    def report(self) -> RanksReport:
+        even = [evenness(np.concatenate(found)) if found else None for found in self._found]
+        return RanksReport(self._ranks, *even)
+
+
+class _Lengths:
+    """Lengths of rows in tokens: from the seals, or from a field of the rows."""
+
+    def __init__(self, stream: Stream, field: str) -> None:
+        self.sealed = 0
+        self._stream = stream
+        self._field = field
+
+    def are_sealed(self, chunk: int) -> bool:
+        """Whether the seal of a chunk tells them."""
+        return self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
+
+    def of(self, chunk: int) -> npt.NDArray[Any]:
+        """Returns those of the rows of a chunk, shape (rows,)."""
+        if self._stream.stream_id is not None and (tokens := _seal(self._stream, chunk).tokens) is not None:
+            self.sealed += len(tokens)
+            return tokens
+        return np.fromiter(self._read(chunk), np.int64)
+
+    def _read(self, number: int) -> Iterator[int]:
+        chunk = self._stream.open_chunk(number)
+        row = 0
+        while row < len(chunk):
+            for value in chunk.rows(row, len(chunk), 1, _READ_BYTES):
+                length = value.get(self._field)
+                # Not a bool. More than 32 bits hold no row has.
+                if type(length) is not int or not 0 <= length < 2**32:
+                    raise _no_length(str(chunk.path), row, chunk.offset(row), self._field, value)
+                yield length
+                row += 1
+
+
+def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths) -> Iterator[range]:
+    """Yields the chunks to look at, a piece at a time; each begins where all ranks' first chunks do."""
+    first = -(-min(stream.retired(), chunks) // width) * width
+    starts = list(range(first, chunks, width))
+    if not starts:
+        return
+    most = SAMPLED_ROWS if lengths.are_sealed(first) else SCANNED_ROWS
+    fit = max(1, most // (width * stream.samples_per_chunk))
+    if not every and len(starts) > fit:
+        # Whole ones only: what is left at the end is no stripe yet, or dealt otherwise.
+        whole = starts if (chunks - first) % width == 0 else starts[:-1]
+        starts = [whole[index * len(whole) // fit] for index in range(min(fit, len(whole)))]
+    for start in starts:
+        yield range(start, min(start + width, chunks))
+
+
+def _dealt(balance: Balance, costs: _Floats) -> _Floats:
+    pieces = (costs[first : first + balance.stripe] for first in range(0, len(costs), balance.stripe))
+    return np.concatenate([piece[balance.order(piece, number * balance.stripe)] for number, piece in enumerate(pieces)])
+
+
+def _is_made(made: DealtByCost | None, training: Training) -> bool:
+    if made is None:
+        return False
+    cost = Cost(made.cost_per_token, made.cost_per_token_squared)
+    return (made.ranks, made.micro_batch_size, cost) == (training.ranks, training.micro_batch_size, training.cost)
+
+
+def _seal(stream: Stream, chunk: int) -> Seal:
+    path = stream.directory / seal_name(chunk)
+    return Seal.decode(read_file(path), chunk, str(path))
+
+
+def _no_length(file: str, row: int, byte: int, field: str, value: dict[str, Any]) -> RowInvalid:
+    found = repr(value[field])[:40] if field in value else f"none among {', '.join(list(value)[:8])[:120] or 'no keys'}"
+    reason = (
+        f"expected its length in tokens in the field {field!r}, found {found}; name the field with --length-field, or "
+        f"give lengths to the seals"
+    )
+    return RowInvalid(f"{file}: row {row} (byte {byte}): {reason}", reason=reason, file=file, line=row + 1, byte=byte)

@@ -4,7 +4,7 @@
 - `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
-- `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
+- `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows
 
 The specification for other languages is `docs/format.md`.
 """
@@ -17,6 +17,7 @@ from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
 from lazyshard.format.manifest import Manifest, check_samples_per_chunk
 from lazyshard.format.owner import Owner
+from lazyshard.format.packed_row import PackedRow, decode_pack, encode_pack
 from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
@@ -32,6 +33,7 @@ __all__ = [
     "Head",
     "Manifest",
     "Owner",
+    "PackedRow",
     "PartState",
     "ProducerState",
     "ReadingMark",
@@ -43,6 +45,8 @@ __all__ = [
     "check_lines",
     "check_row",
     "check_samples_per_chunk",
+    "decode_pack",
+    "encode_pack",
     "encode_row",
     "has_duplicate_keys",
     "parse_row",

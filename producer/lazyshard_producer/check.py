@@ -132,6 +132,9 @@ def _rows(settings: Settings) -> str:
         parts.append(f"transform {settings.transform}{workers}")
     if settings.shuffle:
         parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
+    if settings.pack:
+        among = f"among {settings.pack_buffer:,} rows at a time"
+        parts.append(f"packed to {settings.pack:,} tokens by {settings.length_field!r}, {among}")
     if settings.rate is not None:
         parts.append(f"at most {settings.rate:g} a second")
     return "; ".join(parts) or "as they are"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_lines
@@ -204,6 +207,8 @@ class RowLoop:
                 if not batch.checked:
                     self._book.count_duplicate(batch.place(at + index))
             written = len(checked)
+            if batch.tokens is not None:
+                checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
             refused = checked.refused or refused
             fills = written == self._writer.room
             source: Any = None

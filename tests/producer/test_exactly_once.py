@@ -87,6 +87,16 @@ def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Nursery, tmp_p
     assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
 
 
+@pytest.mark.parametrize("kind", ["plain", "pipe", "zstd"])
+def test_packs(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path, 0)
+    options = (*KEEPS, "--transform", "tests.producer.killed_rows:measured", "--pack", "48", "--pack-buffer", "30")
+    stream = check_killed(nursery, tmp_path, [source], options)
+    expected = [str(one) for one in made(source.rows, transform=True, where=False) if one[0] % 50 < 48]
+    assert sorted(map(str, stream.rows())) == sorted(expected)
+    assert any("more than the 48 of a pack" in entry["reason"] for entry in stream.refused())
+
+
 @pytest.mark.parametrize("kind", ["plain", "pipe"])
 def test_worker_processes(kind: str, nursery: Nursery, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path, 0)

@@ -25,7 +25,7 @@ class World:
             return None
         count = self._rows.pop(0)
         place = SimpleNamespace(file="a", line=1)
-        return SimpleNamespace(lines=[b"{}"] * count, checked=True, place=lambda index: place)
+        return SimpleNamespace(lines=[b"{}"] * count, checked=True, tokens=None, place=lambda index: place)
 
     def wait(self, seconds: float) -> str:
         self.now += 1

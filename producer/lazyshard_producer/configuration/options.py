@@ -239,6 +239,31 @@ OPTIONS: Final = (
     ),
     Option("seed", "rows", WHOLE, "N", "Seed of --shuffle. Default: 0.", "0"),
     Option(
+        "pack",
+        "rows",
+        WHOLE,
+        "TOKENS",
+        "Publish packs: whole rows put together, at most so many tokens in a pack. --samples-per-chunk and --rate then "
+        "count packs. Default: 0, rows as they are.",
+        "8192",
+    ),
+    Option(
+        "length_field",
+        "rows",
+        TEXT,
+        "NAME",
+        "Where --pack finds the tokens of a row: a whole number under this key. Default: length.",
+        '"length"',
+    ),
+    Option(
+        "pack_buffer",
+        "rows",
+        WHOLE,
+        "N",
+        "Rows among which --pack looks for those that fit together. Default: 10000.",
+        "10000",
+    ),
+    Option(
         "workers",
         "rows",
         WHOLE,

@@ -25,6 +25,7 @@ MAX_NAME_BYTES: Final = 255
 _MAX_ROW_BYTES_MAX: Final = 1 << 40
 _MAX_AMOUNT: Final = 2**63 - 1
 _MAX_SHUFFLE: Final = 10**9
+_MAX_TOKENS: Final = 2**32 - 1
 _MAX_WORKERS: Final = 1024
 _MAX_PORT: Final = 65535
 
@@ -44,6 +45,7 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
+        *_of_packing(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -183,6 +185,8 @@ def _of_numbers(settings: Settings) -> Iterator[Problem]:
         ("--max-row-bytes", settings.max_row_bytes, 1, _MAX_ROW_BYTES_MAX),
         ("--shuffle", settings.shuffle, 0, _MAX_SHUFFLE),
         ("--seed", settings.seed, 0, MAX_SEED),
+        ("--pack", settings.pack, 0, _MAX_TOKENS),
+        ("--pack-buffer", settings.pack_buffer, 1, _MAX_SHUFFLE),
         ("--workers", settings.workers, 0, _MAX_WORKERS),
         ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
     ):
@@ -212,6 +216,24 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
     names = [new for new, _ in columns]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
+
+
+def _of_packing(settings: Settings) -> Iterator[Problem]:
+    if not settings.length_field:
+        yield Problem("--length-field", "the name of a key is needed, got an empty one")
+    if settings.pack:
+        if settings.shuffle:
+            text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
+            yield Problem("--shuffle", f"{text}, and shuffle packs in training")
+        names = [new for new, _ in settings.columns]
+        # A transform may add it.
+        if names and settings.length_field not in names and settings.transform is None:
+            text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
+            yield Problem("--columns", f"{text}, or name another with --length-field")
+        return
+    for name in ("length_field", "pack_buffer"):
+        if getattr(settings, name) != settings.__dataclass_fields__[name].default:
+            yield Problem("--" + name.replace("_", "-"), "it is for --pack, and there is none; leave it out")
 
 
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:

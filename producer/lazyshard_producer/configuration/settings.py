@@ -16,6 +16,10 @@ MAX_ROW_BYTES: Final = 64 << 20
 MAX_SPOOL_BYTES: Final = 4 << 30
 """What waits on this machine's disk for an object store by default, in bytes: minutes of a fast producer."""
 
+PACK_BUFFER: Final = 10_000
+"""Rows that are packed together by default: enough that the last packs of a buffer, which stay the emptiest, weigh
+nothing, and few enough that a restart reads them again at once."""
+
 STORE_PATIENCE_S: Final = 600.0
 """How long an object store may be away by default, in seconds: an outage of minutes passes, a mistake is reported."""
 
@@ -96,6 +100,9 @@ class Settings:
         where: "MODULE:FUNCTION" that says of a row, or of (row, its index), whether it is taken; None for all.
         shuffle: rows that are shuffled together; 0 for the order in which they come.
         seed: of that shuffling, and of nothing else.
+        pack: tokens of a pack, where rows are packed; 0 for rows as they are.
+        length_field: the key of a row under which its tokens stand.
+        pack_buffer: rows that are packed together.
         workers: processes that run the transform; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
@@ -121,6 +128,9 @@ class Settings:
     where: str | None = None
     shuffle: int = 0
     seed: int = 0
+    pack: int = 0
+    length_field: str = "length"
+    pack_buffer: int = PACK_BUFFER
     workers: int = 0
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
     max_bad_rows: int | None = None

@@ -18,10 +18,12 @@ class Batch(Protocol):
     Attributes:
         lines: the rows; those of `checked` batches are lines of JSON that we have written or read before.
         checked: whether they are known to be rows.
+        tokens: the length of each in tokens, None where not measured.
     """
 
     lines: Sequence[bytes | RowInvalid]
     checked: bool
+    tokens: Sequence[int] | None
 
     def position(self, index: int) -> RunPosition:
         """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
@@ -47,6 +49,7 @@ class _PlainBatch:
     """Rows of one source as they are."""
 
     checked = False
+    tokens: Sequence[int] | None = None
 
     def __init__(self, book: Book, piece: Piece) -> None:
         self.lines = piece.lines

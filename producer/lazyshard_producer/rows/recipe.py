@@ -1,4 +1,4 @@
-"""What is made of each row: columns chosen, rows filtered, rows transformed. In this order, row by row.
+"""What is made of each row: columns chosen, rows filtered, rows transformed, measured. In this order, row by row.
 
 The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard_producer.rows.measure import Measure
 from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
@@ -38,16 +39,20 @@ class Recipe:
         where: the filter's `MODULE:FUNCTION`.
         transform: the transform's `MODULE:FUNCTION`.
         max_row_bytes: longest row that they may make, in bytes without its line end.
+        pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
+        length_field: the key under which a row's tokens stand, where they are packed.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
     where: str | None = None
     transform: str | None = None
     max_row_bytes: int = MAX_ROW_BYTES
+    pack: int = 0
+    length_field: str = "length"
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
-        return bool(self.columns or self.where or self.transform)
+        return bool(self.columns or self.where or self.transform or self.pack)
 
 
 class Made(NamedTuple):
@@ -57,11 +62,13 @@ class Made(NamedTuple):
         lines: the rows made of it, each a line of JSON with its newline.
         refused: why it was refused; there are no lines then.
         duplicate: whether it named a key twice.
+        tokens: the length of each of the rows made of it, where they are packed; else empty.
     """
 
     lines: list[bytes]
     refused: RowInvalid | None = None
     duplicate: bool = False
+    tokens: Sequence[int] = ()
 
 
 class Maker:
@@ -74,6 +81,7 @@ class Maker:
     def __init__(self, recipe: Recipe) -> None:
         self._columns = recipe.columns
         self._max_row_bytes = recipe.max_row_bytes
+        self._measure = Measure(recipe.length_field, recipe.pack) if recipe.pack else None
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
 
@@ -93,10 +101,16 @@ class Maker:
             if self._transform is None and not self._columns:
                 # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)
-                return Made([line.rstrip(b"\r\n") + b"\n"] if kept else [], None, duplicate)
-            return Made([self._encode(made) for made in self._rows(row, index)], None, duplicate)
+                return self._made([line.rstrip(b"\r\n") + b"\n"] if kept else [], [row], duplicate)
+            rows = list(self._rows(row, index))
+            return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
             return Made([], refused, duplicate)
+
+    def _made(self, lines: list[bytes], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
+        if self._measure is None:
+            return Made(lines, None, duplicate)
+        return Made(lines, None, duplicate, list(map(self._measure.tokens, rows, lines)))
 
     def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
         if self._columns:

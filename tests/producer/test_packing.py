@@ -38,7 +38,8 @@ def write(directory: Path, *files: list[int]) -> list[Path]:
 
 
 def make(directory: Path, paths: list[Path], **more: Any) -> Settings:
-    sources = tuple(SourceSettings(path=str(path)) for path in paths)
+    weights = more.pop("weights", None) or [None] * len(paths)
+    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, weights, strict=True))
     return Settings(sources=sources, out=str(directory / "out"), samples_per_chunk=10, **{"pack": 10, **more})
 
 
@@ -54,12 +55,14 @@ lengths_of_rows = st.lists(st.integers(1, 10), max_size=12)
     files=st.lists(lengths_of_rows, min_size=1, max_size=3),
     buffer=st.sampled_from([1, 5, 100]),
     transform=st.sampled_from([None, "twice"]),
+    weighted=st.booleans(),
 )
 def test_going_on_after_any_pack(
-    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], buffer: int, transform: str | None
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], buffer: int, transform: str | None, weighted: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("run")
-    more = {"pack_buffer": buffer, "transform": transform and f"{HERE}:{transform}"}
+    more: dict[str, Any] = {"pack_buffer": buffer, "transform": transform and f"{HERE}:{transform}"}
+    more["weights"] = [1.0 + file for file in range(len(files))] if weighted else None
     settings = make(directory, write(directory, *files), **more)
     whole = list(drain(settings))
     found = [tuple(one) for pack in packs_of([row for row, _ in whole]) for one in pack]

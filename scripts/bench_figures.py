@@ -129,6 +129,16 @@ def _blend(line: Line) -> Iterator[Figure]:
             yield Figure("blend", "to build a table", f"{name.removeprefix('table of ')} streams", tuple(values), "ms")
 
 
+def _pack(line: Line) -> Iterator[Figure]:
+    for name, one in line.items():
+        if name.startswith("buffer of "):
+            filled = tuple(100 * part for part in one["filled"])
+            yield Figure("pack", "of packs that is filled", name, filled, "%", True)
+        elif isinstance(one, dict) and "times" in one:
+            yield Figure("pack", "to pack one buffer, processor time", name, tuple(one["ms"]), "ms")
+            yield Figure("pack", "speed against binpacking", name, tuple(one["times"]), "x", True)
+
+
 BENCHMARKS: Final[dict[str, Callable[[Line], Iterator[Figure]]]] = {
     "read": _read,
     "resume": _resume,
@@ -139,6 +149,7 @@ BENCHMARKS: Final[dict[str, Callable[[Line], Iterator[Figure]]]] = {
     "template": _template,
     "wait": _wait,
     "blend": _blend,
+    "pack": _pack,
 }
 """The benchmarks by name: `scripts/bench_` and this."""
 

@@ -6,6 +6,7 @@
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
+- `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows
 
 The specification for other languages is `docs/format.md`.
 """
@@ -18,6 +19,7 @@ from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
 from lazyshard.format.manifest import Manifest, check_samples_per_chunk
 from lazyshard.format.owner import Owner
+from lazyshard.format.packed_row import PackedRow, decode_pack, encode_pack
 from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
@@ -35,6 +37,7 @@ __all__ = [
     "Head",
     "Manifest",
     "Owner",
+    "PackedRow",
     "PartState",
     "ProducerState",
     "ReadingMark",
@@ -47,6 +50,8 @@ __all__ = [
     "check_lines",
     "check_row",
     "check_samples_per_chunk",
+    "decode_pack",
+    "encode_pack",
     "encode_row",
     "has_duplicate_keys",
     "parse_row",

@@ -22,6 +22,7 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `steps`: positions and the steps of a trainer; `blend`: whose turn it is among several streams;
   `blend_table`, `blend_course`: the same for any position at once, and with weights that change.
 - `layout`: data set index to lane and position, and back; `unit`: how many samples a lane is dealt in a row.
+- `packing`: whole samples put together into packs of at most so many tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lazyshard.plan.ending import AtEnd, Ending
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Draw, Plan, Run
 from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
+from lazyshard.plan.packing import pack_samples
 from lazyshard.plan.part import Part
 from lazyshard.plan.segment import Rules
 from lazyshard.plan.shuffle import mix64, permutation
@@ -58,6 +60,7 @@ __all__ = [
     "make_layout",
     "mix64",
     "named_unit",
+    "pack_samples",
     "permutation",
     "window_for_distance",
     "window_positions",

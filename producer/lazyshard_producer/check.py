@@ -138,6 +138,9 @@ def _rows(settings: Settings) -> str:
             f"dealt by cost to {count(settings.balance, 'rank')}, {held:,} at a time, micro batches of "
             f"{settings.micro_batch_size}, lengths in {settings.length_field!r}"
         )
+    if settings.pack:
+        among = f"among {settings.pack_buffer:,} rows at a time"
+        parts.append(f"packed to {settings.pack:,} tokens by {settings.length_field!r}, {among}")
     if settings.rate is not None:
         parts.append(f"at most {settings.rate:g} a second")
     return "; ".join(parts) or "as they are"

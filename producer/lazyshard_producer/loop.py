@@ -209,6 +209,8 @@ class RowLoop:
                 if not batch.checked:
                     self._book.count_duplicate(batch.place(at + index))
             written = len(checked)
+            if batch.tokens is not None:
+                checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
             refused = checked.refused or refused
             fills = written == self._writer.room
             source: Any = None

@@ -29,9 +29,9 @@ class RunPosition:
     """A place between two published rows.
 
     The sources are read on from `sources`, and of what is made of their rows from there the first `skip` are left out:
-    they are published. So a source row of which several are made, and rows that are shuffled together, need no state
-    but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is made, so
-    that it comes out the same even where a source has grown, and `skipped` tells whether it has.
+    they are published. So a source row of which several are made, and rows that are shuffled or packed together, need
+    no state but this. Such a row or block, a part of which is published, is a unit: `unit` says of which rows it is
+    made, so that it comes out the same even where a source has grown, and `skipped` tells whether it has.
 
     A unit that is dealt by cost ends after a certain number of rows, which may be in the middle of those that were made
     of one source row. The next one then begins with that source row, and the rows of it that belong to the unit before
@@ -44,7 +44,7 @@ class RunPosition:
         rows: rows read up to `sources`, over all sources, refused ones included.
         refused: refused ones among them.
         duplicate: those among them that name a key twice.
-        blocks: blocks of rows that were shuffled up to there.
+        blocks: blocks of rows that were shuffled or packed up to there.
         quarantine_bytes: size of `quarantine.jsonl` up to there.
         drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
         finished: where sources are mixed, whether the end of each was met; else empty.

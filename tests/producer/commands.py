@@ -85,8 +85,15 @@ def ids(out: Path) -> list[int]:
         lines = (out / chunk_name(chunk)).read_bytes().splitlines(keepends=True)
         assert [xxhash.xxh3_64_intdigest(line) for line in lines] == seal.digests.tolist()
         assert all(line.endswith(b"}\n") for line in lines)
-        found += [json.loads(line)["id"] for line in lines]
+        found += [row["id"] for line in lines for row in rows_of(line)]
     return found
+
+
+def rows_of(line: bytes) -> list[dict[str, Any]]:
+    """The rows of a pack, or the row that a line is."""
+    row = json.loads(line)
+    pack: list[dict[str, Any]] = row.get("pack", [row])
+    return pack
 
 
 def seal(out: Path, chunk: int) -> Any:

@@ -48,6 +48,13 @@ def thirds(row: Row) -> Any:
     return [row | {"copy": copy} for copy in range(3)]
 
 
+def measured(row: Row) -> Any:
+    """As `thirds`, with lengths from 1 to 50."""
+    made = thirds(row)
+    found = [] if made is None else [made] if isinstance(made, dict) else made
+    return [one | {"length": len(one["text"]) + 1} for one in found]
+
+
 def four_of_five(row: Row, index: int) -> bool:
     """Whether a row is kept, by its number among all rows."""
     return index % 5 != 4

@@ -14,7 +14,7 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.format import Seal
 from lazyshard.format.names import QUARANTINE, chunk_name, seal_name
 from lazyshard.storage.verification import verify
-from tests.producer.commands import ids, run_arguments
+from tests.producer.commands import ids, rows_of, run_arguments
 from tests.producer.kill_points import WHENS
 from tests.producer.killed_sources import FedSource
 from tests.producer.nursery import Nursery
@@ -139,7 +139,7 @@ class Stream:
 
     def rows(self) -> list[tuple[int, int | None]]:
         """Ids of all rows, and numbers of copies."""
-        return [(row["id"], row.get("copy")) for row in map(json.loads, self.lines())]
+        return [(row["id"], row.get("copy")) for line in self.lines() for row in rows_of(line)]
 
     def refused(self) -> list[dict[str, Any]]:
         """The rows in quarantine, but for the time in them."""

@@ -26,6 +26,7 @@ OTHER: dict[str, Any] = {
     "shuffle": 3,
     "seed": 3,
     "balance": 2,
+    "pack": 8192,
     "on_bad_row": "quarantine",
     "max_bad_rows": 7,
     "limits": Limits(max_disk=10**9),
@@ -81,13 +82,19 @@ def test_workers_may_not_change() -> None:
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
 
 
+@pytest.mark.parametrize(("name", "value"), [("length_field", "tokens"), ("pack_buffer", 100)])
+def test_how_rows_are_packed_may_not_change(name: str, value: Any) -> None:
+    old = replace(OLD, pack=8192)
+    assert reloaded(old, replace(old, **{name: value})) == (old, [name])
+
+
 def test_the_spool_may_not_change() -> None:
     old = replace(OLD, out="s3://bucket/a")
     assert reloaded(old, replace(old, spool="b")) == (old, ["spool"])
 
 
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {"workers", "spool"}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {"workers", "spool", "pack_buffer"}
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

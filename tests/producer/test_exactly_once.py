@@ -21,6 +21,8 @@ MAKES: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:thirds")
 FILTERS: Final = (*MAKES, "--where", "tests.producer.killed_rows:four_of_five")
 SHUFFLES: Final = (*FILTERS, "--shuffle", "16", "--seed", "3")
 
+PACKS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:measured", "--pack", "48", "--pack-buffer", "30")
+
 RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": SHUFFLES}
 
 MOST_CALLS: Final = 90
@@ -87,6 +89,15 @@ def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Nursery, tmp_p
     assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
 
 
+@pytest.mark.parametrize("kind", ["plain", "pipe", "zstd"])
+def test_packs(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path, 0)
+    stream = check_killed(nursery, tmp_path, [source], PACKS)
+    expected = [str(one) for one in made(source.rows, transform=True, where=False) if one[0] % 50 < 48]
+    assert sorted(map(str, stream.rows())) == sorted(expected)
+    assert any("more than the 48 of a pack" in entry["reason"] for entry in stream.refused())
+
+
 @pytest.mark.parametrize("kind", ["plain", "pipe"])
 def test_worker_processes(kind: str, nursery: Nursery, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path, 0)
@@ -114,3 +125,14 @@ def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery:
     bad = [(entry["source"], entry["line"]) for entry in stream.refused()]
     refused = [row for row in followed.rows + plain.rows if is_refused(row, transform=recipe != "as they are")]
     assert len(set(bad)) == len(bad) == len(refused)
+
+
+def test_packs_of_a_followed_directory_mixed_with_a_file(nursery: Nursery, tmp_path: Path) -> None:
+    sources = [KINDS["followed while it grows"](tmp_path, 0), KINDS["plain"](tmp_path, MANY)]
+    for source in sources:
+        source.arguments += ["--weight", "1"]
+    stream = Stream(nursery, tmp_path / "out", sources, PACKS)
+    assert stream.run_killed("packs", 2 * MOST_CALLS) >= LEAST_KILLS
+    stream.check_ended()
+    expected = made(sources[0].rows + sources[1].rows, transform=True, where=False)
+    assert sorted(map(str, stream.rows())) == sorted(str(one) for one in expected if one[0] % MANY % 50 < 48)

@@ -71,6 +71,11 @@ LINES: dict[str, dict[str, Any]] = {
         "windows of 4 chunks": {"one stream": [4.0], "blend": [4.2]},
         "table of 100": [14.0],
     },
+    "pack": {
+        "machine": "here",
+        "lognormal, sigma 1": {"filled": [0.999], "over": [1], "ms": [5.0], "more": [0], "times": [80.0]},
+        "buffer of 100": {"filled": [0.75], "us": [0.4]},
+    },
     "wait": {
         "machine": "here",
         "latency": [{"case": "watched", "ms": [2.0]}],
@@ -113,6 +118,11 @@ FIGURES = {
         ),
         Figure("blend", "windows of 4 chunks: a row in batches of 8, processor time", "blend", (4.2,), "us"),
         Figure("blend", "to build a table", "100 streams", (14.0,), "ms"),
+    ],
+    "pack": [
+        Figure("pack", "to pack one buffer, processor time", "lognormal, sigma 1", (5.0,), "ms"),
+        Figure("pack", "speed against binpacking", "lognormal, sigma 1", (80.0,), "x", True),
+        Figure("pack", "of packs that is filled", "buffer of 100", (75.0,), "%", True),
     ],
     "wait": [
         Figure("wait", "until a waiting reader has a chunk", "watched", (2.0,), "ms"),

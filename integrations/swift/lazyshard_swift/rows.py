@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 from lazyshard.errors import SkipSample
+from lazyshard_swift import packed
 
 
 class RowEncoder:
@@ -23,6 +24,8 @@ class RowEncoder:
             ``--disable_auto_column_mapping true``.
         keep_unused: whether columns that ms-swift does not know go on to the template (``--remove_unused_columns
             false``).
+        packing_length: most tokens of a pack, where rows are packs, which become lists of encoded rows; None where
+            they are not.
 
     Rows longer than ``--max_length``, which ms-swift drops from an ordinary data set, raise `SkipSample`.
     """
@@ -33,9 +36,11 @@ class RowEncoder:
         columns: dict[str, str] | None = None,
         auto_columns: bool = True,
         keep_unused: bool = False,
+        packing_length: int | None = None,
     ) -> None:
         self._template = template
         self._keep_unused = keep_unused
+        self._packing_length = packing_length
         self._columns = dict(columns or {})
         self._auto_columns = auto_columns
         # Preprocessor and column names by the columns of a row: rows of a stream mostly have the same.
@@ -46,12 +51,15 @@ class RowEncoder:
         return self.__dict__ | {"_known": {}}
 
     def __call__(self, row: dict[str, Any], return_length: bool = True) -> Any:
-        """Returns the encoded row, with its length.
+        """Returns the encoded row, with its length; of a pack the list of its rows, encoded.
 
         Raises:
             SkipSample: the row is too long, or ms-swift's preprocessing drops it.
             Exception: whatever ms-swift raises.
         """
+        return packed.encode(row, self._packing_length, lambda one: self._encode(one, return_length))
+
+    def _encode(self, row: dict[str, Any], return_length: bool) -> Any:
         try:
             return self._template.encode(self.standardise(row), return_length=return_length)
         except _swift("template").MaxLengthError as cause:

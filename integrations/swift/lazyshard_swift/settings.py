@@ -129,11 +129,10 @@ def _check_others(args: Any) -> None:
             "--group_by_length needs the token length of every sample, which this stream does not hold: leave it out; "
             "with megatron, --padding_free true (its default) pads nothing anyway",
         )
-    if on("packing"):
+    if on("packing") and on("rlhf_type") is not None:
         raise _refused(
             "packing",
-            "--packing sorts the whole data set into packs before training, which a stream cannot: leave it out; with "
-            "--padding_free true the samples of a micro batch are concatenated without padding",
+            f"--packing true with --rlhf_type {on('rlhf_type')}: packs of a stream are for sft and pt; leave it out",
         )
     if on("truncation_strategy") == "split":
         raise _refused(

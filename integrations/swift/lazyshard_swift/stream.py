@@ -22,7 +22,7 @@ from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import parallel, settings
+from lazyshard_swift import packed, parallel, settings
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
@@ -231,6 +231,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
     attend()
+    packed.prepare(args, template)
     rank = parallel.data_parallel_rank(args)
     if len(args.dataset) > 1:
         from lazyshard_swift.blend import open_blend
@@ -268,7 +269,7 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
 
     Raises:
         SettingsRefused: it is a directory that another program fills, of which it is not known how many rows a chunk
-            has.
+            has; or its rows are packs and are to be none, or the other way round.
         StreamMismatch: the ranks see different streams.
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
@@ -286,7 +287,10 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
-    return parallel.agree_on(Facts(identity, reader.samples_per_chunk, published.samples, published.ended), directory)
+    mine = Facts(identity, reader.samples_per_chunk, published.samples, published.ended)
+    facts = parallel.agree_on(mine, directory)
+    packed.check_stream(args, reader, facts.samples)
+    return facts
 
 
 def _encoder(args: Any, template: Any) -> RowEncoder:
@@ -295,6 +299,7 @@ def _encoder(args: Any, template: Any) -> RowEncoder:
         columns=args.columns if isinstance(args.columns, dict) else None,
         auto_columns=not getattr(args, "disable_auto_column_mapping", False),
         keep_unused=not args.remove_unused_columns,
+        packing_length=packed.packing_length(args),
     )
 
 

@@ -257,14 +257,6 @@ OPTIONS: Final = (
         "4",
     ),
     Option(
-        "length_field",
-        "rows",
-        TEXT,
-        "NAME",
-        "The field with a row's length in tokens, a whole number, for --balance. Default: length.",
-        '"length"',
-    ),
-    Option(
         "cost_per_token",
         "rows",
         NUMBER,
@@ -280,6 +272,31 @@ OPTIONS: Final = (
         f"What a row costs for the square of its tokens, for --balance: about 1 / (6 * hidden size) of what a token "
         f"costs. Default: {PER_TOKEN_SQUARED:g}.",
         f"{PER_TOKEN_SQUARED:g}",
+    ),
+    Option(
+        "pack",
+        "rows",
+        WHOLE,
+        "TOKENS",
+        "Publish packs: whole rows put together, at most so many tokens in a pack. --samples-per-chunk and --rate then "
+        "count packs. Default: 0, rows as they are.",
+        "8192",
+    ),
+    Option(
+        "length_field",
+        "rows",
+        TEXT,
+        "NAME",
+        "Where --pack and --balance find the tokens of a row: a whole number under this key. Default: length.",
+        '"length"',
+    ),
+    Option(
+        "pack_buffer",
+        "rows",
+        WHOLE,
+        "N",
+        "Rows among which --pack looks for those that fit together. Default: 10000.",
+        "10000",
     ),
     Option(
         "workers",

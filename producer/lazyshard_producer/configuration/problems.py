@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
@@ -26,6 +26,7 @@ MAX_NAME_BYTES: Final = 255
 _MAX_ROW_BYTES_MAX: Final = 1 << 40
 _MAX_AMOUNT: Final = 2**63 - 1
 _MAX_SHUFFLE: Final = 10**9
+_MAX_TOKENS: Final = 2**32 - 1
 _MAX_WORKERS: Final = 1024
 _MAX_PORT: Final = 65535
 
@@ -46,6 +47,8 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_functions(settings),
         *_of_columns(settings.columns),
         *_of_balance(settings),
+        *_of_packing(settings),
+        *_of_lengths(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -185,6 +188,8 @@ def _of_numbers(settings: Settings) -> Iterator[Problem]:
         ("--max-row-bytes", settings.max_row_bytes, 1, _MAX_ROW_BYTES_MAX),
         ("--shuffle", settings.shuffle, 0, _MAX_SHUFFLE),
         ("--seed", settings.seed, 0, MAX_SEED),
+        ("--pack", settings.pack, 0, _MAX_TOKENS),
+        ("--pack-buffer", settings.pack_buffer, 1, _MAX_SHUFFLE),
         ("--workers", settings.workers, 0, _MAX_WORKERS),
         ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
     ):
@@ -219,9 +224,8 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
 def _of_balance(settings: Settings) -> Iterator[Problem]:
     ranks, batch = settings.balance, settings.micro_batch_size
     if ranks is None:
-        defaults = {one.name: one.default for one in fields(settings)}
-        for name in ("micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
-            if getattr(settings, name) != defaults[name]:
+        for name in ("micro_batch_size", "cost_per_token", "cost_per_token_squared"):
+            if getattr(settings, name) != _default(settings, name):
                 yield Problem(_flag(name), f"it is for --balance, and there is none, got {getattr(settings, name)!r}")
         return
     most = max(1, _MAX_SHUFFLE // max(1, settings.samples_per_chunk))
@@ -230,11 +234,12 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
     if settings.shuffle:
         text = "rows dealt by cost are in an order by chance already, as far as costs allow; leave out one of --shuffle"
         yield Problem("--balance", f"{text} {settings.shuffle} and --balance {ranks}")
+    if settings.pack:
+        text = f"packs of {settings.pack} tokens are of one size already; leave out one of --pack and --balance {ranks}"
+        yield Problem("--balance", text)
     if batch < 1 or settings.samples_per_chunk % batch:
         text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
         yield Problem("--micro-batch-size", f"{text}, got {batch}")
-    if not settings.length_field:
-        yield Problem("--length-field", "the name of a field is needed, got an empty one")
     costs = settings.cost_per_token, settings.cost_per_token_squared
     for name, cost in zip(("cost_per_token", "cost_per_token_squared"), costs, strict=True):
         if not (math.isfinite(cost) and cost >= 0):
@@ -242,6 +247,28 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
     if not any(costs):
         text = "a number above 0 is needed here or as --cost-per-token-squared, or rows cost nothing; got 0 for both"
         yield Problem("--cost-per-token", text)
+
+
+def _of_packing(settings: Settings) -> Iterator[Problem]:
+    if settings.pack:
+        if settings.shuffle:
+            text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
+            yield Problem("--shuffle", f"{text}, and shuffle packs in training")
+        names = [new for new, _ in settings.columns]
+        # A transform may add it.
+        if names and settings.length_field not in names and settings.transform is None:
+            text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
+            yield Problem("--columns", f"{text}, or name another with --length-field")
+        return
+    if settings.pack_buffer != _default(settings, "pack_buffer"):
+        yield Problem("--pack-buffer", "it is for --pack, and there is none; leave it out")
+
+
+def _of_lengths(settings: Settings) -> Iterator[Problem]:
+    if not settings.length_field:
+        yield Problem("--length-field", "the name of a key is needed, got an empty one")
+    elif settings.length_field != _default(settings, "length_field") and not settings.pack and settings.balance is None:
+        yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
 
 
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:
@@ -275,6 +302,10 @@ def _of_limits(limits: Limits) -> Iterator[Problem]:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _default(settings: Settings, name: str) -> Any:
+    return next(one.default for one in fields(settings) if one.name == name)
 
 
 def _option(source: SourceSettings) -> str:

@@ -19,6 +19,10 @@ LENGTH_FIELD: Final = "length"
 MAX_SPOOL_BYTES: Final = 4 << 30
 """What waits on this machine's disk for an object store by default, in bytes: minutes of a fast producer."""
 
+PACK_BUFFER: Final = 10_000
+"""Rows that are packed together by default: enough that the last packs of a buffer, which stay the emptiest, weigh
+nothing, and few enough that a restart reads them again at once."""
+
 STORE_PATIENCE_S: Final = 600.0
 """How long an object store may be away by default, in seconds: an outage of minutes passes, a mistake is reported."""
 
@@ -101,9 +105,12 @@ class Settings:
         seed: of that shuffling, or of the balancing, and of nothing else.
         balance: data-parallel ranks for which rows are dealt by cost, a chunk for each at a time; None for none.
         micro_batch_size: rows of one rank in a micro batch, with `balance`.
-        length_field: the field with a row's length in tokens, with `balance`.
         cost_per_token: what a token costs by itself, with `balance`.
         cost_per_token_squared: what a row costs for the square of its tokens, with `balance`.
+        seed: of that shuffling, and of nothing else.
+        pack: tokens of a pack, where rows are packed; 0 for rows as they are.
+        length_field: the key of a row under which its tokens stand, with `balance` or `pack`.
+        pack_buffer: rows that are packed together.
         workers: processes that run the transform; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
@@ -131,9 +138,11 @@ class Settings:
     seed: int = 0
     balance: int | None = None
     micro_batch_size: int = 1
-    length_field: str = LENGTH_FIELD
     cost_per_token: float = PER_TOKEN
     cost_per_token_squared: float = PER_TOKEN_SQUARED
+    pack: int = 0
+    length_field: str = LENGTH_FIELD
+    pack_buffer: int = PACK_BUFFER
     workers: int = 0
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
     max_bad_rows: int | None = None

@@ -33,7 +33,7 @@ class Book:
     Attributes:
         rows: rows read so far, refused ones included.
         duplicate: rows among them that name a key twice.
-        blocks: blocks that were shuffled.
+        blocks: blocks that were shuffled or packed.
     """
 
     def __init__(

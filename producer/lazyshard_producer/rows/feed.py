@@ -18,7 +18,7 @@ class Batch(Protocol):
     Attributes:
         lines: the rows; those of `checked` batches are lines of JSON that we have written or read before.
         checked: whether they are known to be rows.
-        tokens: length of each in tokens, None where nobody has asked.
+        tokens: the length of each in tokens, None where not measured.
     """
 
     lines: Sequence[bytes | RowInvalid]
@@ -49,6 +49,7 @@ class _PlainBatch:
     """Rows of one source as they are."""
 
     checked = False
+    tokens: Sequence[int] | None = None
 
     def __init__(self, book: Book, piece: Piece) -> None:
         self.lines = piece.lines

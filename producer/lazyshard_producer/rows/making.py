@@ -1,6 +1,6 @@
-"""Rows made of rows: by a recipe, in this process or in workers, and shuffled in blocks or dealt by cost if asked for.
+"""Rows made of rows: by a recipe, in this process or in workers, then shuffled, packed or dealt by cost if asked for.
 
-A position is the place before a unit, which is a source row or where they are shuffled a block of them, together with
+A position is the place before a unit, a source row or where they are shuffled or packed a block of them, together with
 how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
 by the next run is compared with a digest of those: sources and functions may have changed.
 """
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Final
 
 import xxhash
 
 from lazyshard.errors import RowInvalid
-from lazyshard.plan import permutation
 from lazyshard.storage.patience import Patience
 from lazyshard_producer.position import RunPosition
+from lazyshard_producer.rows.blocks import Arrange, MadeRow
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
 from lazyshard_producer.rows.recipe import Made, Maker
@@ -40,6 +39,7 @@ class _MadeBatch:
         skipped: see above.
         spots: the two.
         unit: source rows between them, by number of the source.
+        measured: whether their lengths are known.
     """
 
     checked = True
@@ -47,13 +47,14 @@ class _MadeBatch:
     def __init__(
         self,
         book: Book,
-        rows: Sequence[tuple[bytes, Place]],
+        rows: Sequence[MadeRow],
         skipped: int,
         spots: tuple[Spot, Spot],
         unit: Mapping[int, int],
+        measured: bool,
     ) -> None:
-        self.lines: Sequence[bytes | RowInvalid] = [line for line, _ in rows[skipped:]]
-        self.tokens: Sequence[int] | None = None
+        self.lines: Sequence[bytes | RowInvalid] = [row.line for row in rows[skipped:]]
+        self.tokens: Sequence[int] | None = [row.tokens for row in rows[skipped:]] if measured else None
         self._rows = rows
         self._book = book
         self._skipped = skipped
@@ -68,8 +69,8 @@ class _MadeBatch:
         skip = self._skipped + index + 1
         if self._digest is None:
             self._digest = xxhash.xxh3_64()
-        for line, _ in self._rows[self._digested : skip]:
-            self._digest.update(line)
+        for row in self._rows[self._digested : skip]:
+            self._digest.update(row.line)
         self._digested = skip
         unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
         return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
@@ -79,20 +80,21 @@ class _MadeBatch:
         self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
 
     def place(self, index: int) -> Place:
-        return self._rows[self._skipped + index][1]
+        return self._rows[self._skipped + index].place
 
 
 class RecipeFeed:
-    """Rows made of rows, in this process or in workers, and shuffled in blocks if asked for.
+    """Rows made of rows, in this process or in workers, and shuffled or packed in blocks if asked for.
 
     Args:
         book: makes positions.
         maker: makes rows, where there are no workers.
         workers: make rows.
         begun: the unit with which to begin, if a part of it is published.
-        block: source rows that are shuffled together; 0 keeps the order.
-        seed: of the shuffling.
-        stripes: deals the rows by cost; None keeps their order, or shuffles them.
+        block: source rows that are shuffled or packed together; 0 keeps the order.
+        arrange: does that with the rows made of a block; None where there are no blocks.
+        measured: whether the rows' lengths are known.
+        stripes: deals the rows by cost; None where they are not dealt.
         warn: is told what is odd.
         patience: is told what is asked of the maker.
     """
@@ -105,7 +107,8 @@ class RecipeFeed:
         *,
         begun: BegunUnit | None,
         block: int,
-        seed: int,
+        arrange: Arrange | None,
+        measured: bool,
         stripes: Stripes | None = None,
         warn: Callable[[str], None],
         patience: Patience,
@@ -115,7 +118,8 @@ class RecipeFeed:
         self._workers = workers
         self._unit_begun = begun
         self._block = block
-        self._seed = seed
+        self._arrange = arrange
+        self._measured = measured
         self._stripes = stripes
         self._warn = warn
         self._patience = patience
@@ -125,7 +129,7 @@ class RecipeFeed:
         self._next = 0
         self._finished = False
         self._made: Iterator[Batch] = iter(())
-        self._rows: list[tuple[bytes, Place]] = []
+        self._rows: list[MadeRow] = []
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._held = 0
         self._before = self._last = book.spot(book.mixer.standing())
@@ -211,7 +215,11 @@ class RecipeFeed:
             if self._stripes is not None:
                 yield from self._stripes.add(row, piece.source, place, (before, self._last))
                 continue
-            self._rows += [(line, place) for line in row.lines]
+            if self._measured:
+                pairs = zip(row.lines, row.tokens, strict=True)
+                self._rows += [MadeRow(line, place, tokens) for line, tokens in pairs]
+            else:
+                self._rows += [MadeRow(line, place) for line in row.lines]
             self._held += 1
             self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
             if self._held >= (self._block if self._unit_begun is None else self._unit_begun.rows):
@@ -225,20 +233,19 @@ class RecipeFeed:
         return self._batch() if self._rows or self._unit_begun is not None else None
 
     def _batch(self) -> Batch:
-        """Returns what is held, shuffled if it is to be."""
-        rows = self._rows
-        if self._block:
-            to = permutation(len(rows), self._seed, self._book.blocks).tolist()
-            # Element i of the permutation is where row i goes.
-            rows = [row for _, row in sorted(zip(to, rows, strict=True), key=itemgetter(0))]
+        """Returns what is held, shuffled or packed if it is to be."""
+        rows: Sequence[MadeRow] = self._rows
+        if self._arrange is not None:
+            rows = self._arrange(rows, self._book.blocks)
             self._book.blocks += 1
             self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
-        batch = _MadeBatch(self._book, rows, self._skip(rows), (self._before, self._last), self._unit)
+        spots = (self._before, self._last)
+        batch = _MadeBatch(self._book, rows, self._skip(rows), spots, self._unit, self._measured)
         self._before = self._last
         self._rows, self._held, self._unit = [], 0, {}
         return batch
 
-    def _skip(self, rows: Sequence[tuple[bytes, Place]]) -> int:
+    def _skip(self, rows: Sequence[MadeRow]) -> int:
         """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
 
         Raises:
@@ -247,7 +254,7 @@ class RecipeFeed:
         begun, self._unit_begun = self._unit_begun, None
         if begun is None:
             return 0
-        if begun.find(line for line, _ in rows):
+        if begun.find(row.line for row in rows):
             return begun.skip
         if not begun.new:
             raise begun.refuse()
@@ -258,7 +265,7 @@ class RecipeFeed:
         return 0
 
     def _nothing(self) -> Batch:
-        return _MadeBatch(self._book, (), 0, (self._before, self._before), {})
+        return _MadeBatch(self._book, (), 0, (self._before, self._before), {}, False)
 
 
 def _in_words(place: Place) -> str:

@@ -12,6 +12,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
+from lazyshard_producer.rows.blocks import Arrange, packing, shuffling
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.feed import Feed, PlainFeed
 from lazyshard_producer.rows.making import RecipeFeed
@@ -65,18 +66,21 @@ class Pipeline:
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, paths)
+        measured = settings.pack > 0 or settings.balance is not None
         recipe = Recipe(
             columns=settings.columns,
             where=settings.where,
             transform=settings.transform,
             max_row_bytes=settings.max_row_bytes,
-            length_field=None if settings.balance is None else settings.length_field,
+            pack=settings.pack,
+            length_field=settings.length_field if measured else None,
         )
+        block, arrange = _blocks(settings)
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
         described = describe(settings)
         if committed is not None:
             start = _same_recipe(start, described, warn)
-        maker = Maker(recipe) if recipe or settings.shuffle or settings.balance is not None else None
+        maker = Maker(recipe) if recipe or block else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
         self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
         try:
@@ -86,7 +90,7 @@ class Pipeline:
                 weights,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=settings.shuffle if settings.balance is None else _NO_END,
+                block=block if settings.balance is None else _NO_END,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 patience=patience,
@@ -119,8 +123,9 @@ class Pipeline:
                 maker,
                 self._workers,
                 begun=begun,
-                block=settings.shuffle,
-                seed=settings.seed,
+                block=block,
+                arrange=arrange,
+                measured=measured,
                 stripes=stripes,
                 warn=warn,
                 patience=patience,
@@ -159,6 +164,13 @@ def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable
     )
 
 
+def _blocks(settings: Settings) -> tuple[int, Arrange | None]:
+    """Returns how many rows form a block, 0 for none, and what is done with one."""
+    if settings.pack:
+        return settings.pack_buffer, packing(settings.pack)
+    return settings.shuffle, shuffling(settings.seed) if settings.shuffle else None
+
+
 def _begun_unit(start: RunPosition, settings: Settings) -> BegunUnit | None:
     """Returns the unit in which a position is, if it is in one."""
     if not start.skip:
@@ -183,6 +195,9 @@ def describe(settings: Settings) -> dict[str, Any]:
         "shuffle": settings.shuffle,
         "seed": settings.seed if settings.shuffle or settings.balance else None,
         "weights": weights,
+        "pack": settings.pack,
+        "length_field": settings.length_field if settings.pack else None,
+        "pack_buffer": settings.pack_buffer if settings.pack else None,
     }
     if settings.balance is not None:
         # As `lazyshard.format.dealt` reads it.
@@ -205,6 +220,13 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
             f"rows are to be made in another way than those of which the last chunk holds a part: {names}; go on with "
             f"the settings of before, or choose another --out",
             option=f"--{changed[0].replace('_', '-')}",
+        )
+    if ("pack" in before) != ("pack" in described):
+        was, now = ("packs", "rows") if "pack" in before else ("rows", "packs")
+        raise SettingInvalid(
+            f"--pack: the stream holds {was}, and would hold {now} from here on, and it is all of one kind; go on as "
+            f"before, or choose another --out",
+            option="--pack",
         )
     warn(f"from here on rows are made or ordered in another way than before: {names}")
     if "weights" in changed and not start.skip:

@@ -1,4 +1,4 @@
-"""What is made of each row: columns chosen, rows filtered, rows transformed. In this order, row by row.
+"""What is made of each row: columns chosen, rows filtered, rows transformed, measured. In this order, row by row.
 
 The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,11 @@ from typing import Any, Final, NamedTuple
 from lazyshard.errors import RowInvalid
 from lazyshard.format import check_row, encode_row, has_duplicate_keys
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard_producer.rows.measure import Measure, key_names
 from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
 """Parameters of a function that takes the index too."""
-
-MAX_TOKENS: Final = 2**32 - 1
-"""The longest row that a seal can tell of."""
-
-_KEY_CHARACTERS: Final = 60
-"""So much of a key is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +36,20 @@ class Recipe:
         where: the filter's `MODULE:FUNCTION`.
         transform: the transform's `MODULE:FUNCTION`.
         max_row_bytes: longest row that they may make, in bytes without its line end.
-        length_field: the field of the rows made in which their length in tokens is; None where nobody asks for it.
+        pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
+        length_field: the key under which the tokens of the rows made stand; None where nobody asks for them.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
     where: str | None = None
     transform: str | None = None
     max_row_bytes: int = MAX_ROW_BYTES
+    pack: int = 0
     length_field: str | None = None
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
-        return bool(self.columns or self.where or self.transform)
+        return bool(self.columns or self.where or self.transform or self.length_field is not None)
 
 
 class Made(NamedTuple):
@@ -63,13 +59,13 @@ class Made(NamedTuple):
         lines: the rows made of it, each a line of JSON with its newline.
         refused: why it was refused; there are no lines then.
         duplicate: whether it named a key twice.
-        lengths: in tokens, of each of the rows made; empty where nobody asks for them.
+        tokens: the length of each of the rows made of it; empty where nobody asks for them.
     """
 
     lines: list[bytes]
     refused: RowInvalid | None = None
     duplicate: bool = False
-    lengths: Sequence[int] = ()
+    tokens: Sequence[int] = ()
 
 
 class Maker:
@@ -82,7 +78,8 @@ class Maker:
     def __init__(self, recipe: Recipe) -> None:
         self._columns = recipe.columns
         self._max_row_bytes = recipe.max_row_bytes
-        self._length_field = recipe.length_field
+        field = recipe.length_field
+        self._measure = None if field is None else Measure(field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
 
@@ -102,12 +99,16 @@ class Maker:
             if self._transform is None and not self._columns:
                 # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)
-                lines = [line.rstrip(b"\r\n") + b"\n"] if kept else []
-                return Made(lines, None, duplicate, self._lengths([row] if kept else []))
+                return self._made([line.rstrip(b"\r\n") + b"\n"] if kept else [], [row], duplicate)
             rows = list(self._rows(row, index))
-            return Made([self._encode(made) for made in rows], None, duplicate, self._lengths(rows))
+            return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
             return Made([], refused, duplicate)
+
+    def _made(self, lines: list[bytes], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
+        if self._measure is None:
+            return Made(lines, None, duplicate)
+        return Made(lines, None, duplicate, list(map(self._measure.tokens, rows, lines)))
 
     def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
         if self._columns:
@@ -134,30 +135,12 @@ class Maker:
             raise RowInvalid(f"not a row: {reason}", reason=reason)
         return line
 
-    def _lengths(self, rows: Sequence[dict[str, Any]]) -> Sequence[int]:
-        """Returns the lengths of rows in tokens, if they are asked for."""
-        name = self._length_field
-        if name is None:
-            return ()
-        for row in rows:
-            if type(length := row.get(name)) is not int or not 0 <= length <= MAX_TOKENS:
-                found = f"{reprlib.repr(row[name])}" if name in row else f"none among its keys ({_keys(row)})"
-                reason = (
-                    f"--length-field {name}: expected a whole number of tokens from 0 to {MAX_TOKENS}, found {found}"
-                )
-                raise RowInvalid(f"not a row: {reason}", reason=reason)
-        return [row[name] for row in rows]
-
     def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
         try:
             return {new: row[old] for new, old in self._columns}
         except KeyError as missing:
-            reason = f"--columns: no {missing.args[0]!r} among its keys ({_keys(row)})"
+            reason = f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from None
-
-
-def _keys(row: dict[str, Any]) -> str:
-    return ", ".join(key[:_KEY_CHARACTERS] for key in list(row)[:8]) or "none"
 
 
 def _as_rows(made: Any) -> list[Any]:

@@ -149,7 +149,7 @@ class Stripes:
         self._last = after
         if self._start is None:
             self._start = _Start(before, (), {})
-        self._rows += [_Row(line, tokens, place) for line, tokens in zip(made.lines, made.lengths, strict=True)]
+        self._rows += [_Row(line, tokens, place) for line, tokens in zip(made.lines, made.tokens, strict=True)]
         self._unit[source] = self._unit.get(source, 0) + 1
         if self._begun is not None:
             if sum(self._unit.values()) < self._begun.rows:

@@ -1,4 +1,4 @@
-"""A unit: a source row of which several are made, or a block of rows that are shuffled, published in part."""
+"""A unit: a source row of which several are made, or a block of rows that are shuffled or packed, published in part."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cached_dataset", {"cached_dataset": ["/cache"]}, "leave out one of them"),
     ("cached_dataset", {"cached_val_dataset": ["/cache"]}, "leave out one of them"),
     ("group_by_length", {"group_by_length": True}, "leave it out"),
-    ("packing", {"packing": True}, "leave it out"),
+    ("packing", {"packing": True, "rlhf_type": "dpo"}, "for sft and pt; leave it out"),
     ("truncation_strategy", {"truncation_strategy": "split"}, "choose delete, left or right"),
     ("split_dataset_ratio", {"split_dataset_ratio": 0.01}, "--val_dataset FILE"),
     ("interleave_prob", {"interleave_prob": [0.5, 0.5]}, "has 2 weights for 1 streams"),

@@ -1,0 +1,75 @@
+"""The lengths of rows that are to be packed or dealt by cost, as the rows themselves tell them."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any, Final
+
+import orjson
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format.packed_row import ADDED_LEVELS
+
+_MAX_LEVELS: Final = 1024
+"""How deep readers nest."""
+
+MAX_TOKENS: Final = 2**32 - 1
+"""The longest row that a seal can tell of."""
+
+_KEY_CHARACTERS: Final = 60
+"""So much of a key is told."""
+
+_SHOWN: Final = 60
+"""Characters of a value that are told."""
+
+
+class Measure:
+    """Tells how many tokens a row has.
+
+    Args:
+        field: the key under which they stand.
+        pack: tokens of a pack; 0 where rows are not packed.
+    """
+
+    def __init__(self, field: str, pack: int) -> None:
+        self._field = field
+        self._pack = pack
+
+    def tokens(self, row: dict[str, Any], line: bytes) -> int:
+        """Returns the tokens of a row.
+
+        Args:
+            row: the row.
+            line: the same as a line.
+
+        Raises:
+            RowInvalid: it does not tell them, has more than go into a pack, or is nested too deep to lie in one.
+        """
+        tokens = row.get(self._field)
+        if not self._pack:
+            if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
+                found = reprlib.repr(tokens) if self._field in row else f"none among its keys ({key_names(row)})"
+                expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
+                raise _refuse(f"--length-field {self._field}: {expected}, found {found}")
+            return tokens
+        if type(tokens) is not int or tokens < 1:
+            found = repr(tokens)[:_SHOWN] if self._field in row else "none"
+            raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self._field!r}, found {found}")
+        if tokens > self._pack:
+            raise _refuse(f"--pack: {tokens} tokens under {self._field!r}, more than the {self._pack} of a pack")
+        # Every level takes an opening bracket, so few rows are parsed a second time.
+        if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
+            try:
+                orjson.loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
+            except orjson.JSONDecodeError:
+                raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+        return tokens
+
+
+def key_names(row: dict[str, Any]) -> str:
+    """Returns the first keys of a row, for messages."""
+    return ", ".join(key[:_KEY_CHARACTERS] for key in list(row)[:8]) or "none"
+
+
+def _refuse(reason: str) -> RowInvalid:
+    return RowInvalid(f"not a row: {reason}", reason=reason)

@@ -1,0 +1,73 @@
+"""The same groups of rows through ms-swift's `PackingDataset` and, as rows that are packs, through our `RowEncoder`.
+
+    python packing_program.py MODEL ROWS.jsonl FOUND.json
+
+A process of its own, since importing ms-swift warns. Found is, for both ways, the samples, and what ms-swift's collator
+makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours"}.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lazyshard.format import check_row, encode_pack, encode_row
+from lazyshard_swift.rows import RowEncoder
+
+CAPACITY = 300
+
+
+def make_template(model: str) -> Any:
+    swift_model, swift_template = importlib.import_module("swift.model"), importlib.import_module("swift.template")
+    processor = swift_model.get_processor(model, model_type="qwen3")
+    template = swift_template.get_template(processor, max_length=CAPACITY, template_type="qwen2_5")
+    template.set_mode("train")
+    return template
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def collated(template: Any, samples: list[Any]) -> list[dict[str, Any]]:
+    cu_seqlens = importlib.import_module("swift.utils.transformers_utils").get_packed_seq_params
+    found = []
+    for first in range(0, len(samples), 2):
+        batch = template.data_collator(copy.deepcopy(samples[first : first + 2]))
+        borders = plain(cu_seqlens(batch["position_ids"])["cu_seq_lens_q"])
+        found.append({name: plain(value) for name, value in batch.items()} | {"cu_seqlens": borders})
+    return found
+
+
+def main() -> int:
+    model, source, target = sys.argv[1:]
+    swift_dataset, datasets = importlib.import_module("swift.dataset"), importlib.import_module("datasets")
+    template = make_template(model)
+    rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines()]
+    lengths = [template.encode(row, return_length=True)["lengths"] for row in rows]
+    table = datasets.Dataset.from_list([row | {"lengths": length} for row, length in zip(rows, lengths, strict=True)])
+    encoded = swift_dataset.LazyLLMDataset(table, template.encode, strict=True)
+    packing = swift_dataset.PackingDataset(template, encoded, packing_length=CAPACITY)
+    ordinary = [packing[index] for index in range(len(packing))]
+    encoder = RowEncoder(template, packing_length=CAPACITY)
+    packs = [
+        encode_pack([encode_row(rows[index]) for index in group], [sum(lengths[index]) for index in group])
+        for group in packing.packed_idx
+    ]
+    ours = [encoder(check_row(pack)) for pack in packs]
+    found = {
+        "lengths": [sum(length) for length in lengths],
+        "groups": packing.packed_idx,
+        "ordinary": {"samples": ordinary, "batches": collated(template, ordinary)},
+        "ours": {"samples": ours, "batches": collated(template, ours)},
+    }
+    Path(target).write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

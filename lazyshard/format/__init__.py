@@ -4,6 +4,7 @@
 - `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
+- `indexed`: not of the directory: the index of Megatron's IndexedDataset
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.

@@ -16,6 +16,7 @@ import orjson
 from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.format.indexed import Ints
 from lazyshard.storage.indexed_reader import IndexedReader, Sequences
+from lazyshard_producer.wording import count
 
 PIECE_BYTES: Final = 1 << 20
 """How much of the data file is read at a time: enough for what a piece costs by itself, little beside all else."""
@@ -83,7 +84,7 @@ class RowMaker:
         sequences = int(piece.bounds[-1])
         if len(piece.bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
             # Not looked at: so much memory is only for those who have asked for it.
-            return [self._too_long(f"{sequences} sequences")]
+            return [self._too_long(count(sequences, "sequence"))]
         found: Sequences | None = None
         try:
             found = self._reader.sequences(piece.first, piece.first + sequences)
@@ -105,7 +106,7 @@ class RowMaker:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
         counts = np.diff(ends[piece.bounds])
         if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
-            return [self._too_long(f"{counts[0]} tokens")]
+            return [self._too_long(count(int(counts[0]), "token"))]
         width = self._reader.header.token.itemsize
         rows = max(1, int(np.searchsorted(np.cumsum(counts) * width, PIECE_BYTES, "right")))
         bounds = piece.bounds[: rows + 1].tolist()
@@ -147,7 +148,9 @@ class RowMaker:
             if modes is not None:
                 row["mode"] = modes
         line = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
-        return line if len(line) - 1 <= self._most else self._too_long(f"{len(tokens)} tokens")
+        if len(line) - 1 <= self._most:
+            return line
+        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
 
     def _number_documents(self, row: int, rows: int) -> list[int | None]:
         """Returns the document of each of the next sequences."""

@@ -19,10 +19,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,46 +41,12 @@ from lazyshard.format.indexed import (
 )
 from lazyshard.storage import durable
 from lazyshard.storage.files import check_folder
-
-_BUFFER_BYTES: Final = 1 << 20
-_COPY_ITEMS: Final = 1 << 16
-"""Numbers of the index that are copied at a time, or tokens that get another type."""
+from lazyshard.storage.indexed_parts import GrowingFile, read_numbers
 
 _LOCK: Final = "lock"
 _DATA: Final = "data"
 _INDEX: Final = "index"
 _PARTS: Final = (_DATA, "lengths", "boundaries", "modes")
-
-
-class _Part:
-    """A file that grows at its end."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = durable.create(path)
-        self._buffer = bytearray()
-
-    def add(self, data: bytes) -> None:
-        """Adds bytes at the end."""
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Gives all bytes to the system."""
-        durable.write_all(self._fd, self._buffer)
-        self._buffer.clear()
-
-    def sync(self) -> None:
-        """Waits until all bytes are on the device."""
-        self.flush()
-        durable.sync(self._fd)
-
-    def close(self) -> None:
-        """Closes the file; what is not flushed is dropped."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 class IndexedWriter:
@@ -114,7 +79,7 @@ class IndexedWriter:
         self._replace = replace
         self._folder: Final = prefix.parent / f".{prefix.name}.export"
         self._targets: Final = {name: prefix.parent / (prefix.name + name) for name in (DATA_SUFFIX, INDEX_SUFFIX)}
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, GrowingFile] = {}
         self._check_free()
         self._lock = self._acquire()
         try:
@@ -122,7 +87,7 @@ class IndexedWriter:
             self._check_free()
             self._take_over()
             for name in _PARTS:
-                self._parts[name] = _Part(self._folder / name)
+                self._parts[name] = GrowingFile(self._folder / name)
             self._parts["boundaries"].add(np.zeros(1, BOUNDARY).tobytes())
         except BaseException:
             self._close()
@@ -152,9 +117,9 @@ class IndexedWriter:
         """Goes on with another type of tokens, which holds all that the one so far does; copies what is there."""
         old = self._parts[_DATA]
         old.flush()
-        new = _Part(self._folder / "wider")
+        new = GrowingFile(self._folder / "wider")
         try:
-            for tokens in _read(old.path, DTYPES[self.dtype]):
+            for tokens in read_numbers(old.path, DTYPES[self.dtype]):
                 new.add(tokens.astype(DTYPES[dtype]).tobytes())
             new.flush()
             durable.rename(new.path, old.path)
@@ -197,18 +162,18 @@ class IndexedWriter:
         self._close()
 
     def _write_index(self, header: IndexHeader) -> None:
-        index = _Part(self._folder / _INDEX)
+        index = GrowingFile(self._folder / _INDEX)
         try:
             index.add(header.encode())
-            for lengths in _read(self._folder / "lengths", LENGTH):
+            for lengths in read_numbers(self._folder / "lengths", LENGTH):
                 index.add(lengths.tobytes())
             begin = 0
-            for lengths in _read(self._folder / "lengths", LENGTH):
+            for lengths in read_numbers(self._folder / "lengths", LENGTH):
                 wide: Ints = lengths.astype(np.int64)
                 index.add(pointers_of(wide, begin, self.dtype).astype(POINTER).tobytes())
                 begin += int(wide.sum()) * header.token.itemsize
             for name in ("boundaries", "modes"):
-                for numbers in _read(self._folder / name, np.dtype("u1")):
+                for numbers in read_numbers(self._folder / name, np.dtype("u1")):
                     index.add(numbers.tobytes())
             index.sync()
         finally:
@@ -276,10 +241,3 @@ class IndexedWriter:
             durable.remove(self._folder / _LOCK)
             os.rmdir(self._folder)
         os.close(self._lock)
-
-
-def _read(path: Path, kind: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yields the numbers of a file, some at a time."""
-    with path.open("rb") as file:
-        while data := file.read(_COPY_ITEMS * kind.itemsize):
-            yield np.frombuffer(data, kind)

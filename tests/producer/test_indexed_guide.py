@@ -44,6 +44,6 @@ def test_options_and_codes_are_those_of_the_command(capsys: Any) -> None:
     assert main(["export", "--help"]) == 0
     there = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     section = GUIDE[GUIDE.index("## `lazyshard export") :]
-    assert {name for name in re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)} == there
+    assert set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)) == there
     codes = set(re.findall(r"^ *(\d+)  ", export.EPILOG, re.MULTILINE))
     assert set(re.findall(r"^\| (\d+) \|", section, re.MULTILINE)) == codes - {"1", "70"}

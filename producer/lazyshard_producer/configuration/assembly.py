@@ -241,20 +241,22 @@ def _sources_of(group: _Group) -> list[SourceSettings]:
     found = [one for path in group.paths for one in ([Found(path)] if group.follow else expand_source(path))]
     values = _renamed(group.values)
     weight = values.pop("weight", None)
-    blended = any(one.weight is not None for one in found)
-    if blended and weight is not None and len(group.paths) > 1:
+    if weight is not None and len(group.paths) > 1 and any(one.weight is not None for one in found):
         raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
-    total = sum(one.weight or 0.0 for one in found) if blended else float(len(found))
     sources = []
-    for one in found:
-        share = one.weight if blended else 1.0
-        if weight is not None and weight > 0 and math.isfinite(weight) and share is not None:
-            share *= weight / total
-        else:
-            share = one.weight if weight is None else weight
+    for one, share in zip(found, _shares(weight, found), strict=True):
         about = _of_format(values, one.path) if any(map(is_indexed, group.paths)) else values
         sources.append(SourceSettings(path=one.path, weight=share, follow=group.follow, **about))
     return sources
+
+
+def _shares(weight: float | None, found: Sequence[Found]) -> list[float | None]:
+    if weight is None:
+        return [one.weight for one in found]
+    if not (weight > 0 and math.isfinite(weight)):
+        return [weight] * len(found)
+    parts = [1.0 if one.weight is None else one.weight for one in found]
+    return [weight * part / sum(parts) for part in parts]
 
 
 def _of_format(values: Mapping[str, Any], path: str) -> dict[str, Any]:

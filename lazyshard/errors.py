@@ -215,6 +215,25 @@ class StoreUnavailable(LazyShardError, ConnectionError):
     waited: float | None = None
 
 
+class IndexedInvalid(LazyShardError, ValueError):
+    """An `.idx` or `.bin` file of Megatron's IndexedDataset that is damaged, cut, or something else.
+
+    `sequence` is the number (from 0) of the one that cannot be had, `byte` where the data file ends too early.
+    """
+
+    file: str | None = None
+    expected: str | None = None
+    actual: str | None = None
+    sequence: int | None = None
+    byte: int | None = None
+
+
+class ExportExists(LazyShardError, FileExistsError):
+    """There is something already under the name that an export is to have."""
+
+    file: str | None = None
+
+
 class StreamMissing(LazyShardError, FileNotFoundError):
     """There is no stream in the directory, or it has gone."""
 

@@ -13,7 +13,20 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard import __version__
-from lazyshard.cli import adopt, audit, check_config, doctor, exits, forget, inspect, rechunk, status, trace, verify
+from lazyshard.cli import (
+    adopt,
+    audit,
+    check_config,
+    doctor,
+    exits,
+    export,
+    forget,
+    inspect,
+    rechunk,
+    status,
+    trace,
+    verify,
+)
 from lazyshard.cli.wording import NAME, complain, explain
 from lazyshard.errors import LazyShardError
 
@@ -33,6 +46,7 @@ app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
 app.command("audit", help=audit.HELP, epilog=audit.EPILOG)(audit.command)
 app.command("check-config", help=check_config.HELP, epilog=check_config.EPILOG)(check_config.command)
 app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
+app.command("export", help=export.HELP, epilog=export.EPILOG)(export.command)
 app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.errors import (
+    ExportExists,
     FileUnreadable,
     LazyShardError,
     ProducerFenced,
@@ -35,6 +36,7 @@ INTERRUPTED: Final = 130
 _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RowInvalid, REFUSED),
     (StreamInvalid, REFUSED),
+    (ExportExists, REFUSED),
     (ProducerLocked, OTHER_PRODUCER),
     (ProducerFenced, OTHER_PRODUCER),
     (WriterFailed, FILESYSTEM),

@@ -7,6 +7,7 @@
        2  usage: an argument is missing or impossible                   see --help
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
        3  `forget`: no consumer of this name                            choose one that the message lists
+       3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
        3  `rechunk`: the stream has not ended, or its start is deleted  see --follow, or take another one
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
        5  `audit`: something is not in order                            see what the lines name

@@ -5,7 +5,7 @@
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
-- `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
+- `indexed`: not of the directory: the index of Megatron's IndexedDataset
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows
 
 The specification for other languages is `docs/format.md`.

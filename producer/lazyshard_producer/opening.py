@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.format.indexed import INDEX_SUFFIX, MAGIC
+from lazyshard.storage.indexed_reader import data_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.names import NameRules
@@ -70,6 +72,8 @@ def source_kind(settings: SourceSettings) -> str:
     if path.endswith(".arrow"):
         return "arrow"
     start = read_magic(path)
+    if start == MAGIC[: len(start)] != b"" or (path.endswith(INDEX_SUFFIX) and not _is_text(start)):
+        return "megatron"
     kind = _MAGIC.get(start[:2], "jsonl")
     packed = _PACKED.get(os.path.splitext(path)[1])
     # A compressed file that was cut to nothing, or is not written yet, must not end a stream as an empty text does.
@@ -118,6 +122,10 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
             from lazyshard_producer.sources.huggingface import open_hugging_face
 
             return open_hugging_face(settings, position, context)
+        case "megatron":
+            from lazyshard_producer.sources.indexed import IndexedSource
+
+            return IndexedSource(settings, position, context)
         case _:
             from lazyshard_producer.sources.generator import GeneratorSource
 
@@ -164,8 +172,11 @@ def _check_apart(sources: Sequence[SourceSettings]) -> None:
 
 def source_size(settings: SourceSettings) -> int | None:
     """Returns a source's size in bytes, for what is shown; None where nobody knows."""
+    path = settings.path
     try:
-        status = os.stat(settings.path)
+        if path.endswith(INDEX_SUFFIX) and source_kind(settings) == "megatron":
+            path = data_path(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

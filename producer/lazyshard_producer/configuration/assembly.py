@@ -16,7 +16,7 @@ from lazyshard_producer.configuration.arguments import SourceArgument
 from lazyshard_producer.configuration.config import PATH_KEYS, ConfigFile
 from lazyshard_producer.configuration.options import BY_NAME, DEFAULT_MAX_BAD_ROWS, OPTIONS, SOURCE_OPTIONS, Option
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.configuration.source_paths import expand_path, is_pipe
+from lazyshard_producer.configuration.source_paths import Found, expand_source, is_indexed, is_pipe
 from lazyshard_producer.errors import Problem, SettingsInvalid
 
 _FIELDS: Final = {
@@ -35,6 +35,9 @@ _FOLLOWS_FROM: Final = {
     "idle_seconds": "finished_by",
 }
 """What may be wrong only because something else could not be read."""
+
+_ABOUT: Final = {"resume": "standard input and pipes", "indexed_rows": "Megatron's .idx files"}
+"""What a flag about sources is about that is not about followed directories."""
 
 _LIMITS: Final = frozenset(one.name for one in fields(Limits))
 
@@ -55,7 +58,7 @@ class Flags:
 
 
 def assemble(flags: Flags, config: ConfigFile | None) -> Settings:
-    """Returns the settings. Looks for the files that match patterns, and at nothing else.
+    """Returns the settings. Looks for the files that match patterns, reads blend files, and looks at nothing else.
 
     Raises:
         SettingsInvalid: with every problem.
@@ -104,7 +107,11 @@ class _Assembly:
         owners: list[_Group] = []
         sources: list[SourceSettings] = []
         for group in groups:
-            found = _sources_of(group)
+            try:
+                found = _sources_of(group)
+            except ValueError as cause:
+                self.problems.append(Problem(group.where("source"), str(cause)))
+                continue
             sources += found
             owners += [group] * len(found)
         values = {option.name: self._given(option) for option in OPTIONS if self._is_given(option)}
@@ -202,7 +209,7 @@ class _Assembly:
                 if not unread:
                     group.values[option.name] = value
             if groups and not about:
-                kind = "standard input and pipes" if option.name == "resume" else "directories given with --follow"
+                kind = _ABOUT.get(option.name, "directories given with --follow")
                 self.problems.append(Problem(option.flag, f"it is for {kind}, and there are none; leave it out"))
 
     def _take_over(self, found: Sequence[Problem], owners: Sequence[_Group]) -> None:
@@ -226,12 +233,35 @@ class _Assembly:
 
 
 def _sources_of(group: _Group) -> list[SourceSettings]:
-    """Returns the sources of a group, its weight divided evenly among them."""
-    paths = [found for path in group.paths for found in ([path] if group.follow else expand_path(path))]
+    """Returns the sources of a group, its weight divided among them: evenly, or as a blend file says.
+
+    Raises:
+        ValueError: a blend file cannot be read, or is to share a weight with other sources.
+    """
+    found = [one for path in group.paths for one in ([Found(path)] if group.follow else expand_source(path))]
     values = _renamed(group.values)
-    if paths and values.get("weight", 0) > 0 and math.isfinite(values["weight"]):
-        values["weight"] /= len(paths)
-    return [SourceSettings(path=path, follow=group.follow, **values) for path in paths]
+    weight = values.pop("weight", None)
+    if weight is not None and len(group.paths) > 1 and any(one.weight is not None for one in found):
+        raise ValueError("a blend file with weights shares a --weight with nothing else; give it a --source of its own")
+    sources = []
+    for one, share in zip(found, _shares(weight, found), strict=True):
+        about = _of_format(values, one.path) if any(map(is_indexed, group.paths)) else values
+        sources.append(SourceSettings(path=one.path, weight=share, follow=group.follow, **about))
+    return sources
+
+
+def _shares(weight: float | None, found: Sequence[Found]) -> list[float | None]:
+    if weight is None:
+        return [one.weight for one in found]
+    if not (weight > 0 and math.isfinite(weight)):
+        return [weight] * len(found)
+    parts = [1.0 if one.weight is None else one.weight for one in found]
+    return [weight * part / sum(parts) for part in parts]
+
+
+def _of_format(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Returns what is about a file, where other files beside it are IndexedDatasets."""
+    return {name: value for name, value in values.items() if name != "indexed_rows" or is_indexed(path)}
 
 
 def _flag(name: str) -> str:
@@ -241,6 +271,8 @@ def _flag(name: str) -> str:
 def _can_be_about(option: Option, group: _Group) -> bool:
     if option.name == "resume":
         return not group.follow and any(map(is_pipe, group.paths))
+    if option.name == "indexed_rows":
+        return not group.follow and any(map(is_indexed, group.paths))
     return group.follow
 
 

@@ -14,7 +14,8 @@ from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPT
 
 _SOURCE_HELP: Final = (
     "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, - "
-    "for standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command). "
+    "for standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), "
+    "PREFIX.idx or megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. "
     "Repeat it, or give several files after it, or a quoted pattern; they are read in this order."
 )
 

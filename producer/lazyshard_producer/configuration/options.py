@@ -126,6 +126,15 @@ SOURCE_OPTIONS: Final = (
         "new ones. Default: skip.",
         '"skip"',
     ),
+    Option(
+        "indexed_rows",
+        "source",
+        choice("document", "sequence"),
+        "document|sequence",
+        "What of Megatron's .idx files makes a row: a document with all its sequences, or each sequence. Default: "
+        "document.",
+        '"document"',
+    ),
 )
 """Those of a source. On the command line all but the weight hold for every source that they can be about."""
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from lazyshard.format.cursor import check_consumer
+from lazyshard.format.indexed import INDEX_SUFFIX
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard_producer.errors import Problem
 
@@ -103,6 +104,8 @@ def _of_kind(source: SourceSettings) -> Iterator[tuple[str, str]]:
         yield "--weight", f"a number above 0 is needed, got {source.weight:g}; for no rows of it leave the source out"
     if source.resume != "skip" and (source.follow or python):
         yield "--resume", "it is for standard input and pipes, and this goes on where it was; leave it out"
+    if source.indexed_rows != "document" and (source.follow or not source.path.endswith(INDEX_SUFFIX)):
+        yield "--indexed-rows", f"it is for Megatron's {INDEX_SUFFIX} files, and this is none; leave it out"
 
 
 def _of_not_following(source: SourceSettings) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,7 @@ class SourceSettings:
         end_marker: name of a file in a followed directory after which no other comes.
         resume: what a second start does with the rows of standard input or a pipe: skip as many as were published, or
             append them all.
+        indexed_rows: what of an IndexedDataset of Megatron's makes a row: a document, or a sequence.
     """
 
     path: str
@@ -54,6 +55,7 @@ class SourceSettings:
     idle_s: float = 60.0
     end_marker: str = "_END"
     resume: Literal["skip", "append"] = "skip"
+    indexed_rows: Literal["document", "sequence"] = "document"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,265 @@
+"""Megatron's IndexedDataset as values: the layout of an `.idx` file, which says where the sequences of a `.bin` lie.
+
+    byte    bytes                    of PREFIX.idx, all numbers little-endian
+       0        9                    b"MMIDIDX", two zero bytes
+       9        8                    version, 1
+      17        1                    code of the type of a token
+      18        8                    n, the number of sequences
+      26        8                    d + 1, with d the number of documents
+      34      4 n                    int32: tokens of each sequence
+              8 n                    int64: byte of PREFIX.bin at which each sequence begins
+              8 (d + 1)              int64: boundaries; document k is the sequences of [boundary k, boundary k + 1)
+              n, or none             int8: mode of each sequence, where the file has modes
+
+`PREFIX.bin` is tokens and nothing else. Which of the two lengths an index has tells whether there are modes.
+
+Taken from what `megatron/core/datasets/indexed_dataset.py` of megatron-core 0.16 writes and reads. Stricter than that
+reader: it checks no sizes, offsets or boundaries, and hands out whatever lies there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.errors import IndexedInvalid
+
+INDEX_SUFFIX: Final = ".idx"
+DATA_SUFFIX: Final = ".bin"
+
+MAGIC: Final = b"MMIDIDX\0\0"
+VERSION: Final = 1
+
+HEADER_BYTES: Final = 34
+_HEADER: Final = struct.Struct("<9sQBQQ")
+
+_OLD_MAGIC: Final = b"TNTIDX"
+"""Of fairseq's format that came before, which megatron-core does not read any more either."""
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "uint8": np.dtype("<u1"),
+    "int8": np.dtype("<i1"),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "uint16": np.dtype("<u2"),
+}
+"""Types of tokens by name; the code of each is its place in this list, from 1."""
+
+_NAMES: Final = tuple(DTYPES)
+
+LENGTH: Final = np.dtype("<i4")
+POINTER: Final = np.dtype("<i8")
+BOUNDARY: Final = np.dtype("<i8")
+MODE: Final = np.dtype("<i1")
+
+MAX_LENGTH: Final = 2**31 - 1
+"""Most tokens of a sequence: what its length is written in holds no more."""
+
+SMALL_VOCABULARY: Final = 65500
+"""Below so many tokens megatron-core writes uint16, from there on int32 (`DType.optimal_dtype`)."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What an `.idx` file says of itself.
+
+    Attributes:
+        dtype: name of the type of a token, one of `DTYPES`.
+        sequences: number of sequences.
+        documents: number of documents; there is one boundary more.
+        has_modes: whether each sequence has a mode.
+    """
+
+    dtype: str
+    sequences: int
+    documents: int
+    has_modes: bool
+
+    @property
+    def token(self) -> np.dtype[Any]:
+        """The type of a token."""
+        return DTYPES[self.dtype]
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether tokens are integers."""
+        return self.token.kind in "iu"
+
+    @property
+    def lengths_at(self) -> int:
+        """Byte at which the lengths begin."""
+        return HEADER_BYTES
+
+    @property
+    def pointers_at(self) -> int:
+        """Byte at which the pointers begin."""
+        return self.lengths_at + LENGTH.itemsize * self.sequences
+
+    @property
+    def boundaries_at(self) -> int:
+        """Byte at which the boundaries of documents begin."""
+        return self.pointers_at + POINTER.itemsize * self.sequences
+
+    @property
+    def modes_at(self) -> int:
+        """Byte at which the modes begin, if there are any."""
+        return self.boundaries_at + BOUNDARY.itemsize * (self.documents + 1)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.modes_at + (self.sequences if self.has_modes else 0)
+
+    def encode(self) -> bytes:
+        """Returns the first `HEADER_BYTES` of the file."""
+        code = _NAMES.index(self.dtype) + 1
+        return _HEADER.pack(MAGIC, VERSION, code, self.sequences, self.documents + 1)
+
+    @classmethod
+    def decode(cls, head: bytes, size: int, file: str) -> IndexHeader:
+        """Reads the first bytes of a file, and compares what they say with its size.
+
+        So whoever allocates memory by the numbers in it allocates no more than the file has bytes.
+
+        Args:
+            head: the first `HEADER_BYTES`, or fewer where the file has fewer.
+            size: bytes of the whole file.
+            file: how to call it in messages.
+
+        Raises:
+            IndexedInvalid: it is no index, of another version or type, cut, or longer than it says.
+        """
+        if not head.startswith(MAGIC):
+            if head.startswith(_OLD_MAGIC):
+                actual = "one of fairseq's old format; write it anew with Megatron's tools/preprocess_data.py"
+                raise refuse(file, "an index of Megatron's IndexedDataset", actual)
+            expected = f"an index of Megatron's IndexedDataset, which begins with {MAGIC!r}"
+            raise refuse(file, expected, f"{head[: len(MAGIC)]!r}")
+        if len(head) < HEADER_BYTES:
+            raise refuse(file, f"a header of {HEADER_BYTES} bytes", f"{size} bytes; the file was cut")
+        _, version, code, sequences, boundaries = _HEADER.unpack(head[:HEADER_BYTES])
+        if version != VERSION:
+            raise refuse(file, f"version {VERSION}", f"version {version}")
+        if not 1 <= code <= len(_NAMES):
+            raise refuse(file, f"a type of tokens from 1 to {len(_NAMES)}", f"code {code}")
+        if boundaries == 0:
+            raise refuse(file, "one boundary of documents at least", "none")
+        plain = cls(_NAMES[code - 1], sequences, boundaries - 1, has_modes=False)
+        for header in (plain, cls(_NAMES[code - 1], sequences, boundaries - 1, has_modes=sequences > 0)):
+            if size == header.size:
+                return header
+        expected = (
+            f"{plain.size} bytes, or {plain.size + sequences} with modes, for {sequences} sequences and "
+            f"{boundaries - 1} documents"
+        )
+        hint = "; the file was cut, or is still being written" if size < plain.size else ""
+        raise refuse(file, expected, f"{size}{hint}")
+
+
+def check_boundaries(boundaries: Ints, first: int, header: IndexHeader, file: str) -> None:
+    """Checks boundaries of documents that follow each other.
+
+    Args:
+        boundaries: shape (m,).
+        first: the number of the first of them.
+        header: what the index says of itself.
+        file: how to call the index in messages.
+
+    Raises:
+        IndexedInvalid: the first of all is not 0, the last of all not the number of sequences, or one is below the one
+            before it or outside.
+    """
+    outside = (boundaries < 0) | (boundaries > header.sequences)
+    back = np.zeros(len(boundaries), bool)
+    back[1:] = boundaries[1:] < boundaries[:-1]
+    if (wrong := np.flatnonzero(outside | back)).size:
+        at = int(wrong[0])
+        low = int(boundaries[at - 1]) if at and back[at] else 0
+        what = f"boundary {first + at} of the documents from {low} to {header.sequences}"
+        raise refuse(file, what, str(boundaries[at]))
+    if first == 0 and len(boundaries) and boundaries[0] != 0:
+        raise refuse(file, "documents from sequence 0 on", f"from {boundaries[0]} on")
+    last = len(boundaries) and first + len(boundaries) == header.documents + 1
+    if last and boundaries[-1] != header.sequences:
+        actual = f"{boundaries[-1]} of them; the program that wrote it ended no document after the last sequences"
+        raise refuse(file, f"all {header.sequences} sequences in documents", actual)
+
+
+def check_sequences(lengths: Ints, pointers: Ints, first: int, header: IndexHeader, data_size: int, file: str) -> None:
+    """Checks sequences that follow each other: that each lies in the `.bin` file.
+
+    Args:
+        lengths: tokens of each, shape (m,).
+        pointers: byte at which each begins, shape (m,).
+        first: the number of the first of them.
+        header: what the index says of itself.
+        data_size: bytes of the `.bin` file.
+        file: how to call the index in messages.
+
+    Raises:
+        IndexedInvalid: one does not; the message names its bytes.
+    """
+    width = header.token.itemsize
+    # A length is below 2**31, so that nothing overflows: the pointer, which may be anything, is only compared.
+    wrong = np.flatnonzero((lengths < 0) | (pointers < 0) | (pointers > data_size - lengths * width))
+    if not wrong.size:
+        return
+    at = int(wrong[0])
+    length, begin = int(lengths[at]), int(pointers[at])
+    expected = f"sequence {first + at} within the {data_size} bytes of its {DATA_SUFFIX} file"
+    actual = f"{length} tokens of {header.dtype} at byte {begin}, up to byte {begin + length * width}"
+    cut = length >= 0 and begin >= 0
+    hint = f"; the {DATA_SUFFIX} file was cut, is still being written, or belongs to another index" if cut else ""
+    raise refuse(file, expected, f"{actual}{hint}", sequence=first + at)
+
+
+def pointers_of(lengths: Ints, begin: int, dtype: str) -> Ints:
+    """Returns at which byte each sequence begins where they lie one behind another.
+
+    >>> pointers_of(np.array([2, 0, 3]), 100, "uint16").tolist()
+    [100, 104, 104]
+    """
+    ends = np.cumsum(lengths, dtype=np.int64) * DTYPES[dtype].itemsize + begin
+    return np.concatenate([np.array([begin], np.int64), ends[:-1]])[: len(lengths)]
+
+
+def bounds_of(dtype: str) -> tuple[int, int]:
+    """Returns the smallest and the largest integer that a type of tokens holds; of floats, those that stay finite.
+
+    >>> bounds_of("uint16"), bounds_of("int8")
+    ((0, 65535), (-128, 127))
+    """
+    kind = DTYPES[dtype]
+    if kind.kind == "f":
+        most = int(np.finfo(kind).max)
+        return -most, most
+    limits = np.iinfo(kind)
+    return int(limits.min), int(limits.max)
+
+
+def smallest_dtype(low: int, high: int) -> str:
+    """Returns the type of tokens that megatron-core would choose for a vocabulary that ends with the largest of them.
+
+    Args:
+        low: smallest token.
+        high: largest token.
+
+    >>> smallest_dtype(0, 65498), smallest_dtype(0, 65499), smallest_dtype(-100, 7)
+    ('uint16', 'int32', 'int32')
+    """
+    return "uint16" if low >= 0 and high + 1 < SMALL_VOCABULARY else "int32"
+
+
+def refuse(file: str, expected: str, actual: str, **fields: Any) -> IndexedInvalid:
+    """Returns the error for an index or data file that is not as it has to be."""
+    message = f"{file}: expected {expected}, found {actual}"
+    return IndexedInvalid(message, file=file, expected=expected, actual=actual, **fields)

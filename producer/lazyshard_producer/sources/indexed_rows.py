@@ -1,0 +1,197 @@
+"""Rows of Megatron's IndexedDataset: which sequences make the next ones, and how they are written.
+
+document    {"input_ids": [the tokens of all its sequences]}, and where these are not just one, or have modes,
+            "lengths": [tokens of each sequence], "mode": [mode of each]
+sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" where it has one
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import orjson
+
+from lazyshard.errors import IndexedInvalid, RowInvalid
+from lazyshard.format.indexed import Ints
+from lazyshard.storage.indexed_reader import IndexedReader, Sequences
+from lazyshard_producer.wording import count
+
+PIECE_BYTES: Final = 1 << 20
+"""How much of the data file is read at a time: enough for what a piece costs by itself, little beside all else."""
+
+PIECE_ROWS: Final = 512
+"""As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
+
+_PIECE_SEQUENCES: Final = 64 << 10
+"""As many sequences at the most, unless one document has more: empty ones take no byte of the data file."""
+
+_LEAST_TOKEN_BYTES: Final = 2
+"""What a number takes in JSON at the least: a digit, and what parts it from the next."""
+
+
+class Piece(NamedTuple):
+    """Sequences that are read together.
+
+    Attributes:
+        first: the number of the first one.
+        bounds: shape (rows + 1,): row k is made of the sequences first + [bounds[k], bounds[k + 1]).
+    """
+
+    first: int
+    bounds: Ints
+
+
+class RowMaker:
+    """Makes rows of an open file.
+
+    Args:
+        reader: the file.
+        of: what makes a row.
+        most: longest row that is accepted, in bytes without its line end.
+
+    Attributes:
+        total: how many rows there are.
+    """
+
+    def __init__(self, reader: IndexedReader, of: Literal["document", "sequence"], most: int) -> None:
+        self._reader = reader
+        self._of = of
+        self._most = most
+        self._document = 0
+        self.total: Final = reader.header.documents if of == "document" else reader.header.sequences
+
+    def go_to(self, row: int) -> None:
+        """Finds the document of a row from which `make` is to go on, by halves: a few reads of 8 bytes.
+
+        Raises:
+            IndexedInvalid, OSError: as `IndexedReader.boundaries`.
+        """
+        self._document = self._document_of(row) if self._of == "sequence" else 0
+
+    def make(self, row: int) -> list[bytes | RowInvalid]:
+        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row.
+
+        Args:
+            row: below `total`; where it does not follow the last one, `go_to` has to be called before.
+
+        Raises:
+            IndexedInvalid: the files are damaged or were cut; the message names the document.
+            OSError: the filesystem failed.
+        """
+        piece = self._documents(row) if self._of == "document" else self._sequences(row)
+        sequences = int(piece.bounds[-1])
+        if len(piece.bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
+            # Not looked at: so much memory is only for those who have asked for it.
+            return [self._too_long(count(sequences, "sequence"))]
+        found: Sequences | None = None
+        try:
+            found = self._reader.sequences(piece.first, piece.first + sequences)
+            return self._lines(row, piece, found)
+        except IndexedInvalid as error:
+            raise self._in_document(error, piece, found) from error
+
+    def _documents(self, row: int) -> Piece:
+        bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
+        first = int(bounds[0])
+        # One document at least, whatever it holds.
+        documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+        return Piece(first, bounds[: documents + 1] - first)
+
+    def _sequences(self, row: int) -> Piece:
+        return Piece(row, np.arange(min(PIECE_ROWS, self.total - row) + 1))
+
+    def _lines(self, row: int, piece: Piece, found: Sequences) -> list[bytes | RowInvalid]:
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
+        counts = np.diff(ends[piece.bounds])
+        if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
+            return [self._too_long(count(int(counts[0]), "token"))]
+        width = self._reader.header.token.itemsize
+        rows = max(1, int(np.searchsorted(np.cumsum(counts) * width, PIECE_BYTES, "right")))
+        bounds = piece.bounds[: rows + 1].tolist()
+        tokens = self._tokens(found, bounds[-1])
+        documents = self._number_documents(row, rows) if self._of == "sequence" else [None] * rows
+        return [
+            self._line(tokens[ends[low] : ends[high]], found, low, high, document)
+            for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
+        ]
+
+    def _tokens(self, found: Sequences, stop: int) -> Any:
+        """Returns the tokens of the first sequences: with one read where they lie one behind another."""
+        lengths, pointers = found.lengths[:stop], found.pointers[:stop]
+        ends = pointers + lengths * self._reader.header.token.itemsize
+        cuts = [0, *(np.flatnonzero(pointers[1:] != ends[:-1]) + 1).tolist(), stop]
+        parts = [
+            self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum()))
+            for low, high in itertools.pairwise(cuts)
+            if high > low
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._reader.header.token), *parts])
+
+    def _line(self, tokens: Any, found: Sequences, low: int, high: int, document: int | None) -> bytes | RowInvalid:
+        if self._reader.header.is_integral:
+            values = tokens.astype(np.int64)
+        else:
+            values = tokens.astype(np.float64)
+            if (bad := np.flatnonzero(~np.isfinite(values))).size:
+                kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
+                return _bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
+        row: dict[str, Any] = {"input_ids": values}
+        modes = None if found.modes is None else found.modes[low:high]
+        if document is not None:
+            row["document"] = document
+            if modes is not None:
+                row["mode"] = int(modes[0])
+        elif modes is not None or high - low != 1:
+            row["lengths"] = found.lengths[low:high]
+            if modes is not None:
+                row["mode"] = modes
+        line = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+        if len(line) - 1 <= self._most:
+            return line
+        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
+
+    def _number_documents(self, row: int, rows: int) -> list[int | None]:
+        """Returns the document of each of the next sequences."""
+        numbers: list[int | None] = []
+        at = self._document
+        while len(numbers) < rows:
+            bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
+            sequences = np.arange(row + len(numbers), min(row + rows, int(bounds[-1])))
+            # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
+            numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
+            at += len(bounds) - 1
+        self._document = numbers[-1] or 0
+        return numbers
+
+    def _document_of(self, sequence: int) -> int:
+        low, high = 0, self._reader.header.documents
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
+        return low
+
+    def _in_document(self, error: IndexedInvalid, piece: Piece, found: Sequences | None) -> IndexedInvalid:
+        """Returns the error with the document in which it is, if it is in one."""
+        sequence = error.sequence
+        if sequence is None and error.byte is not None and found is not None:
+            ends = found.pointers + found.lengths * self._reader.header.token.itemsize
+            sequence = piece.first + int(np.flatnonzero(ends > error.byte)[0])
+        if sequence is None:
+            return error
+        return IndexedInvalid(
+            f"{error}; that is sequence {sequence}, in document {self._document_of(sequence)}, both counted from 0",
+            file=error.file,
+            expected=error.expected,
+            actual=error.actual,
+            sequence=sequence,
+            byte=error.byte,
+        )
+
+    def _too_long(self, what: str) -> RowInvalid:
+        return _bad_row(f"{what}: longer than the {self._most} bytes of --max-row-bytes, as JSON")
+
+
+def _bad_row(reason: str) -> RowInvalid:
+    return RowInvalid(f"not a row: {reason}", reason=reason)

@@ -1,0 +1,114 @@
+"""`lazyshard export` in processes of its own; what it writes: tests/storage/test_exporting."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from lazyshard.cli.main import main
+from tests.cli.commands import lazyshard, python
+from tests.cli.test_adopt import on_terminal
+from tests.storage.damage import flip
+from tests.storage.streams import names
+from tests.storage.test_exporting import ids, stream
+from tests.storage.test_indexed import content
+
+ROWS: Final = ids([1, 2], [3], [4, 5, 6])
+
+
+def test_export_and_export_again(tmp_path: Path) -> None:
+    source, prefix = stream(tmp_path / "s", ROWS), tmp_path / "a"
+    done = lazyshard("export", source, prefix)
+    assert (done.returncode, done.stderr) == (0, "")
+    holds = f"{prefix}.bin and .idx hold 3 documents, 3 sequences, 6 tokens of uint16; 114 bytes"
+    assert re.fullmatch(rf"exported: {re.escape(holds)} \(\d+\.\d s\)\n", done.stdout)
+    done = lazyshard("export", source, prefix)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        f"lazyshard: error: {prefix}.bin: is there already; choose another name, or have it replaced with --force\n"
+    )
+    done = lazyshard("export", source, prefix, "--force", "--dtype", "int32", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "data": f"{prefix}.bin",
+        "index": f"{prefix}.idx",
+        "dtype": "int32",
+        "samples": 3,
+        "documents": 3,
+        "sequences": 3,
+        "tokens": 6,
+        "size": 126,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nowhere", "a"], 2, "'nowhere' is not a directory"),
+        (["", "a"], 2, "'' is not a directory"),
+        (["s", "s/"], 2, "'s/' is not a name in a directory that is there"),
+        (["s", "nowhere/a"], 2, "'nowhere/a' is not a name in a directory that is there"),
+        (["s", "a.idx"], 2, "give it without .idx, got 'a.idx'"),
+        (["s", "a", "--dtype", "uint32"], 2, "Invalid value for --dtype: one of auto, uint8, "),
+        (["s", "a", "--document-boundaries", "rows"], 2, "row, stream or key:NAME is needed, got 'rows'"),
+        (["s", "a", "--field", "labels"], 3, "s/chunk_00000.jsonl:1: sample 0: 'labels' is missing"),
+        (["live", "a"], 3, "live: has not ended"),
+        (["none", "a"], 5, "none: there is no stream"),
+        (["damaged", "a"], 5, "chunk_00000.jsonl"),
+    ],
+)
+def test_refusals(
+    arguments: list[Any], code: int, says: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stream(tmp_path / "s", ROWS)
+    stream(tmp_path / "live", ROWS, end=False)
+    flip("chunk_00000.jsonl", 14)(stream(tmp_path / "damaged", ROWS))
+    (tmp_path / "none").mkdir()
+    assert main(["export", *arguments]) == code
+    err = capsys.readouterr().err
+    assert err.startswith("lazyshard: error: ")
+    assert says in err
+    assert names(tmp_path) == ["damaged", "live", "none", "s"]
+
+
+STOPPED: Final = """
+import os, sys
+from lazyshard.storage import exporting
+
+read_row, left = exporting.read_row, [0] * 5
+
+def stopped(*arguments):
+    if not left:
+        os.kill(os.getpid(), int(sys.argv[3]))
+    left and left.pop()
+    return read_row(*arguments)
+
+exporting.read_row = stopped
+from lazyshard.cli.main import main
+sys.exit(main(["export", sys.argv[1], sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "left"), [(signal.SIGKILL, -signal.SIGKILL, [".a.export", "s"]), (signal.SIGINT, 130, ["s"])]
+)
+def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, left: list[str], tmp_path: Path) -> None:
+    rows = ids(*[[number] for number in range(10)])
+    source, prefix = stream(tmp_path / "s", rows), tmp_path / "a"
+    assert python("-c", STOPPED, source, prefix, int(by)).returncode == code
+    assert names(tmp_path) == left
+    assert main(["export", str(source), str(prefix)]) == 0
+    assert content(prefix).sequences == [row["input_ids"] for row in rows]
+    assert names(tmp_path) == ["a.bin", "a.idx", "s"]
+
+
+def test_bar_on_a_terminal(tmp_path: Path) -> None:
+    source = stream(tmp_path / "s", ids(*[[1]] * 40), per_chunk=1)
+    code, shown = on_terminal("export", source, tmp_path / "a")
+    assert code == 0
+    assert "exporting" in shown
+    assert "40 documents, 40 sequences, 40 tokens of uint16" in shown

@@ -1,0 +1,422 @@
+"""Megatron's IndexedDataset as a source: its rows, going on after each, damage and change, kills, blend files."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard.errors import RowInvalid
+from lazyshard.storage.exporting import export
+from lazyshard.storage.exporting_rows import ExportSettings
+from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.sources import indexed_rows
+from lazyshard_producer.sources.indexed import IndexedSource
+from lazyshard_producer.sources.source import Context
+from tests.producer.commands import assert_one_line, run_arguments, seal
+from tests.producer.killed_sources import FedSource
+from tests.producer.killed_streams import Stream
+from tests.producer.nursery import Nursery
+from tests.storage.test_indexed import content, corpora, write
+
+DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
+
+OF_DOCUMENTS: Final = [
+    {"input_ids": [1, 2, 3], "lengths": [2, 1]},
+    {"input_ids": [], "lengths": []},
+    {"input_ids": [4, 5, 6]},
+    {"input_ids": []},
+]
+
+OF_SEQUENCES: Final = [
+    {"input_ids": [1, 2], "document": 0},
+    {"input_ids": [3], "document": 0},
+    {"input_ids": [4, 5, 6], "document": 2},
+    {"input_ids": [], "document": 3},
+]
+
+
+def opened(prefix: Path, of: Any = "document", position: Any = None, most: int = 1 << 20) -> IndexedSource:
+    given = SourceSettings(path=f"{prefix}.idx", indexed_rows=of)
+    return IndexedSource(given, position, Context(prefix.parent / "out", most))
+
+
+def values(source: IndexedSource) -> list[Any]:
+    found: list[Any] = []
+    while (rows := source.read()) is not None:
+        assert rows.lines
+        for line in rows.lines:
+            found.append(f"refused: {line.reason}" if isinstance(line, RowInvalid) else json.loads(line))
+    source.close()
+    return found
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    write(tmp_path / "a", "uint16", DOCUMENTS)
+    return tmp_path / "a"
+
+
+def published(out: Path) -> list[Any]:
+    chunks = sorted(path for path in out.glob("chunk_*.jsonl"))
+    return [json.loads(line) for path in chunks for line in path.read_bytes().splitlines()]
+
+
+def test_rows_of_documents_and_of_sequences(prefix: Path, tmp_path: Path) -> None:
+    assert values(opened(prefix)) == OF_DOCUMENTS
+    assert values(opened(prefix, "sequence")) == OF_SEQUENCES
+    write(tmp_path / "m", "int8", [[[1], [2]], [], [[3]]], [5, -5, 0])
+    assert values(opened(tmp_path / "m")) == [
+        {"input_ids": [1, 2], "lengths": [1, 1], "mode": [5, -5]},
+        {"input_ids": [], "lengths": [], "mode": []},
+        {"input_ids": [3], "lengths": [1], "mode": [0]},
+    ]
+    assert values(opened(tmp_path / "m", "sequence")) == [
+        {"input_ids": [1], "document": 0, "mode": 5},
+        {"input_ids": [2], "document": 0, "mode": -5},
+        {"input_ids": [3], "document": 2, "mode": 0},
+    ]
+
+
+@settings(max_examples=40)
+@given(corpora(), st.integers(1, 4), st.integers(1, 30), st.integers(1, 4))
+def test_every_row_once_from_whichever_position(
+    corpus: tuple[str, Any, Any], piece_rows: int, piece_bytes: int, piece_sequences: int
+) -> None:
+    """Whatever a piece may hold, and wherever it is gone on: the rows are those of the file, each once."""
+    dtype, documents, modes = corpus
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexed_rows, "PIECE_ROWS", piece_rows)
+        patch.setattr(indexed_rows, "PIECE_BYTES", piece_bytes)
+        patch.setattr(indexed_rows, "_PIECE_SEQUENCES", piece_sequences)
+        prefix = Path(folder) / "a"
+        write(prefix, dtype, documents, modes)
+        of_documents = values(opened(prefix))
+        assert [row["input_ids"] for row in of_documents] == [list(chain(*document)) for document in documents]
+        of_sequences = values(opened(prefix, "sequence"))
+        assert [row["input_ids"] for row in of_sequences] == [one for document in documents for one in document]
+        numbers = [number for number, document in enumerate(documents) for _ in document]
+        assert [row["document"] for row in of_sequences] == numbers
+        for of, expected in (("document", of_documents), ("sequence", of_sequences)):
+            source = opened(prefix, of)
+            positions = [source.position(source.start)]
+            while (rows := source.read()) is not None:
+                positions += [source.position(rows.mark(index)) for index in range(len(rows.lines))]
+            assert len(positions) == len(expected) + 1
+            for taken, position in enumerate(positions):
+                again = opened(prefix, of, json.loads(json.dumps(position)))
+                assert again.position(again.start) == position
+                assert values(again) == expected[taken:]
+
+
+@settings(max_examples=25)
+@given(corpora())
+def test_file_to_stream_to_file_again(corpus: tuple[str, Any, Any]) -> None:
+    """Through the whole command and the exporter, both ways of making rows: the same bytes."""
+    dtype, documents, modes = corpus
+    if not any(any(document) for document in documents):
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder / "a", dtype, documents, modes)
+        mode = None if modes is None else "mode"
+        by_document = ExportSettings(dtype=dtype, lengths="lengths", mode=mode)
+        by_sequence = ExportSettings(dtype=dtype, boundaries="key:document", mode=mode)
+        for of, chosen in (("document", by_document), ("sequence", by_sequence)):
+            out = folder / of
+            assert main(run_arguments(out, [folder / "a.idx"], 2, "--indexed-rows", of, "--no-progress")) == 0
+            export(out, folder / f"{of}-again", chosen)
+            found, expected = content(folder / f"{of}-again"), content(folder / "a")
+            if of == "sequence":
+                # Documents without sequences make no rows.
+                expected = expected._replace(boundaries=sorted(set(expected.boundaries)))
+            assert found == expected
+
+
+def test_marks_places_and_progress(prefix: Path) -> None:
+    source = opened(prefix)
+    assert (source.name, source.live, source.blank, source.start) == (f"{prefix}.idx", False, 0, 0)
+    assert source.progress == (0, 12)
+    rows = source.read()
+    assert rows is not None
+    assert [rows.mark(index) for index in (0, 3, -1)] == [1, 4, 4]
+    assert rows.place(2) == (f"{prefix}.idx", 3, None)
+    assert (source.reached, source.progress) == (4, (12, 12))
+    position = source.position(3)
+    digests = position.pop("xxh3")
+    assert position == {"kind": "megatron", "path": f"{prefix}.idx", "rows": "document", "row": 3}
+    assert [len(digest) for digest in digests] == [16, 16]
+
+
+def test_a_restart_reads_no_more_than_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a", "int32", [[[number] * 20] for number in range(20_000)])
+    for of in ("document", "sequence"):
+        position = opened(tmp_path / "a", of).position(19_990)
+        read: list[int] = []
+        pread = os.pread
+
+        def counted(fd: int, count: int, offset: int, read: list[int] = read, pread: Any = pread) -> bytes:
+            data: bytes = pread(fd, count, offset)
+            read.append(len(data))
+            return data
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", counted)
+            found = values(opened(tmp_path / "a", of, position))
+        assert [row["input_ids"][0] for row in found] == list(range(19_990, 20_000))
+        # Of which two fingerprints of 68 KiB, at the opening.
+        assert sum(read) < 160_000
+
+
+@pytest.mark.parametrize(
+    ("sequences", "says"), [(10, "60 sequences"), (1000, "0 tokens in 60 sequences")], ids=["unread", "written"]
+)
+def test_rows_that_are_too_long_are_refused(
+    sequences: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexed_rows, "_PIECE_SEQUENCES", sequences)
+    write(tmp_path / "a", "uint8", [[[1]], [[2] * 60], [[3]], [[]] * 60, [[4]]])
+    long = "longer than the 100 bytes of --max-row-bytes, as JSON"
+    assert values(opened(tmp_path / "a", most=100)) == [
+        {"input_ids": [1]},
+        f"refused: 60 tokens in 1 sequence: {long}",
+        {"input_ids": [3]},
+        f"refused: {says}: {long}",
+        {"input_ids": [4]},
+    ]
+
+
+def test_a_hole_costs_no_memory(tmp_path: Path) -> None:
+    """What an index says is no reason to take memory: here two sequences of eight gigabytes without room on disk."""
+    most = 2**31 - 1
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, 2, 2)
+    arrays = [np.array([most, most], "<i4"), np.array([0, most * 4], "<i8"), np.array([0, 2], "<i8")]
+    (tmp_path / "a.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
+    (tmp_path / "a.bin").touch()
+    os.truncate(tmp_path / "a.bin", 2 * most * 4)
+    assert values(opened(tmp_path / "a")) == [
+        "refused: 4,294,967,294 tokens: longer than the 1048576 bytes of --max-row-bytes, as JSON"
+    ]
+
+
+def test_floats_that_are_no_numbers_refuse_their_row(tmp_path: Path) -> None:
+    write(tmp_path / "a", "float32", [[[0.5]], [[1.0, float("nan")]], [[float("-inf")]]])
+    assert values(opened(tmp_path / "a")) == [
+        {"input_ids": [0.5]},
+        "refused: token 1 is NaN, which JSON does not have",
+        "refused: token 0 is an infinity, which JSON does not have",
+    ]
+
+
+def test_sequences_that_lie_in_another_order(tmp_path: Path) -> None:
+    """Megatron's own writers put them one behind another; its reader goes where the index says, and so do we."""
+    write(tmp_path / "a", "uint16", [[[1, 2], [3]], [[4]]])
+    data = bytearray((tmp_path / "a.idx").read_bytes())
+    data[46:70] = np.array([4, 0, 2], "<i8").tobytes()
+    (tmp_path / "a.idx").write_bytes(data)
+    assert values(opened(tmp_path / "a")) == [{"input_ids": [3, 4, 1], "lengths": [2, 1]}, {"input_ids": [2]}]
+
+
+def damaged(prefix: Path, suffix: str, at: int, data: bytes) -> None:
+    path = Path(f"{prefix}{suffix}")
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+
+
+def test_damage_is_named_by_file_document_and_byte(
+    prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The pointer of sequence 2, in document 2.
+    damaged(prefix, ".idx", 34 + 4 * 4 + 2 * 8, np.array([8], "<i8").tobytes())
+    assert main(run_arguments(tmp_path / "out", [Path(f"{prefix}.idx")])) == 4
+    assert_one_line(
+        capsys.readouterr().err,
+        f"{prefix}.idx: expected sequence 2 within the 12 bytes of its .bin file, found 3 tokens of uint16 at byte 8",
+        "up to byte 14; the .bin file was cut",
+        "that is sequence 2, in document 2, both counted from 0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "says"),
+    [
+        (0, b"X", "expected an index of Megatron's IndexedDataset"),
+        (9, b"\2", "expected version 1, found version 2"),
+        (17, b"\x09", "expected a type of tokens from 1 to 8, found code 9"),
+        (18, b"\xff" * 8, "bytes, or "),
+        (82, b"\1", "expected documents from sequence 0 on, found from 1 on"),
+        (114, b"\3", "expected all 4 sequences in documents, found 3 of them"),
+        (98, b"\1", "expected boundary 2 of the documents from 2 to 4, found 1"),
+    ],
+)
+def test_a_damaged_index(
+    at: int, data: bytes, says: str, prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged(prefix, ".idx", at, data)
+    assert main(run_arguments(tmp_path / "out", [Path(f"{prefix}.idx")])) == 4
+    assert_one_line(capsys.readouterr().err, f"{prefix}.idx: expected ", says)
+
+
+def test_files_that_are_not_there_or_cut(prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    os.truncate(data, 11)
+    data.rename(tmp_path / "b.bin")
+    for path, says in ((data, "no such file"), (tmp_path / "b.idx", "no such file")):
+        assert main(run_arguments(tmp_path / "out", [index if path == data else path])) == 4
+        assert_one_line(capsys.readouterr().err, f"{path}: expected ", says)
+    (tmp_path / "b.bin").rename(data)
+    # The last sequence is empty, and begins behind what is left.
+    assert main(run_arguments(tmp_path / "out", [index])) == 4
+    assert_one_line(capsys.readouterr().err, f"{index}: expected sequence 3 within the 11 bytes of its .bin file")
+    index.rename(tmp_path / "index")
+    assert main(run_arguments(tmp_path / "out", [tmp_path / "index"])) == 4
+    assert_one_line(capsys.readouterr().err, "index: expected a name that ends in .idx")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+@pytest.mark.parametrize("change", ["replaced", "cut", "gone"])
+def test_files_that_change_while_they_are_read(suffix: str, change: str, tmp_path: Path) -> None:
+    write(tmp_path / "a", "int32", [[[number] * 600] for number in range(600)])
+    write(tmp_path / "b", "int32", [[[number] * 599] for number in range(600)])
+    source = opened(tmp_path / "a")
+    rows = source.read()
+    assert rows is not None
+    assert len(rows.lines) < 512
+    path = tmp_path / f"a{suffix}"
+    if change == "cut":
+        os.truncate(path, 1000)
+    elif change == "replaced":
+        (tmp_path / f"b{suffix}").rename(path)
+    else:
+        path.unlink()
+    says = "no such file" if change == "gone" else "the file whose rows were read, found another one"
+    with pytest.raises(SourceRefused, match=rf"a\{suffix}: expected .*{says}"):
+        source.position(rows.mark(0))
+    with pytest.raises(SourceRefused, match=rf"a\{suffix}: expected .*{says}"):
+        values(source)
+
+
+def test_files_that_changed_between_two_runs(prefix: Path, tmp_path: Path) -> None:
+    position = opened(prefix).position(2)
+    write(prefix, "uint16", [*DOCUMENTS, [[7]]], replace=True)
+    with pytest.raises(SourceRefused, match=r"a\.idx: expected the file whose rows were read"):
+        opened(prefix, position=position)
+    # Of which nothing was read yet.
+    assert len(values(opened(prefix, position=opened(prefix).position(0)))) == 5
+
+
+def test_another_kind_of_rows_is_refused(prefix: Path) -> None:
+    position = opened(prefix).position(2)
+    says = "expected --indexed-rows document, by which rows were published, found --indexed-rows sequence"
+    with pytest.raises(SourceRefused, match=says):
+        opened(prefix, "sequence", position)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "jsonl"), ("path", "b"), ("row", -1), ("row", True), ("row", 5), ("xxh3", []), ("xxh3", [1, 2])],
+)
+def test_positions_that_cannot_be(field: str, value: Any, prefix: Path) -> None:
+    position = opened(prefix).position(2)
+    with pytest.raises(SourceRefused, match="holds no position to go on from"):
+        opened(prefix, position=position | {field: value})
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery"), "lazyshard_producer.sources.indexed") as nursery:
+        yield nursery
+
+
+@pytest.mark.parametrize("of", ["document", "sequence"])
+def test_killed_again_and_again(of: str, nursery: Nursery, tmp_path: Path) -> None:
+    """What comes out is that of a run which was never killed, byte for byte, with every document once."""
+    documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
+    write(tmp_path / "a", "int32", documents)
+    options = ("--transform", "tests.producer.indexed_rows:with_id", "--indexed-rows", of)
+    streams = [
+        Stream(nursery, tmp_path / name, [FedSource(str(tmp_path / "a.idx"), [])], options, 11)
+        for name in ("whole", "out")
+    ]
+    assert streams[0].run()[0] == 0
+    assert streams[1].run_killed(of, 90) >= 3
+    streams[1].check_ended()
+    assert streams[1].lines() == streams[0].lines()
+    assert streams[1].seals() == streams[0].seals()
+    expected = [number for number in range(90) for _ in range(1 if of == "document" else 2)]
+    found = [row["input_ids"][0] if row["input_ids"] else None for row in published(tmp_path / "out")]
+    assert [one if one is not None else number for one, number in zip(found, expected, strict=True)] == expected
+
+
+def test_prefixes_and_blend_files_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, token in (("a", 1), ("b", 2), ("c", 3)):
+        write(Path(name), "uint8", [[[token]]] * 40)
+    Path("blend.txt").write_text("3 a\n1 b\n")
+    Path("blend.json").write_text('{"train": [3, "a", 1, "b"], "valid": ["c"]}')
+    Path("plain.txt").write_text("a b c")
+    arguments = {
+        "one": ["megatron:a"],
+        "text": ["megatron-blend:blend.txt"],
+        "json": ["megatron-blend:blend.json"],
+        "plain": ["megatron-blend:plain.txt"],
+        "both": ["megatron-blend:blend.txt", "--weight", "0.5", "--source", "megatron:c", "--weight", "0.5"],
+    }
+    found = {}
+    for name, source in arguments.items():
+        out = Path(name)
+        assert main(["run", "--source", *source, "--out", name, "--samples-per-chunk", "40", "--no-progress"]) == 0
+        found[name] = [row["input_ids"][0] for row in published(out)]
+    assert found["one"] == [1] * 40
+    assert found["plain"] == [1] * 40 + [2] * 40 + [3] * 40
+    assert found["text"] == found["json"]
+    assert found["text"][:40].count(1) == 30
+    assert sorted(found["text"]) == [1] * 40 + [2] * 40
+    assert [found["both"][:40].count(token) for token in (1, 2, 3)] == [15, 5, 20]
+    assert [entry["path"] for entry in seal(Path("both"), 0)["source"]["sources"]] == ["a.idx", "b.idx", "c.idx"]
+
+
+def test_what_cannot_be_on_the_command_line(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.txt").write_text("0 a 1 b")
+    Path("good.txt").write_text("1 a 1 b")
+    Path("rows.jsonl").write_text('{"id": 1}\n')
+    for source, code, says in (
+        (["megatron-blend:nowhere"], 2, "--source: a readable blend file is needed, got 'nowhere': no such file"),
+        (["megatron-blend:bad.txt"], 2, "--source: bad.txt: a number above 0 is needed as each weight"),
+        (["megatron-blend:good.txt", "rows.jsonl"], 2, "--weight: rows.jsonl: has none and others have"),
+        (["megatron-blend:good.txt", "rows.jsonl", "--weight", "1"], 2, "give it a --source of its own"),
+        (["megatron:"], 2, "--source: a path is needed, got an empty one"),
+        (["rows.jsonl", "--indexed-rows", "sequence"], 2, "--indexed-rows: it is for Megatron's .idx files, and there"),
+        (["a.idx", "--indexed-rows", "token"], 2, "--indexed-rows: one of document, sequence is needed, got 'token'"),
+        (["a.idx", "megatron:a"], 4, "a.idx: expected every source once, found the same file as a.idx"),
+        (["megatron:b"], 4, "b.idx: expected a readable file, found no such file"),
+    ):
+        assert main(["run", "--source", *source, "--out", "out", "--samples-per-chunk", "4"]) == code
+        assert_one_line(capsys.readouterr().err, says)
+    assert not Path("out").exists()
+
+
+def test_check_shows_kind_size_and_rows(prefix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["check", "--source", f"megatron:{prefix}", "--out", str(tmp_path / "s"), "--samples-per-chunk", "2"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert f"{prefix}.idx, megatron, 12 bytes" in out
+    assert f'{prefix}.idx:1  {{"input_ids":[1,2,3],"lengths":[2,1]}}' in out

@@ -13,7 +13,20 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard import __version__
-from lazyshard.cli import adopt, audit, check_config, doctor, exits, forget, inspect, rechunk, status, trace, verify
+from lazyshard.cli import (
+    adopt,
+    audit,
+    check_config,
+    doctor,
+    exits,
+    forget,
+    inspect,
+    measure,
+    rechunk,
+    status,
+    trace,
+    verify,
+)
 from lazyshard.cli.wording import NAME, complain, explain
 from lazyshard.errors import LazyShardError
 
@@ -36,6 +49,7 @@ app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
 app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
+app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)

@@ -7,6 +7,8 @@ from typing import Final
 from lazyshard.errors import (
     FileUnreadable,
     LazyShardError,
+    MeasureLocked,
+    MeasureRefused,
     ProducerFenced,
     ProducerLocked,
     RowInvalid,
@@ -35,6 +37,8 @@ INTERRUPTED: Final = 130
 _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RowInvalid, REFUSED),
     (StreamInvalid, REFUSED),
+    (MeasureRefused, REFUSED),
+    (MeasureLocked, OTHER_PRODUCER),
     (ProducerLocked, OTHER_PRODUCER),
     (ProducerFenced, OTHER_PRODUCER),
     (WriterFailed, FILESYSTEM),

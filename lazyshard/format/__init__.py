@@ -1,7 +1,7 @@
 """The files of a stream directory as values: encode, decode, validate. No I/O, no clock.
 
 - `names`: file names; `fields`: how JSON of other people's making is read
-- `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
+- `manifest`, `head`, `end`, `owner`, `seal`, `tokens`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
@@ -22,6 +22,7 @@ from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.state import PartState, RunState
+from lazyshard.format.tokens import Tokens, seal_digest
 
 __all__ = [
     "FORMAT",
@@ -38,6 +39,7 @@ __all__ = [
     "Retired",
     "RunState",
     "Seal",
+    "Tokens",
     "check_consumer",
     "check_line",
     "check_lines",
@@ -46,4 +48,5 @@ __all__ = [
     "encode_row",
     "has_duplicate_keys",
     "parse_row",
+    "seal_digest",
 ]

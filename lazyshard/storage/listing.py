@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import parse_chunk_name
+from lazyshard.format.names import parse_chunk_name, parse_tokens_name
 from lazyshard.storage.files import list_names, unreadable
 
 
@@ -24,8 +24,9 @@ class Listing:
         sealed: the chunks of the half-open range [first, sealed) have a marker.
         complete: those of the half-open range [first, complete) have marker and data.
         first: the first chunk that is looked at; those below it are retired.
-        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. Markers
-            come before data.
+        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. What was
+            measured comes before markers, and those before data.
+        tokens: names of the files of measured lengths of each chunk, by chunk number.
     """
 
     data: dict[int, str]
@@ -34,6 +35,7 @@ class Listing:
     complete: int
     first: int = 0
     leftovers: list[str] = field(default_factory=list)
+    tokens: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def gap(self) -> int | None:
@@ -46,8 +48,10 @@ class Listing:
             return self
         data = {chunk: name for chunk, name in self.data.items() if chunk >= first}
         seals = {chunk: name for chunk, name in self.seals.items() if chunk >= first}
-        leftovers = [names[chunk] for names in (self.seals, self.data) for chunk in sorted(names) if chunk < first]
-        return _contiguous(data, seals, first, leftovers)
+        leftovers = [name for chunk in sorted(self.tokens) if chunk < first for name in self.tokens[chunk]]
+        leftovers += [names[chunk] for names in (self.seals, self.data) for chunk in sorted(names) if chunk < first]
+        tokens = {chunk: names for chunk, names in self.tokens.items() if chunk >= first}
+        return _contiguous(data, seals, first, leftovers, tokens)
 
 
 def list_chunks(directory: Path) -> Listing:
@@ -75,9 +79,12 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
     """
     data: dict[int, str] = {}
     seals: dict[int, str] = {}
+    tokens: dict[int, list[str]] = {}
     for name in names:
         parsed = parse_chunk_name(name)
         if parsed is None:
+            if (measured := parse_tokens_name(name)) is not None:
+                tokens.setdefault(measured, []).append(name)
             continue
         chunk, is_seal = parsed
         kind = seals if is_seal else data
@@ -89,14 +96,16 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
                 chunk=chunk,
             )
         kind[chunk] = name
-    return _contiguous(data, seals, 0, [])
+    return _contiguous(data, seals, 0, [], tokens)
 
 
-def _contiguous(data: dict[int, str], seals: dict[int, str], first: int, leftovers: list[str]) -> Listing:
+def _contiguous(
+    data: dict[int, str], seals: dict[int, str], first: int, leftovers: list[str], tokens: dict[int, list[str]]
+) -> Listing:
     sealed = first
     while sealed in seals:
         sealed += 1
     complete = first
     while complete < sealed and complete in data:
         complete += 1
-    return Listing(data, seals, sealed, complete, first, leftovers)
+    return Listing(data, seals, sealed, complete, first, leftovers, tokens)

@@ -52,7 +52,7 @@ def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
     for chunk in sorted(names.data.keys() | names.seals.keys() | set(newest)):
         if extent.first <= chunk < extent.stop:
             data = names.data.get(chunk) or chunk_name(chunk)
-            yield ChunkFiles(chunk, data, names.seals.get(chunk) or seal_name(chunk))
+            yield ChunkFiles(chunk, data, names.seals.get(chunk) or seal_name(chunk), chunk in names.tokens)
 
 
 def _foreign(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:

@@ -80,7 +80,7 @@ class Measure:
         """Returns the fields as JSON can hold them."""
         return asdict(self)
 
-    def load(self) -> Loaded:
+    def open(self) -> Loaded:
         """Gets it ready: imports the function, or loads the tokenizer.
 
         Raises:

@@ -86,7 +86,7 @@ class _Work:
     """A measure, and the stream whose rows are measured."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        loaded: Loaded = Measure(**settings["measure"]).load()
+        loaded: Loaded = Measure(**settings["measure"]).open()
         self.text = loaded.text
         self._measure = loaded.measure
         self._zero: bool = settings["zero"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from lazyshard.format import End, Head, Manifest, Owner, Seal, check_row
+from lazyshard.format import End, Head, Manifest, Owner, Seal, Tokens, check_row, seal_digest
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 EXAMPLE = DOCUMENT.partition("## A worked example")[2]
@@ -46,6 +46,14 @@ def test_example_file_is_read_and_written_the_same(
 ) -> None:
     text = example(rf"^{re.escape(name)} +(\{{.*\}})$") + b"\n"
     assert kind.decode(text).encode() == text
+
+
+def test_example_file_of_lengths_is_that_of_the_example_seal() -> None:
+    text = example(r"^chunk_00000\.jsonl\.tokens +(\{.*\})$") + b"\n"
+    tokens = Tokens.decode(text, 0)
+    assert tokens.encode() == text
+    assert tokens.lengths.tolist() == [3, 7]
+    assert tokens.seal == seal_digest(example(r'^(\{"format":1,"chunk":0.*\})$') + b"\n")
 
 
 def test_minimal_producer_fills_a_foreign_directory(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Tokens:
         lengths = fields.packed("tokens", "<u4", fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK))
         found = _digest(lengths)
         if fields.text("xxh3") != found:
-            raise fields.refuse("xxh3", f"{found}, of the lengths that are there", str(fields.values["xxh3"])[:80])
+            raise fields.refuse("xxh3", f"{found}, of the lengths that are there", repr(fields.values["xxh3"])[:80])
         return cls(chunk, seal, lengths, measure, fields.number("measured_at"))
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import ChunkMissing, MeasureRefused, StreamMismatch, TokensInvalid
 from lazyshard.format import Seal, Tokens, seal_digest
+from lazyshard.format.fields import printable
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.measure.measures import Measure
 from lazyshard.measure.pool import Answer, Piece, Pool, pieces_of
@@ -171,8 +172,8 @@ def _check_alike(directory: Path, chunks: list[_Chunk], text: str, replace: bool
     )
     for other, number in others.items():
         raise MeasureRefused(
-            f"{directory}: chunk {number} was measured by {other}, this is {text}; measure by that again, or all of "
-            f"them by this with --replace",
+            f"{directory}: chunk {number} was measured by {printable(other)}, this is {text}; measure by that again, "
+            f"or all of them by this with --replace",
             directory=str(directory),
             chunk=number,
         )

@@ -26,9 +26,10 @@ import numpy.typing as npt
 
 from lazyshard.errors import FileRefused, LengthsMissing, MeasureLocked, TokensInvalid
 from lazyshard.format import Seal, Tokens, seal_digest
+from lazyshard.format.fields import printable
 from lazyshard.format.names import MEASURE, seal_name, tokens_name
 from lazyshard.storage.durable import publish_bytes, remove, sync_directory
-from lazyshard.storage.files import MAX_BYTES, check_folder, read_file
+from lazyshard.storage.files import check_folder, read_file
 from lazyshard.storage.retire import read_retired
 from lazyshard.storage.stream import Stream
 from lazyshard.storage.urls import UrlPath
@@ -36,6 +37,9 @@ from lazyshard.storage.urls import UrlPath
 _LOCK: Final = "lock"
 
 _MEND: Final = "remove the file, or have `lazyshard measure` make it anew"
+
+_MAX_BYTES: Final = 1 << 30
+"""Larger than the file of the largest chunk: 5.4 bytes a row."""
 
 _WRITE_TRIES: Final = 3
 """Somebody on another machine who begins to measure clears the folder; once more is enough unless there are many."""
@@ -97,7 +101,7 @@ def measured_tokens(directory: Path, chunk: int, digest: str, samples: int) -> T
         return None
     path = directory / tokens_name(chunk)
     try:
-        data = read_file(path, MAX_BYTES)
+        data = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
         return None
     except FileRefused as cause:
@@ -158,8 +162,8 @@ def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
         if found.measure is not None and measures.setdefault(found.measure, number) == number and len(measures) > 1:
             (one, chunk), (other, _) = list(measures.items())[:2]
             raise LengthsMissing(
-                f"{directory}: chunk {chunk} was measured by {one}, chunk {number} by {other}; measure all of them "
-                f"alike, with `lazyshard measure --replace`",
+                f"{directory}: chunk {chunk} was measured by {printable(one)}, chunk {number} by {printable(other)}; "
+                f"measure all of them alike, with `lazyshard measure --replace`",
                 directory=str(directory),
                 chunk=number,
             )

@@ -19,6 +19,7 @@ from lazyshard.storage.retire import list_kept, read_retired, retire
 from lazyshard.storage.token_lengths import chunk_tokens, measuring, read_lengths, write_tokens
 from lazyshard.storage.token_weights import mean_tokens
 from lazyshard.storage.verification import verify
+from tests.security.hostile import ESCAPES, outside, unchanged
 from tests.storage.damage import Damage, copy, cut, edit, found, put
 from tests.storage.streams import names, produce, rows
 from tests.storage.test_token_weights import measured as sealed
@@ -127,6 +128,26 @@ def test_folder_that_is_a_link_is_refused(stream: Path, tmp_path: Path) -> None:
     with pytest.raises(FileRefused, match="expected a directory, found a link"), measuring(stream):
         pass
     assert names(tmp_path / "elsewhere") == []
+
+
+def test_lock_that_is_a_link_is_not_followed(stream: Path, tmp_path: Path) -> None:
+    elsewhere = outside(tmp_path / "elsewhere")
+    (stream / ".measure").mkdir()
+    (stream / ".measure" / "lock").symlink_to(elsewhere / "secret")
+    with pytest.raises(OSError), measuring(stream):
+        pass
+    assert unchanged(elsewhere)
+
+
+def test_messages_hold_no_control_characters(stream: Path) -> None:
+    measured(measured(stream, [1, 2]), [3, 4], [5], measure=ESCAPES, first=1)
+    with pytest.raises(LengthsMissing) as caught:
+        lengths_of(stream)
+    assert str(caught.value).isprintable()
+    edit(tokens_name(0), xxh3=ESCAPES)(stream)
+    with pytest.raises(TokensInvalid) as refused:
+        lengths_of(stream)
+    assert str(refused.value).isprintable()
 
 
 def test_verification_looks_at_them(stream: Path) -> None:

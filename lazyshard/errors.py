@@ -115,6 +115,12 @@ class SealInvalid(FormatInvalid):
     chunk: int | None = None
 
 
+class TokensInvalid(FormatInvalid):
+    """A `.tokens` file, with lengths that were measured, cannot be used."""
+
+    chunk: int | None = None
+
+
 class HeadInvalid(FormatInvalid):
     """`head.json` cannot be used."""
 
@@ -321,6 +327,30 @@ class WaitTimeout(LazyShardError, TimeoutError):
 
 class LengthUnknown(LazyShardError, TypeError):
     """A live stream has no length yet, and neither `max_total_samples` nor `num_samples` was given."""
+
+    directory: str | None = None
+
+
+class LengthsMissing(LazyShardError, ValueError):
+    """The lengths of a stream's samples in tokens are not all known.
+
+    They are not measured, measured in more than one way, of a stream that has not ended, or gone with their chunks.
+    """
+
+    directory: str | None = None
+    chunk: int | None = None
+
+
+class MeasureRefused(LazyShardError, ValueError):
+    """Lengths are not measured: a row cannot be, the measure cannot be used or is another, it is no stream of ours."""
+
+    directory: str | None = None
+    chunk: int | None = None
+    row: int | None = None
+
+
+class MeasureLocked(LazyShardError, BlockingIOError):
+    """Another process on this machine is measuring the stream."""
 
     directory: str | None = None
 

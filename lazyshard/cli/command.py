@@ -22,6 +22,7 @@ from lazyshard.cli import (
     export,
     forget,
     inspect,
+    measure,
     rechunk,
     status,
     trace,
@@ -50,6 +51,7 @@ app.command("export", help=export.HELP, epilog=export.EPILOG)(export.command)
 app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
+app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)

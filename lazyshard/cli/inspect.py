@@ -24,6 +24,7 @@ from lazyshard.cli.inspect_balance import (
     show_balance,
 )
 from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
+from lazyshard.cli.inspect_plot import check_plot, draw_lengths
 from lazyshard.cli.inspect_shuffle import (
     WINDOWS,
     BatchSizeOption,
@@ -66,6 +67,8 @@ lazyshard inspect /shared/stream 0 --rows 5 --full
 
 lazyshard inspect /shared/stream --chunk 17
 
+lazyshard inspect /shared/stream --all --plot lengths.svg
+
 lazyshard inspect /shared/stream --shuffle --ranks 64 --batch-size 8 --window 0,2,8,all
 
 lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
@@ -74,7 +77,7 @@ lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
 
   0  shown
 
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'; for --plot matplotlib: pip install 'lazyshard\\[plots]'
 
   2  usage; there is no such directory, sample or chunk
 
@@ -108,6 +111,14 @@ def command(
     every: Annotated[
         bool, typer.Option("--all", help="Look at every chunk for the overview, and for --balance.")
     ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw how long the rows are into this .png or .svg, in tokens where that is known. Needs matplotlib.",
+        ),
+    ] = None,
     shuffle: ShuffleOption = False,
     ranks: RanksOption = None,
     window: WindowOption = None,
@@ -140,6 +151,11 @@ def command(
         raise typer.BadParameter("goes with N or --chunk", param_hint="--rows")
     if every and not (sample is None and chunk is None):
         raise typer.BadParameter("goes with neither N nor --chunk", param_hint="--all")
+    picture = None
+    if plot is not None:
+        if shuffle or not (sample is None and chunk is None):
+            raise typer.BadParameter("goes with the overview alone", param_hint="--plot")
+        picture = check_plot(plot)
     directory = stream_path(stream)
     if shuffle:
         if every or full or balance is not None or not (sample is None and chunk is None):
@@ -167,11 +183,15 @@ def command(
     if sample is not None:
         shown = 1 if rows is None else rows
         return lambda: _show_rows(open_now(directory, samples_per_chunk), sample, shown, full, as_json)
-    return lambda: _show_overview(directory, samples_per_chunk, every, as_json)
+    return lambda: _show_overview(directory, samples_per_chunk, every, as_json, picture)
 
 
-def _show_overview(directory: Path, samples_per_chunk: int | None, every: bool, as_json: bool) -> int:
+def _show_overview(
+    directory: Path, samples_per_chunk: int | None, every: bool, as_json: bool, picture: Path | None
+) -> int:
     found = overview(directory, samples_per_chunk, every=every)
+    if picture is not None:
+        draw_lengths(found, picture)
     if as_json:
         say(json.dumps(overview_values(found)))
     else:

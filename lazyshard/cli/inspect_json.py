@@ -31,7 +31,7 @@ def overview_values(found: Overview) -> dict[str, Any]:
         "looked_at": found.looked_at,
         "unread": found.unread,
         "row_bytes": distribution_values(found.lengths),
-        "row_tokens": distribution_values(found.tokens),
+        "row_tokens": token_values(found.tokens),
         **({"row_arrays_bytes": distribution_values(found.arrays)} if found.arrays.count else {}),
         "keys": {
             "rows": found.keys.rows,
@@ -54,7 +54,7 @@ def chunk_values(shown: ShownChunk) -> dict[str, Any]:
         "sealed_at": None if shown.seal is None else shown.seal.sealed_at,
         "source": None if shown.seal is None else shown.seal.source,
         "row_bytes": distribution_values(shown.lengths),
-        "row_tokens": distribution_values(shown.tokens),
+        "row_tokens": token_values(shown.tokens),
     }
 
 
@@ -79,6 +79,14 @@ def row_text(row: ShownRow) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
+
+
+def token_values(lengths: Lengths) -> dict[str, Any] | None:
+    """Returns how lengths in tokens are spread, None where they are not known."""
+    values = distribution_values(lengths)
+    if values is None:
+        return None
+    return {"sum": lengths.total, "p90": lengths.quantile(0.9), "p99": lengths.quantile(0.99)} | values
 
 
 def distribution_values(lengths: Lengths) -> dict[str, Any] | None:

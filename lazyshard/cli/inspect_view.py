@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Final
 
@@ -15,6 +15,7 @@ from lazyshard.storage.row_keys import Keys
 BAR_WIDTH: Final = 40
 
 _SHARES: Final = (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
+_TOKEN_SHARES: Final = (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
 def overview_lines(found: Overview) -> Iterator[str]:
@@ -34,8 +35,8 @@ def overview_lines(found: Overview) -> Iterator[str]:
         yield from distribution_lines(found.arrays)
     if found.tokens.count:
         yield ""
-        yield f"row length in tokens, of {count(found.tokens.count, 'row')}"
-        yield from distribution_lines(found.tokens)
+        yield f"row length in tokens, of {count(found.tokens.count, 'row')}: {found.tokens.total:,} tokens in all"
+        yield from distribution_lines(found.tokens, _TOKEN_SHARES)
     if found.keys.rows:
         yield ""
         first = "the first row" if found.keys.rows == 1 else f"the first {found.keys.rows:,} rows"
@@ -105,8 +106,8 @@ def chunk_lines(shown: ShownChunk) -> Iterator[str]:
         yield from distribution_lines(shown.lengths)
     if shown.tokens.count:
         yield ""
-        yield "row length in tokens"
-        yield from distribution_lines(shown.tokens)
+        yield f"row length in tokens, {shown.tokens.total:,} in all"
+        yield from distribution_lines(shown.tokens, _TOKEN_SHARES)
 
 
 def row_line(row: ShownRow) -> str:
@@ -119,9 +120,14 @@ def row_line(row: ShownRow) -> str:
     )
 
 
-def distribution_lines(lengths: Lengths) -> Iterator[str]:
-    """Yields how lengths are spread: a line of figures, and a bar for each bin."""
-    figures = [("min", lengths.smallest), *((name, lengths.quantile(share)) for name, share in _SHARES)]
+def distribution_lines(lengths: Lengths, shares: Sequence[tuple[str, float]] = _SHARES) -> Iterator[str]:
+    """Yields how lengths are spread: a line of figures, and a bar for each bin.
+
+    Args:
+        lengths: the lengths, at least one.
+        shares: names of quantiles, and the share of the lengths that is not above each.
+    """
+    figures = [("min", lengths.smallest), *((name, lengths.quantile(share)) for name, share in shares)]
     figures += [("max", lengths.largest), ("mean", round(lengths.mean))]
     yield "  " + "  ".join(f"{name} {value:,}" for name, value in figures)
     bins = lengths.histogram()

@@ -10,6 +10,7 @@
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
 - `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
+- `index_lengths`: how long samples are in tokens, by index
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 

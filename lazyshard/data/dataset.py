@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 from torch.utils.data import Dataset, get_worker_info
 
@@ -24,6 +26,7 @@ from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.epoch_spaces import EpochSpaces
+from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
 from lazyshard.data.index_space import IndexSpace, length_given_up
 from lazyshard.data.lane_reader import LaneReader, consecutive, parsed_rows, place_ahead
 from lazyshard.data.late_row import LateRows
@@ -138,6 +141,9 @@ class LazyShardedDataset(Dataset[Any]):
     # By a `LazyShardedStream` that draws from it.
     _length_given_up: bool = False
 
+    # Tokens of all samples, once somebody has asked.
+    _tokens: npt.NDArray[np.uint32] | None = None
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -234,6 +240,7 @@ class LazyShardedDataset(Dataset[Any]):
         state = self.__dict__ | {"_reported": (Met(0, 0, 0), 0, 0.0)}
         for name in ("_lanes", "_numbers", "_pid"):
             del state[name]
+        state.pop("_tokens", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -495,17 +502,26 @@ class LazyShardedDataset(Dataset[Any]):
             raise length_given_up(self.directory)
         return self._indices().layout.size
 
-    def __getitem__(self, index: int) -> Any:
-        """Returns a sample, waiting for it if it is not published yet.
+    def __getitem__(self, index: int | Literal["lengths"]) -> Any:
+        """Returns a sample, waiting for it if it is not published yet; or the lengths of all.
+
+        ``dataset["lengths"]`` is what samplers that group by length ask for: tokens of the sample that each index draws
+        in the epoch that is set, an array of shape (len(dataset),), of int32 as a rule. Of a stream that has ended, and
+        whose producer has said how long its samples are, or which `lazyshard measure` has measured. A row of which no
+        sample is made counts 0, one that is drawn in the place of another as that one. Read once: 4 bytes a sample.
 
         Raises:
             IndexError: outside the data set.
+            LengthsMissing: the stream is live, or the lengths are not known.
+            TypeError: neither an index nor "lengths".
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
             BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
             NothingKept: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:
+            if index == "lengths" and isinstance(index, str):
+                return self._lengths()
             # numpy's and torch's small integers wrap where they are subtracted.
             index = operator.index(index)
         first, lines, epoch = self._lanes.ahead
@@ -529,6 +545,14 @@ class LazyShardedDataset(Dataset[Any]):
             if place >= 0 and (rows := rows_of(lines[place : place + len(indices)], None)):
                 return rows
         return self._fetch(list(map(operator.index, indices)))
+
+    def _lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
+        if self._length_given_up or self._order.blended:
+            raise length_given_up(self.directory)
+        tokens = self._tokens
+        if tokens is None:
+            tokens = self._tokens = lengths_by_sample(self._reader, self._order.known_total(self.published()))
+        return lengths_by_index(self._indices(), tokens)
 
     def _indices(self, epoch: int | None = None) -> IndexSpace:
         """Returns the indices of an epoch, None for that which is set."""

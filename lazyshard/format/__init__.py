@@ -1,7 +1,7 @@
 """The files of a stream directory as values: encode, decode, validate. No I/O, no clock.
 
 - `names`: file names; `fields`: how JSON of other people's making is read
-- `manifest`, `head`, `end`, `owner`, `seal`, `retired`, `cursor`, `reading`: one file of the directory each
+- `manifest`, `head`, `end`, `owner`, `seal`, `tokens`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
@@ -26,6 +26,7 @@ from lazyshard.format.row import check_line, check_row, encode_row, parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.sealed_arrays import SealedArrays
 from lazyshard.format.state import PartState, RunState
+from lazyshard.format.tokens import Tokens, seal_digest
 
 __all__ = [
     "FORMAT",
@@ -45,6 +46,7 @@ __all__ = [
     "RunState",
     "Seal",
     "SealedArrays",
+    "Tokens",
     "check_consumer",
     "check_line",
     "check_lines",
@@ -55,4 +57,5 @@ __all__ = [
     "encode_row",
     "has_duplicate_keys",
     "parse_row",
+    "seal_digest",
 ]

@@ -4,8 +4,9 @@
 stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
 head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
 stream.end               end of stream          chunk_00000.arrays            arrays of its rows, if they may have any
-retired.json             what is deleted        stream.owner                  who may write
-.producer.lock, .tmp/    the writer's own       quarantine.jsonl              rows that were refused
+retired.json             what is deleted        chunk_00000.jsonl.tokens      lengths of its rows, measured later
+quarantine.jsonl         rows that were refused stream.owner                  who may write
+.producer.lock, .tmp/    the writer's own       .measure/                     `lazyshard measure`'s own
 ```
 
 A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
@@ -28,11 +29,14 @@ TEMPORARY: Final = ".tmp"
 DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
+TOKENS_SUFFIX: Final = ".tokens"
+MEASURE: Final = ".measure"
 
 _CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
 """255: no file name is longer."""
 
 _ARRAYS: Final = re.compile(r"chunk_([0-9]{5,255})\.arrays")
+_TOKENS: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl\.tokens")
 
 
 def chunk_name(chunk: int) -> str:
@@ -49,6 +53,21 @@ def chunk_name(chunk: int) -> str:
 def seal_name(chunk: int) -> str:
     """Returns the canonical name of a chunk's seal."""
     return chunk_name(chunk) + SEAL_SUFFIX
+
+
+def tokens_name(chunk: int) -> str:
+    """Returns the canonical name of the file with the lengths of a chunk's rows, measured after it was sealed."""
+    return chunk_name(chunk) + TOKENS_SUFFIX
+
+
+def parse_tokens_name(name: str) -> int | None:
+    """Returns the chunk's number, or None where the name is not that of a file of lengths.
+
+    >>> parse_tokens_name("chunk_00012.jsonl.tokens"), parse_tokens_name("chunk_00012.jsonl")
+    (12, None)
+    """
+    found = _TOKENS.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def parse_chunk_name(name: str) -> tuple[int, bool] | None:

@@ -14,7 +14,8 @@
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
 - `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now
-- `token_weights`: weights of a blend by tokens; `tracing_blends`: the steps of one of its streams
+- `token_lengths`: lengths in tokens, sealed or measured; `token_weights`: weights of a blend by them; `tracing_blends`:
+  the steps of one of its streams
 - `adoption`, with `adoption_names`, `adoption_rows`, `adoption_publishing`: a stream out of other programs' chunk files
 """
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Manifest, Seal
-from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage.files import read_file
+from lazyshard.format.names import chunk_name
 from lazyshard.storage.lengths import Lengths
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.row_keys import Keys
 from lazyshard.storage.stream import Published, Stream
+from lazyshard.storage.token_lengths import chunk_tokens
 
 SAMPLED_CHUNKS: Final = 200
 """Seals that are looked at: enough that the median is known to about a percent, and read within a second or two from a
@@ -54,7 +54,7 @@ class Overview:
         unread: how many more could not be, and the first reason.
         lengths: bytes of the rows in them, newlines included.
         arrays: bytes of the arrays of each row, in a stream whose rows hold some.
-        tokens: lengths of the rows in tokens, as far as they were sealed.
+        tokens: lengths of the rows in tokens, as far as they were sealed or measured.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
     """
@@ -214,7 +214,7 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
     """Looks at a chunk: by its seal, or where it has none of ours by its rows.
 
     Raises:
-        ChunkCorrupt, SealInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
+        ChunkCorrupt, SealInvalid, TokensInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
     """
     lengths, tokens = Lengths(), Lengths()
     if stream.stream_id is None:
@@ -222,11 +222,12 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
         offsets = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64)
         seal, file = None, chunk.path
     else:
-        seal = _read_seal(stream, number)
+        known = chunk_tokens(stream.directory, number)
+        seal = known.seal
         offsets = seal.offsets.astype(np.int64)
         file = stream.directory / chunk_name(number)
-        if seal.tokens is not None:
-            tokens.add(seal.tokens)
+        if known.lengths is not None:
+            tokens.add(known.lengths)
     lengths.add(np.diff(offsets))
     first = number * stream.samples_per_chunk
     arrays = None if seal is None or seal.arrays is None else seal.arrays.size
@@ -241,7 +242,7 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
         FileNotFoundError, OSError: it cannot be read.
     """
     opened = stream.open_chunk(chunk)
-    seal = None if stream.stream_id is None else _read_seal(stream, chunk)
+    tokens = None if stream.stream_id is None else chunk_tokens(stream.directory, chunk).lengths
     for row in range(first, min(first + count, len(opened))):
         line = opened.line(row)
         yield ShownRow(
@@ -250,15 +251,10 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
             row=row,
             byte=opened.offset(row),
             line=line,
-            tokens=None if seal is None or seal.tokens is None else int(seal.tokens[row]),
+            tokens=None if tokens is None else int(tokens[row]),
             value=opened.parse([line], row)[0],
             arrays=None if opened.arrays is None else opened.arrays.size(row, row + 1),
         )
-
-
-def _read_seal(stream: Stream, number: int) -> Seal:
-    path = stream.directory / seal_name(number)
-    return Seal.decode(read_file(path), number, str(path))
 
 
 def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:

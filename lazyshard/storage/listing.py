@@ -6,11 +6,11 @@ O(chunks): for writers, for foreign directories, and where head.json is lost.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import parse_arrays_name, parse_chunk_name
+from lazyshard.format.names import parse_arrays_name, parse_chunk_name, parse_tokens_name
 from lazyshard.storage.files import list_names, unreadable
 
 
@@ -24,9 +24,10 @@ class Listing:
         sealed: the chunks of the half-open range [first, sealed) have a marker.
         complete: those of the half-open range [first, complete) have marker and data.
         first: the first chunk that is looked at; those below it are retired.
-        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. Markers
-            come before data.
+        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. What was
+            measured comes before markers, and those before data.
         arrays: name of each chunk's side file, by chunk number; of those only that are not retired.
+        tokens: names of the files of measured lengths of each chunk, by chunk number.
     """
 
     data: dict[int, str]
@@ -36,6 +37,7 @@ class Listing:
     first: int = 0
     leftovers: list[str] = field(default_factory=list)
     arrays: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def gap(self) -> int | None:
@@ -49,9 +51,11 @@ class Listing:
         data = {chunk: name for chunk, name in self.data.items() if chunk >= first}
         seals = {chunk: name for chunk, name in self.seals.items() if chunk >= first}
         arrays = {chunk: name for chunk, name in self.arrays.items() if chunk >= first}
+        tokens = {chunk: names for chunk, names in self.tokens.items() if chunk >= first}
+        leftovers = [name for chunk in sorted(self.tokens) if chunk < first for name in self.tokens[chunk]]
         kinds = (self.seals, self.data, self.arrays)
-        leftovers = [names[chunk] for names in kinds for chunk in sorted(names) if chunk < first]
-        return _contiguous(data, seals, arrays, first, leftovers)
+        leftovers += [names[chunk] for names in kinds for chunk in sorted(names) if chunk < first]
+        return _contiguous(Listing(data, seals, first, first, first, leftovers, arrays, tokens))
 
 
 def list_chunks(directory: Path) -> Listing:
@@ -80,11 +84,14 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
     data: dict[int, str] = {}
     seals: dict[int, str] = {}
     arrays: dict[int, str] = {}
+    tokens: dict[int, list[str]] = {}
     for name in names:
         parsed = parse_chunk_name(name)
         if parsed is None:
             if (number := parse_arrays_name(name)) is not None:
                 arrays[number] = name
+            elif (number := parse_tokens_name(name)) is not None:
+                tokens.setdefault(number, []).append(name)
             continue
         chunk, is_seal = parsed
         kind = seals if is_seal else data
@@ -96,16 +103,14 @@ def sort_names(names: Iterable[str], directory: str) -> Listing:
                 chunk=chunk,
             )
         kind[chunk] = name
-    return _contiguous(data, seals, arrays, 0, [])
+    return _contiguous(Listing(data, seals, 0, 0, arrays=arrays, tokens=tokens))
 
 
-def _contiguous(
-    data: dict[int, str], seals: dict[int, str], arrays: dict[int, str], first: int, leftovers: list[str]
-) -> Listing:
-    sealed = first
-    while sealed in seals:
+def _contiguous(found: Listing) -> Listing:
+    """Returns the same with its ranges."""
+    sealed = complete = found.first
+    while sealed in found.seals:
         sealed += 1
-    complete = first
-    while complete < sealed and complete in data:
+    while complete < sealed and complete in found.data:
         complete += 1
-    return Listing(data, seals, sealed, complete, first, leftovers, arrays)
+    return replace(found, sealed=sealed, complete=complete)

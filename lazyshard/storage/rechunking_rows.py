@@ -8,11 +8,10 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, FileRefused, RowInvalid, SealInvalid, StreamInvalid
-from lazyshard.format import CheckedArrays, CheckedLines, Seal
-from lazyshard.format.names import seal_name
-from lazyshard.storage.files import read_file
+from lazyshard.format import CheckedArrays, CheckedLines
 from lazyshard.storage.reader import StreamReader
 from lazyshard.storage.retire import read_retired
+from lazyshard.storage.token_lengths import ChunkTokens, chunk_tokens
 
 DAMAGE: Final = (ChunkCorrupt, RowInvalid, SealInvalid, StreamInvalid, ChunkMissing, FileRefused)
 """What `SourceRows.take` raises of rows that nobody will ever read there, unless somebody mends the files."""
@@ -21,11 +20,11 @@ _BLANKS: Final = b" \t\r"
 
 
 class SourceRows:
-    """Reads rows of a stream in order. Memory: what `StreamReader` takes, and the seal of one chunk."""
+    """Reads rows of a stream in order. Memory: what `StreamReader` takes, and the seal and lengths of one chunk."""
 
     def __init__(self, reader: StreamReader) -> None:
         self.reader = reader
-        self._seal: Seal | None = None
+        self._found: ChunkTokens | None = None
 
     def take(self, first: int, stop: int) -> CheckedLines:
         """Returns rows of the half-open range [first, stop) from the first on: at least one, of one chunk.
@@ -44,14 +43,15 @@ class SourceRows:
             digests = np.array([xxhash.xxh3_64_intdigest(line) for line in lines], np.uint64)
             return CheckedLines(b"".join(lines), ends, digests)
         # The reader has compared the lines with these digests.
-        seal = self._seal_of(number)
+        found = self._tokens_of(number)
+        seal = found.seal
         lines, arrays = self._with_arrays(first, lines)
         after = row + len(lines)
         return CheckedLines(
             data=b"".join(lines),
             ends=seal.offsets[row + 1 : after + 1] - seal.offsets[row],
             digests=seal.digests[row:after],
-            tokens=None if seal.tokens is None else seal.tokens[row:after],
+            tokens=None if found.lengths is None else found.lengths[row:after],
             arrays=arrays,
         )
 
@@ -79,11 +79,10 @@ class SourceRows:
         """Returns whether the chunk of a sample is deleted. Raises as `read_retired` does."""
         return sample // self.reader.samples_per_chunk < self.retired()
 
-    def _seal_of(self, number: int) -> Seal:
-        if self._seal is None or self._seal.chunk != number:
-            path = self.reader.directory / seal_name(number)
-            self._seal = Seal.decode(read_file(path), number, str(path))
-        return self._seal
+    def _tokens_of(self, number: int) -> ChunkTokens:
+        if self._found is None or self._found.seal.chunk != number:
+            self._found = chunk_tokens(self.reader.directory, number)
+        return self._found
 
 
 def plain_line(line: bytes) -> bytes:

@@ -1,10 +1,10 @@
 """Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
 
 The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
-for everybody, whatever of them is still there. Then come the files, for each chunk its seal before its data and its
-side file if it has one, so that no moment shows a seal without data; the directory is synced once at the end. A process
-that is killed in between, or a power cut that brings deleted files back, leaves files below the number, which the next
-start of a producer removes.
+for everybody, whatever of them is still there. Then come the files, for each chunk what was measured of it, its seal,
+its data and its side file if it has one, in this order, so that no moment shows a seal without data; the directory is
+synced once at the end. A process that is killed in between, or a power cut that brings deleted files back, leaves files
+below the number, which the next start of a producer removes.
 
 Which chunks may go is decided elsewhere, from the cursors of the consumers. The newest chunk never goes: its seal holds
 the position from which a producer goes on.
@@ -21,7 +21,15 @@ from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Retired
-from lazyshard.format.names import MANIFEST, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
+from lazyshard.format.names import (
+    MANIFEST,
+    RETIRED,
+    TEMPORARY,
+    arrays_name,
+    chunk_name,
+    seal_name,
+    tokens_name,
+)
 from lazyshard.storage.durable import publish_bytes, remove, sync_directory
 from lazyshard.storage.files import check_folder, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
@@ -75,6 +83,7 @@ def retire(
         # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
         sync_directory(directory)
     for chunk in range(first, target):
+        remove(directory / tokens_name(chunk))
         remove(directory / seal_name(chunk))
         remove(directory / chunk_name(chunk))
         if manifest.arrays:

@@ -1,4 +1,4 @@
-"""Weights of a blend by tokens: from shares of tokens to shares of samples, by the lengths in the seals."""
+"""Weights of a blend by tokens: from shares of tokens to shares of samples, by the lengths of their samples."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from collections.abc import Iterable
 from typing import Final
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format import Seal
-from lazyshard.format.names import seal_name
-from lazyshard.storage.files import read_file
 from lazyshard.storage.opening import open_now
+from lazyshard.storage.token_lengths import chunk_tokens, lengths_missing
 from lazyshard.storage.tracing_facts import facts_of
 from lazyshard.storage.urls import stream_path
 
 __all__ = ["mean_tokens", "weights_by_tokens"]
 
 _MOST_CHUNKS: Final = 256
-"""Seals that are read of a stream: the mean of some hundred chunks is that of all, within a percent or so."""
+"""Chunks that are looked at of a stream: the mean of some hundred chunks is that of all, within a percent or so."""
 
 
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
     """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
 
+    Lengths that `lazyshard measure` has found count for more than what the producer has sealed.
+
     Args:
         directory: the stream's directory.
-        most_chunks: how many seals to read at the most, evenly spaced over the chunks that are there.
+        most_chunks: how many chunks to look at at the most, evenly spaced over the chunks that are there.
 
     Raises:
         StreamMissing: there is no stream.
-        StreamInvalid: no chunk is there, or a seal does not say how many tokens its samples have.
-        SealInvalid, OSError: a seal cannot be read.
+        StreamInvalid: no chunk is there, or its samples have no tokens.
+        LengthsMissing: how many tokens the samples of a chunk have is not known.
+        SealInvalid, TokensInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)
     facts = facts_of(open_now(path))
@@ -42,17 +43,11 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     samples = tokens = 0
     for number in range(count):
         chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
-        file = path / seal_name(chunk)
-        seal = Seal.decode(read_file(file), chunk, str(file))
-        if seal.tokens is None:
-            raise StreamInvalid(
-                f"{file}: it does not say how many tokens its samples have; give them to "
-                f"`ChunkWriter.write(row, tokens=N)`, or weights in samples to the blend",
-                directory=str(path),
-                chunk=chunk,
-            )
-        samples += len(seal.tokens)
-        tokens += int(seal.tokens.sum())
+        lengths = chunk_tokens(path, chunk).lengths
+        if lengths is None:
+            raise lengths_missing(path, chunk)
+        samples += len(lengths)
+        tokens += int(lengths.sum(dtype="u8"))
     if not tokens:
         raise StreamInvalid(f"{path}: its samples have no tokens at all", directory=str(path))
     return tokens / samples

@@ -20,14 +20,16 @@ from lazyshard.errors import (
     RowInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row
+from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row, seal_digest
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.fields import FORMAT_WITH_ARRAYS
-from lazyshard.format.names import MANIFEST
+from lazyshard.format.names import MANIFEST, tokens_name
 from lazyshard.storage.chunk import Chunk, open_copy, open_foreign, parse_lines
 from lazyshard.storage.chunk_arrays import ChunkArrays
-from lazyshard.storage.files import open_file, open_unread, read_file
+from lazyshard.storage.files import is_there, open_file, open_unread, read_file
+from lazyshard.storage.token_lengths import measured_tokens
 from lazyshard.storage.verification_findings import RESTORE, Finding, Severity
+from lazyshard.storage.verification_names import foreign_tokens
 
 BLOCK_BYTES: Final = 1 << 20
 """Rows are read in pieces of about this size; more gains nothing."""
@@ -46,12 +48,14 @@ class ChunkFiles:
         data: name of its data file.
         seal: name of its seal, None for a chunk of a foreign directory, whose marker says nothing.
         arrays: name of its side file, None in a stream whose rows hold no arrays.
+        tokens: whether there is a file of measured lengths.
     """
 
     chunk: int
     data: str
     seal: str | None
     arrays: str | None = None
+    tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +110,18 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     """
     name = files.data
     samples = size = None
+    beside: tuple[Finding, ...] = ()
     try:
         if files.seal is None:
             chunk = open_foreign(directory / name, files.chunk)
         else:
             name = files.seal
-            seal = Seal.decode(read_file(directory / name), files.chunk, name)
+            data = read_file(directory / name)
+            seal = Seal.decode(data, files.chunk, name)
             if (seal.arrays is None) is not (files.arrays is None):
                 return _of_another_format(files, seal)
+            if files.tokens:
+                beside = _bad_tokens(directory, files.chunk, data, seal)
             name = files.data
             samples, size = seal.samples, seal.size
             how = open_unread if quick else open_file
@@ -131,7 +139,21 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
     except (LazyShardError, OSError) as error:
         faults = (file_finding(name, error, files.chunk),)
-    return ChunkVerdict(files.chunk, files.data, samples, size, faults)
+    return ChunkVerdict(files.chunk, files.data, samples, size, faults + beside)
+
+
+def _bad_tokens(directory: Path, chunk: int, data: bytes, seal: Seal) -> tuple[Finding, ...]:
+    """Returns what is wrong with the file of measured lengths beside a seal, whose bytes are given."""
+    name, digest = tokens_name(chunk), seal_digest(data)
+    try:
+        if measured_tokens(directory, chunk, digest, seal.samples) is None and is_there(directory / name):
+            return (foreign_tokens(chunk, f"lengths for the seal {digest}", "those for another seal"),)
+    except (LazyShardError, OSError) as error:
+        found = file_finding(name, error, chunk)
+        if found.severity == "damage" and not isinstance(error, VersionUnsupported):
+            found = replace(found, remedy="remove the file, or have `lazyshard measure` make it anew")
+        return (found,)
+    return ()
 
 
 def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:

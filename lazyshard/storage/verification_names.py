@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from lazyshard.format.names import SEAL_SUFFIX, chunk_name, parse_arrays_name, parse_chunk_name, seal_name
+from lazyshard.format.names import (
+    SEAL_SUFFIX,
+    chunk_name,
+    parse_arrays_name,
+    parse_chunk_name,
+    parse_tokens_name,
+    seal_name,
+    tokens_name,
+)
 from lazyshard.storage.verification_findings import REMOVED, RESTORE, Finding
 
 
@@ -21,12 +29,14 @@ class ChunkNames:
         seals: file name of each chunk's seal or marker, by chunk number.
         findings: names that a chunk cannot have.
         arrays: name of each chunk's side file, by chunk number.
+        tokens: the chunks that have a file of measured lengths, by the name under which it is looked for.
     """
 
     data: dict[int, str]
     seals: dict[int, str]
     findings: tuple[Finding, ...]
     arrays: dict[int, str] = field(default_factory=dict)
+    tokens: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def sealed_before(self) -> int:
@@ -66,11 +76,15 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
     others: dict[tuple[int, bool], list[str]] = {}
     findings: list[Finding] = []
     arrays: dict[int, str] = {}
+    tokens: set[int] = set()
     for name in found:
         parsed = parse_chunk_name(name)
         if parsed is None:
+            measured = parse_tokens_name(name) if native else None
             if (number := parse_arrays_name(name)) is not None:
                 arrays[number] = name
+            elif measured is not None and name == tokens_name(measured):
+                tokens.add(measured)
             continue
         chunk, is_seal = parsed
         first = kept[is_seal].setdefault(chunk, name)
@@ -86,7 +100,7 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
             right = _canonical(chunk, is_seal)
             if name != right and (chunk, is_seal) not in others:
                 findings.append(_misnamed(chunk, name, right))
-    return ChunkNames(kept[False], kept[True], tuple(findings), arrays)
+    return ChunkNames(kept[False], kept[True], tuple(findings), arrays, frozenset(tokens))
 
 
 def _canonical(chunk: int, is_seal: bool) -> str:
@@ -142,6 +156,11 @@ def leftovers(names: ChunkNames, extent: Extent) -> Iterator[Finding]:
             yield _retired(chunk, name, extent.first)
         elif chunk not in names.seals:
             yield _unpublished(chunk, name, extent)
+    for chunk in sorted(names.tokens):
+        if chunk < extent.first:
+            yield _retired(chunk, tokens_name(chunk), extent.first)
+        elif chunk >= extent.stop:
+            yield foreign_tokens(chunk, "a published chunk beside it", "none")
 
 
 def _outside(names: dict[int, str], extent: Extent) -> Iterator[tuple[int, str]]:
@@ -208,6 +227,19 @@ def _retired(chunk: int, name: str, first: int) -> Finding:
         expected=f"no chunk below {first}, which retired.json says are deleted",
         found="the file",
         remedy=REMOVED,
+        chunk=chunk,
+    )
+
+
+def foreign_tokens(chunk: int, expected: str, found: str) -> Finding:
+    """Returns the finding for a file of measured lengths that is not of the chunk that is there: nobody heeds it."""
+    return Finding(
+        severity="leftover",
+        kind="other-chunk",
+        file=tokens_name(chunk),
+        expected=expected,
+        found=found,
+        remedy="nothing to do: readers pass over it, and `lazyshard measure` replaces it",
         chunk=chunk,
     )
 

@@ -53,7 +53,8 @@ def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
         if extent.first <= chunk < extent.stop:
             data = names.data.get(chunk) or chunk_name(chunk)
             seal = names.seals.get(chunk) or seal_name(chunk)
-            yield ChunkFiles(chunk, data, seal, arrays_name(chunk) if extent.arrays else None)
+            side = arrays_name(chunk) if extent.arrays else None
+            yield ChunkFiles(chunk, data, seal, side, chunk in names.tokens)
 
 
 def _foreign(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
-from lazyshard.format import Retired
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format import Retired, Tokens, seal_digest
+from lazyshard.format.names import arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.storage import durable, read_retired, retire
 from lazyshard.storage.retire import list_kept
 from tests.crash.writer_harness import WHEN, Killer, Violation, fast_directory
@@ -39,11 +40,15 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 def live(directory: Path) -> Files:
-    """A stream that goes on; returns its chunks and seals."""
+    """A stream that goes on, with measured lengths; returns the files of its chunks."""
     with pytest.raises(KeyboardInterrupt), ChunkWriter(directory, 2) as writer:
         for row in rows(0, 2 * CHUNKS):
             writer.write(row, source=row["id"] + 1)
         raise KeyboardInterrupt
+    for chunk in range(CHUNKS):
+        seal = seal_digest((directory / seal_name(chunk)).read_bytes())
+        tokens = Tokens(chunk, seal, np.array([1, 2], np.uint32), "by hand")
+        (directory / tokens_name(chunk)).write_bytes(tokens.encode())
     return {path.name: path.read_bytes() for path in directory.glob("chunk_*")}
 
 
@@ -56,7 +61,7 @@ def check(directory: Path, files: Files) -> int:
     """Checks what every instant must keep; returns the first chunk that counts."""
     mark = read_retired(directory)
     for chunk in range(mark, CHUNKS):
-        for name in (chunk_name(chunk), seal_name(chunk)):
+        for name in (chunk_name(chunk), seal_name(chunk), tokens_name(chunk)):
             path = directory / name
             if not path.exists() or path.read_bytes() != files[name]:
                 raise Violation(f"{name} is gone or changed, and retired are only the chunks below {mark}")
@@ -108,6 +113,7 @@ def go_on(directory: Path, files: Files) -> None:
         raise Violation(f"in the end there is {kept}")
     expected = {"stream.json", "head.json", "stream.end", "stream.owner", "retired.json", ".producer.lock"}
     expected |= {name(chunk) for chunk in range(GONE, CHUNKS + 1) for name in (chunk_name, seal_name)}
+    expected |= {tokens_name(chunk) for chunk in range(GONE, CHUNKS)}
     if set(names(directory)) - {"cursors"} != expected:
         raise Violation(f"in the end there are {names(directory)}")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid
-from lazyshard.format import End, Head, Manifest, Owner, Seal
-from tests.format import test_end, test_head, test_manifest, test_owner, test_seal
+from lazyshard.format import End, Head, Manifest, Owner, Seal, Tokens
+from tests.format import test_end, test_head, test_manifest, test_owner, test_seal, test_tokens
 
 FILES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "manifest": (Manifest.decode, test_manifest.GOLDEN),
@@ -20,6 +20,7 @@ FILES: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "end": (End.decode, test_end.GOLDEN),
     "owner": (Owner.decode, test_owner.GOLDEN),
     "seal": (lambda data: Seal.decode(data, 7), test_seal.GOLDEN),
+    "tokens": (lambda data: Tokens.decode(data, 7), test_tokens.GOLDEN),
 }
 every_file = pytest.mark.parametrize(("decode", "golden"), FILES.values(), ids=FILES)
 

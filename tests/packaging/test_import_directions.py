@@ -1,4 +1,4 @@
-"""Imports point one way: producer and swift -> data -> storage -> plan | format -> errors.
+"""Imports point one way: producer and swift -> data -> storage -> plan | format -> errors; cli -> measure -> storage.
 
 What is examined by the command `lazyshard doctor` and that command meet in `examination`, which imports nothing.
 
@@ -27,6 +27,7 @@ LAYERS: Final = {
     "lazyshard.plan": "plan",
     "lazyshard.config": "config",
     "lazyshard.storage": "storage",
+    "lazyshard.measure": "measure",
     "lazyshard.data": "data",
     "lazyshard.cli": "cli",
     "lazyshard": "facade",
@@ -42,9 +43,10 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "plan": {"errors"},
     "config": {"errors"},
     "storage": {"format", "plan", "errors"},
+    "measure": {"storage", "config", "format", "errors"},
     "data": {"storage", "config", "format", "plan", "errors"},
     "facade": {"data", "config", "storage", "format", "plan", "errors"},
-    "cli": {"facade", "config", "storage", "format", "plan", "examination", "errors"},
+    "cli": {"facade", "config", "measure", "storage", "format", "plan", "examination", "errors"},
     "producer": {"facade", "storage", "format", "plan", "errors"},
     "swift": {"facade", "data", "storage", "format", "plan", "examination", "errors"},
 }
@@ -180,6 +182,8 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
         ("lazyshard.plan.deal", "from pathlib import Path", "plan is pure and may not import pathlib"),
         ("lazyshard.config.checks", "from lazyshard.data import steps", "config may not import data"),
         ("lazyshard.config.checks", "import torch", "config may not import torch"),
+        ("lazyshard.measure.pool", "from lazyshard.data import dataset", "measure may not import data"),
+        ("lazyshard.measure.measures", "import lazyshard_swift.measuring", "measure may not import swift"),
         ("lazyshard.plan.deal", "print(1)", "plan is pure and may not call print()"),
         ("lazyshard.format.head", "import os.path", "format is pure and may not import os"),
         ("lazyshard.format.head", "open('x')", "format is pure and may not call open()"),

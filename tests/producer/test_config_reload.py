@@ -94,7 +94,11 @@ def test_the_spool_may_not_change() -> None:
 
 
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {"workers", "spool", "pack_buffer"}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {
+        "workers",
+        "spool",
+        "pack_buffer",
+    }
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

@@ -68,6 +68,7 @@ ALLOWED: Final = {
     "lazyshard/config/entries.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
     "lazyshard/storage/verification_processes.py: pickle.load": "pipes between this process and its own children",
+    "lazyshard/measure/pool.py: subprocess.Popen": "Python itself, with a program that is a constant",
     "lazyshard/storage/verification_processes.py: subprocess.Popen": "Python itself, with a program that is a constant",
     "producer/lazyshard_producer/user_functions.py: importlib.import_module": "what the user asks to run",
     "producer/lazyshard_producer/sources/arrow_library.py: importlib.import_module": "pyarrow, by constants",

@@ -47,6 +47,7 @@ FILES: Final = (
     "retired.json",
     "chunk_00000.jsonl",
     "chunk_00001.jsonl.completed",
+    "chunk_00001.jsonl.tokens",
     "quarantine.jsonl",
     "cursors/sft.json",
     "cursors/sft.reading.json",

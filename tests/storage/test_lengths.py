@@ -111,3 +111,21 @@ def test_memory_does_not_grow_with_the_lengths() -> None:
     lengths = counted([2**50 - 1, 2**60])
     assert lengths.largest == 2**60
     assert lengths._buckets.nbytes < 400_000
+
+
+@given(st.lists(st.integers(0, 2_000), min_size=1, max_size=50), st.integers(1, 100))
+def test_spread_counts_each_length_in_a_bin_of_one_width(values: list[int], most: int) -> None:
+    lengths = Lengths()
+    lengths.add(np.array(values))
+    bins = lengths.spread(most)
+    assert 1 <= len(bins) <= most
+    assert len({one.high - one.low for one in bins}) == 1
+    assert [one.count for one in bins] == [sum(one.low <= value < one.high for value in values) for one in bins]
+    assert sum(one.count for one in bins) == len(values)
+
+
+def test_spread_of_long_lengths_loses_none() -> None:
+    lengths = Lengths()
+    lengths.add(np.array([2_047, 5_001, 123_457, 10**9]))
+    assert sum(one.count for one in lengths.spread(80)) == 4
+    assert Lengths().spread(80) == []

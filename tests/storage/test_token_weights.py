@@ -8,7 +8,7 @@ import pytest
 
 import lazyshard
 from lazyshard import ChunkWriter
-from lazyshard.errors import StreamInvalid, StreamMissing
+from lazyshard.errors import LengthsMissing, StreamInvalid, StreamMissing
 from lazyshard.storage.token_weights import mean_tokens
 from tests.storage.streams import foreign, produce
 
@@ -37,7 +37,7 @@ def test_some_seals_stand_for_all(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(StreamInvalid, match=r"chunk_00000.jsonl.completed: it does not say how many tokens"):
+    with pytest.raises(LengthsMissing, match="how long the samples of chunk 0 are in tokens is not known"):
         mean_tokens(produce(tmp_path / "plain", 2))
     with pytest.raises(StreamInvalid, match="no chunk is there yet"):
         mean_tokens(produce(tmp_path / "empty", 0, end=False))

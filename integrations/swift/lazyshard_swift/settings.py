@@ -126,8 +126,9 @@ def _check_others(args: Any) -> None:
     if on("group_by_length"):
         raise _refused(
             "group_by_length",
-            "--group_by_length needs the token length of every sample, which this stream does not hold: leave it out; "
-            "with megatron, --padding_free true (its default) pads nothing anyway",
+            "--group_by_length has ms-swift's sampler go through the whole stream in an order of its own: every rank "
+            "would read every chunk, and a run could not go on with other ranks. Leave it out; with megatron, "
+            "--padding_free true (its default) pads nothing anyway",
         )
     if on("packing") and on("rlhf_type") is not None:
         raise _refused(

@@ -50,7 +50,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("streaming", {"streaming": True}, "leave out --streaming"),
     ("cached_dataset", {"cached_dataset": ["/cache"]}, "leave out one of them"),
     ("cached_dataset", {"cached_val_dataset": ["/cache"]}, "leave out one of them"),
-    ("group_by_length", {"group_by_length": True}, "leave it out"),
+    ("group_by_length", {"group_by_length": True}, "Leave it out"),
     ("packing", {"packing": True, "rlhf_type": "dpo"}, "for sft and pt; leave it out"),
     ("truncation_strategy", {"truncation_strategy": "split"}, "choose delete, left or right"),
     ("split_dataset_ratio", {"split_dataset_ratio": 0.01}, "--val_dataset FILE"),

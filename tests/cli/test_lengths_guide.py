@@ -1,0 +1,34 @@
+"""The example of `docs/lengths.md`: what it prints is what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from lazyshard import ChunkWriter
+from tests.cli.commands import DEADLINE_S, environment
+from tests.storage.streams import HERE
+
+GUIDE = (HERE / "docs" / "lengths.md").read_text(encoding="utf-8")
+
+MODULE, PROGRAM = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+(COMMAND,) = re.findall(r"^```console\n\$ lazyshard (.*?)\n```", GUIDE, re.MULTILINE | re.DOTALL)
+(PRINTED,) = re.findall(r"^```text\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def test_example_prints_what_the_page_says(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "stream", 10) as writer:
+        for number in range(40):
+            writer.write({"id": number, "text": " ".join(["word"] * (1 + 13 * number % 37))})
+    (tmp_path / "my_rows.py").write_text(MODULE, encoding="utf-8")
+
+    def python(*arguments: str) -> str:
+        return subprocess.check_output(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment(), text=True, timeout=DEADLINE_S
+        )
+
+    assert "measured 40 rows in 4 chunks" in python("-m", "lazyshard.cli", *shlex.split(COMMAND))
+    assert python("-c", PROGRAM) == PRINTED

@@ -31,12 +31,13 @@ QUICK: Final = {
     "template": ["--samples", "400", "--rows", "2000", "--rounds", "2"],
     "wait": ["--rounds", "1", "--latencies", "20", "--settle", "1", "--seconds", "2"],
     "blend": ["--rows", "10000", "--rounds", "2"],
+    "balance": ["--stripes", "1", "--global-batches", "1", "--rounds", "1"],
 }
 """To see that all of it works, in minutes; the figures are not worth anything."""
 
 WITH_PEERS: Final = ("resume", "producer", "loaders")
-WITHOUT_DIR: Final = ("startup",)
-"""Has no --dir."""
+WITHOUT_DIR: Final = ("startup", "balance")
+"""Have no --dir."""
 
 
 def command_of(name: str, args: argparse.Namespace) -> list[str]:

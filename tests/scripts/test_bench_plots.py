@@ -71,6 +71,14 @@ LINES: dict[str, dict[str, Any]] = {
         "windows of 4 chunks": {"one stream": [4.0], "blend": [4.2]},
         "table of 100": [14.0],
     },
+    "balance": {
+        "machine": "here",
+        "micro batches of 2": {"before": {"overall": 5.3}, "dealt": {"overall": 1.01}, "ms": [8.0, 9.0]},
+        "global batches of 512, cost": {
+            "as they come": {"even": {"overall": 2.5}, "us": []},
+            "dealt by cost, micro batches of 1": {"even": {"overall": 1.0}, "us": [0.5]},
+        },
+    },
     "wait": {
         "machine": "here",
         "latency": [{"case": "watched", "ms": [2.0]}],
@@ -81,6 +89,8 @@ LINES: dict[str, dict[str, Any]] = {
 }
 
 IN_ORDER_A = "A, one process, in order: speed against orjson.loads alone"
+
+OF_THE_MEAN = "largest cost of a rank over the mean"
 
 FIGURES = {
     "read": [
@@ -113,6 +123,15 @@ FIGURES = {
         ),
         Figure("blend", "windows of 4 chunks: a row in batches of 8, processor time", "blend", (4.2,), "us"),
         Figure("blend", "to build a table", "100 streams", (14.0,), "ms"),
+    ],
+    "balance": [
+        Figure("balance", f"micro batches of 2: {OF_THE_MEAN}", "as they come", (5.3,), "x", ours=False),
+        Figure("balance", f"micro batches of 2: {OF_THE_MEAN}", "dealt by cost", (1.01,), "x"),
+        Figure("balance", "to deal a stripe", "micro batches of 2", (8.0, 9.0), "ms"),
+        Figure("balance", f"global batches of 512, cost: {OF_THE_MEAN}", "as they come", (2.5,), "x", ours=False),
+        Figure(
+            "balance", f"global batches of 512, cost: {OF_THE_MEAN}", "dealt by cost, micro batches of 1", (1.0,), "x"
+        ),
     ],
     "wait": [
         Figure("wait", "until a waiting reader has a chunk", "watched", (2.0,), "ms"),

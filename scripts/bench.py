@@ -32,11 +32,12 @@ QUICK: Final = {
     "wait": ["--rounds", "1", "--latencies", "20", "--settle", "1", "--seconds", "2"],
     "blend": ["--rows", "10000", "--rounds", "2"],
     "pack": ["--samples", "1000", "--rounds", "2"],
+    "balance": ["--stripes", "1", "--global-batches", "1", "--rounds", "1"],
 }
 """To see that all of it works, in minutes; the figures are not worth anything."""
 
 WITH_PEERS: Final = ("resume", "producer", "loaders", "pack")
-WITHOUT_DIR: Final = ("startup", "pack")
+WITHOUT_DIR: Final = ("startup", "pack", "balance")
 """Have no --dir."""
 
 

@@ -139,6 +139,20 @@ def _pack(line: Line) -> Iterator[Figure]:
             yield Figure("pack", "speed against binpacking", name, tuple(one["times"]), "x", True)
 
 
+def _balance(line: Line) -> Iterator[Figure]:
+    for name, one in line.items():
+        if name.startswith("micro batches of "):
+            group = f"{name}: largest cost of a rank over the mean"
+            for order, way in (("before", "as they come"), ("dealt", "dealt by cost")):
+                value = (float(one[order]["overall"]),)
+                yield Figure("balance", group, way, value, "x", ours=order == "dealt")
+            yield Figure("balance", "to deal a stripe", name, tuple(one["ms"]), "ms")
+        elif name.startswith("global batches"):
+            for way, found in one.items():
+                ours, value = way.startswith("dealt"), (float(found["even"]["overall"]),)
+                yield Figure("balance", f"{name}: largest cost of a rank over the mean", way, value, "x", ours=ours)
+
+
 BENCHMARKS: Final[dict[str, Callable[[Line], Iterator[Figure]]]] = {
     "read": _read,
     "resume": _resume,
@@ -150,6 +164,7 @@ BENCHMARKS: Final[dict[str, Callable[[Line], Iterator[Figure]]]] = {
     "wait": _wait,
     "blend": _blend,
     "pack": _pack,
+    "balance": _balance,
 }
 """The benchmarks by name: `scripts/bench_` and this."""
 

@@ -24,6 +24,7 @@ from lazyshard.data.auto_unit import settle_unit
 from lazyshard.data.bad_samples import BadSamples, ErrorCount, OnBadSample
 from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
+from lazyshard.data.dealt_order import may_undo, tell_undone
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.epoch_spaces import EpochSpaces
 from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
@@ -34,7 +35,7 @@ from lazyshard.data.order import LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.run_states import Ranges, RunStates
 from lazyshard.data.samples import Met, SampleMaker
-from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
+from lazyshard.data.shared import EPOCH, TOLD, SharedNumbers, Stats
 from lazyshard.data.state_checks import check_data
 from lazyshard.data.steps import RowSteps, Step
 from lazyshard.data.worker_parent import watch_forks
@@ -661,3 +662,12 @@ class LazyShardedDataset(Dataset[Any]):
             waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
             bad, dropped, filled = (new - old for new, old in zip(met[0], before[0], strict=True))
             self._shared.report(bad, met[1] - before[1], waited_ms, dropped, filled)
+            if met[1] and not before[1] and not self._numbers[TOLD]:
+                self._tell_undone()
+
+    def _tell_undone(self) -> None:
+        """Warns, once, of an order that undoes how the rows were dealt; with the first chunk, which tells it."""
+        spaces = self._spaces
+        if spaces is not None and spaces.rank.dp_rank == 0 and may_undo(self._order):
+            self._numbers[TOLD] = 1
+            tell_undone(self._order, self.unit, self._reader)

@@ -19,6 +19,11 @@ EPOCH: Final = 0
 """Place of the epoch in the view: that in which index 0 lies."""
 
 _COLUMNS: Final = 6
+
+TOLD: Final = _COLUMNS
+"""Place in the view of whether some process has looked if the order undoes how the stream was dealt: the first of the
+second row, which counts nothing."""
+
 _BAD, _OPENED, _WAITED_MS, _DROPPED, _FILLED = 1, 2, 3, 4, 5
 
 

@@ -19,6 +19,7 @@ from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import seal_name
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
+from lazyshard.storage.dealt import read_dealt
 from lazyshard.storage.files import read_file
 from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
 from lazyshard.storage.stream import Stream
@@ -102,7 +103,7 @@ def dealt_by_cost(stream: Stream) -> DealtByCost | None:
     chunks = stream.published().chunks
     if stream.stream_id is None or chunks <= stream.retired():
         return None
-    return DealtByCost.read(_seal(stream, chunks - 1).source)
+    return read_dealt(stream.directory, chunks - 1)
 
 
 def report_balance(stream: Stream, training: Training, *, every: bool = False) -> BalanceReport:

@@ -195,6 +195,15 @@ def test_all_settings_are_told() -> None:
     ]
 
 
+def test_rows_that_are_dealt_by_cost_are_told_with_how_many_are_held() -> None:
+    os.mkdir("in")
+    settings = replace(FULL, shuffle=0, balance=64, micro_batch_size=4, length_field="tokens", rate=None)
+    assert (
+        "rows      columns n=id, text; where m:g; transform m:f in 4 workers; dealt by cost to 64 ranks, 64,000 at a "
+        "time, micro batches of 4, lengths in 'tokens'"
+    ) in list(describe_run(settings, 0, none))
+
+
 def test_one_consumer_has_to_register() -> None:
     os.mkdir("in")
     settings = replace(FULL, limits=Limits(retain=1, consumers=("train",)))

@@ -76,6 +76,14 @@ LINES: dict[str, dict[str, Any]] = {
         "lognormal, sigma 1": {"filled": [0.999], "over": [1], "ms": [5.0], "more": [0], "times": [80.0]},
         "buffer of 100": {"filled": [0.75], "us": [0.4]},
     },
+    "balance": {
+        "machine": "here",
+        "micro batches of 2": {"before": {"overall": 5.3}, "dealt": {"overall": 1.01}, "ms": [8.0, 9.0]},
+        "global batches of 512, cost": {
+            "as they come": {"even": {"overall": 2.5}, "us": []},
+            "dealt by cost, micro batches of 1": {"even": {"overall": 1.0}, "us": [0.5]},
+        },
+    },
     "wait": {
         "machine": "here",
         "latency": [{"case": "watched", "ms": [2.0]}],
@@ -86,6 +94,8 @@ LINES: dict[str, dict[str, Any]] = {
 }
 
 IN_ORDER_A = "A, one process, in order: speed against orjson.loads alone"
+
+OF_THE_MEAN = "largest cost of a rank over the mean"
 
 FIGURES = {
     "read": [
@@ -123,6 +133,15 @@ FIGURES = {
         Figure("pack", "to pack one buffer, processor time", "lognormal, sigma 1", (5.0,), "ms"),
         Figure("pack", "speed against binpacking", "lognormal, sigma 1", (80.0,), "x", True),
         Figure("pack", "of packs that is filled", "buffer of 100", (75.0,), "%", True),
+    ],
+    "balance": [
+        Figure("balance", f"micro batches of 2: {OF_THE_MEAN}", "as they come", (5.3,), "x", ours=False),
+        Figure("balance", f"micro batches of 2: {OF_THE_MEAN}", "dealt by cost", (1.01,), "x"),
+        Figure("balance", "to deal a stripe", "micro batches of 2", (8.0, 9.0), "ms"),
+        Figure("balance", f"global batches of 512, cost: {OF_THE_MEAN}", "as they come", (2.5,), "x", ours=False),
+        Figure(
+            "balance", f"global batches of 512, cost: {OF_THE_MEAN}", "dealt by cost, micro batches of 1", (1.0,), "x"
+        ),
     ],
     "wait": [
         Figure("wait", "until a waiting reader has a chunk", "watched", (2.0,), "ms"),

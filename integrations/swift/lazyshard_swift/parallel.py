@@ -31,12 +31,14 @@ class Facts(NamedTuple):
         samples_per_chunk: rows of its chunks.
         samples: samples published.
         ended: whether nothing will follow.
+        dealt: whether its rows were dealt by cost, so that they are to be read in order.
     """
 
     stream: str
     samples_per_chunk: int
     samples: int
     ended: bool
+    dealt: bool = False
 
 
 def data_parallel_rank(args: Any) -> Rank:

@@ -48,7 +48,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         args.num_train_epochs = None
     size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
     total = facts.samples if facts.ended else None
-    layout, window = _order(args, live, saved, size)
+    layout, window = _order(args, live, saved, facts)
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         most = None if progress.steps is None else progress.steps * global_batch
@@ -205,14 +205,21 @@ def _tell_leftover(plan: RunPlan) -> None:
         )
 
 
-def _order(args: Any, live: bool, saved: Position | None, samples_per_chunk: int) -> tuple[str, int]:
+def _order(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:
     """Returns layout and window: what was begun goes on; else by the arguments."""
     asked, distance = args.sharded_lazy_shuffle_window, args.sharded_lazy_shuffle_distance
     if distance is not None:
-        asked = window_of(distance, samples_per_chunk)
+        asked = window_of(distance, facts.samples_per_chunk)
     shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
-    window = asked if asked is not None else settings.default_window(shuffle, live)
+    window = asked if asked is not None else settings.default_window(shuffle and not facts.dealt, live)
     blocks = settings.is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
+    begun = saved is not None and bool(saved.window or saved.layout == "block")
+    if facts.dealt and asked is None and shuffle and not begun:
+        notice(
+            "the rows of the stream were dealt by cost, so that all ranks have as much to do in a step, and each rank "
+            "reads its chunks in order: they are not shuffled once more"
+        )
+        blocks = False
     if blocks and len(args.dataset) > 1:
         notice("--data_sharding true is put aside: each rank reads its own chunks of all streams, shuffled in windows")
         blocks = False

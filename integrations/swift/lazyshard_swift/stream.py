@@ -16,6 +16,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+from lazyshard.data.dealt_order import is_dealt
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format.state import RunState
@@ -287,7 +288,7 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     reader.label = f"rank {rank.dp_rank} of {rank.dp_size}"
     published = reader.refresh()
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
-    mine = Facts(identity, reader.samples_per_chunk, published.samples, published.ended)
+    mine = Facts(identity, reader.samples_per_chunk, published.samples, published.ended, is_dealt(reader))
     facts = parallel.agree_on(mine, directory)
     packed.check_stream(args, reader, facts.samples)
     return facts

@@ -78,6 +78,39 @@ def test_order_of_a_new_run(args: Any, ended: bool, expected: tuple[str, int], n
 
 
 @pytest.mark.parametrize(
+    ("args", "expected", "told"),
+    [
+        (megatron(train_iters=7), ("strided", 0), True),
+        (megatron(train_iters=7, data_sharding=True), ("strided", 0), True),
+        (hugging_face(max_steps=7), ("strided", 0), True),
+        # What the user names counts; the data set then says what it undoes.
+        (megatron(train_iters=7, sharded_lazy_shuffle_window=3), ("strided", 3), False),
+        (megatron(train_iters=7, train_dataloader_shuffle=False), ("strided", 0), False),
+    ],
+)
+def test_a_stream_that_was_dealt_by_cost_is_not_shuffled_once_more(
+    args: Any, expected: tuple[str, int], told: bool, notices: list[str]
+) -> None:
+    run = decide(args, DIRECTORY, facts()._replace(dealt=True), Rank(0, 2))
+    assert (run.layout, run.window) == expected
+    assert ["dealt by cost" in text for text in notices] == [True] * told
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_a_run_over_a_stream_that_was_dealt_by_cost_keeps_its_window(
+    window: int, tmp_path: Path, notices: list[str]
+) -> None:
+    folder = checkpoint(tmp_path / "out", position(window=window))
+    run = decide(
+        megatron(train_iters=7, mcore_model=folder, finetune=False),
+        DIRECTORY,
+        facts()._replace(dealt=True),
+        Rank(0, 2),
+    )
+    assert (run.layout, run.window) == ("strided", window)
+
+
+@pytest.mark.parametrize(
     ("args", "ended", "window", "told"),
     [
         # Chunks of 4: (3 * 4 + 1) / 3 > 4 > (2 * 4 + 1) / 3.

@@ -1,0 +1,49 @@
+"""What the benchmark compares with: Megatron's rules give out every row, as they are told to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lazyshard.plan.balance import Cost
+from scripts.bench_balance import main
+from scripts.bench_balance_megatron import cp_balanced, cp_balanced_costs, dp_balanced_costs
+
+TOKENS = Cost(1.0, 0.0).of
+
+
+def test_the_rule_of_dp_balanced_packs_rows_as_they_come() -> None:
+    # Up to 10 tokens: 4 + 5, 9, 3 + 3 + 3 and 2 are four packs, two for each rank.
+    assert dp_balanced_costs(2, [4, 5, 9, 3, 3, 3, 2], 10, TOKENS).tolist() == [[9, 9], [9, 2]]
+    # Without the last one there are three: the last row of the last pack is one of its own.
+    assert dp_balanced_costs(2, [4, 5, 9, 3, 3, 3], 10, TOKENS).tolist() == [[9, 9], [6, 3]]
+
+
+def test_megatrons_scheduler_gives_out_every_row_once_and_shares_long_ones() -> None:
+    pytest.importorskip("megatron.core")
+    lengths = [9, 8, 7, 5, 4, 3, 2, 1]
+    costs = cp_balanced_costs(cp_balanced(4, 10), lengths, TOKENS)
+    assert costs.sum() == sum(lengths)
+    shared = cp_balanced_costs(cp_balanced(4, 4), lengths, TOKENS)
+    assert shared.sum() == pytest.approx(sum(lengths))
+    assert shared.max() < np.max(lengths)
+
+
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "--ranks",
+        "4",
+        "--samples-per-chunk",
+        "80",
+        "--stripes",
+        "1",
+        "--global-batches",
+        "1",
+        "--rounds",
+        "1",
+    )
+    monkeypatch.setattr("sys.argv", ["bench_balance.py", *arguments, "--global-batch", "32"])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    for order in ("1 a micro batch, as they come", "8 a micro batch, dealt by cost", "DpBalancedScheduler's rule"):
+        assert order in printed

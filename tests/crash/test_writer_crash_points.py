@@ -173,7 +173,7 @@ def test_harness_finds_no_fault_where_nothing_was_changed(root: Path) -> None:
     assert sweep(root, "after", same) > 60
 
 
-@pytest.mark.parametrize(("when", "overlap"), [("before", False), ("half", True), ("after", False)])
+@pytest.mark.parametrize(("when", "overlap"), [("half", True), ("after", False)])
 def test_writer_of_arrays_killed_at_any_step_leaves_whole_chunks_and_nothing_else(
     when: str, overlap: bool, root: Path
 ) -> None:
@@ -183,8 +183,8 @@ def test_writer_of_arrays_killed_at_any_step_leaves_whole_chunks_and_nothing_els
 def test_writer_of_arrays_killed_again_while_it_recovers_leaves_whole_chunks_and_nothing_else(root: Path) -> None:
     total = run(root / "whole", arrays=True)
     assert total is not None
-    for first in range(2, total, 11):
-        for second in range(1 + first % 5, total, 17):
+    for first in range(2, total, 17):
+        for second in range(1 + first % 5, total, 23):
             directory = root / f"{first}_{second}"
             run(directory, first, WHEN[first % 3], arrays=True)
             sealed = check(directory, {})

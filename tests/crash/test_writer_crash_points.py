@@ -202,9 +202,9 @@ def arrays_after_seal() -> None:
         assert arrays is not None
         chunk.finish()
         sealed = chunk.seal(source, now)
-        publishing.rename(chunk.path, directory / chunk_name(chunk.number))
-        publishing.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
-        publishing.rename(arrays.file.path, directory / arrays_name(chunk.number))
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
 
     chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
 

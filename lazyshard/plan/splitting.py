@@ -127,7 +127,7 @@ def split_documents(lengths: Sequence[int], rule: SplitRule, start: Cut = BEGINN
     inside = 0 <= start.document < len(framed) and 0 <= start.offset <= framed[start.document]
     if not inside and start != (len(framed), 0):
         raise ValueError(f"start is a place in one of {len(framed)} documents, got {start}")
-    sequences = []
+    sequences: list[SplitSequence] = []
     at = _first_token(framed, start)
     while True:
         bos = rule.every_bos and not (rule.bos and at.offset == 0)

@@ -29,7 +29,7 @@ from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.logs import attend, notice
 from lazyshard_swift.parallel import FOREIGN, Facts
-from lazyshard_swift.planning import decide
+from lazyshard_swift.planning import decide, resume_checkpoint
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 
@@ -290,7 +290,9 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     identity = reader.stream_id or f"{FOREIGN}{xxhash.xxh3_64_hexdigest(reader.line(0))}"
     mine = Facts(identity, reader.samples_per_chunk, published.samples, published.ended, is_dealt(reader))
     facts = parallel.agree_on(mine, directory)
-    packed.check_stream(args, reader, facts.samples)
+    if resume_checkpoint(args) is None:
+        # One that goes on need not fetch a chunk that it has trained; its rows are looked at all the same.
+        packed.check_stream(args, reader, facts.samples)
     return facts
 
 

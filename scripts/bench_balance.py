@@ -111,7 +111,8 @@ def measure_global_batches(args: argparse.Namespace, rows: int, lengths: Lengths
 
     def added(costs: Costs) -> Costs:
         whole = len(costs) // turns * turns
-        return costs[:whole].reshape(-1, turns, ranks).sum(axis=1)
+        sums: Costs = costs[:whole].reshape(-1, turns, ranks).sum(axis=1)
+        return sums
 
     show("as they come", added(step_costs(cost.of(lengths), ranks, size)), [])
     count = min(args.global_batches, len(lengths) // rows)

@@ -12,6 +12,7 @@ mean of the steps, their 99th percentile, and the worst. All times are processor
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import time
@@ -49,19 +50,20 @@ def make_lengths(rows: int) -> Lengths:
 def deal(balance: Balance, cost: Cost, lengths: Lengths) -> Lengths:
     """Returns the lengths in the order in which a producer would publish them."""
     pieces = (lengths[first : first + balance.stripe] for first in range(0, len(lengths), balance.stripe))
-    return np.concatenate([piece[balance.order(cost.of(piece), 0)] for piece in pieces])
+    dealt: Lengths = np.concatenate([piece[balance.order(cost.of(piece), 0)] for piece in pieces])
+    return dealt
 
 
 def row_of(name: str, even: Evenness | None, more: str = "") -> str:
     """Returns a line of a table."""
     assert even is not None
     cells = "".join(f"{value:>9.3f}" for value in (even.overall, even.mean, even.p99, even.worst))
-    return f"{name:<58}{even.steps:>7,}{cells}{more:>26}"
+    return f"{name:<64}{even.steps:>7,}{cells}{more:>26}"
 
 
 def heading(title: str, last: str) -> str:
     """Returns the first line of a table."""
-    return f"\n{title:<58}{'steps':>7}{'overall':>9}{'mean':>9}{'p99':>9}{'worst':>9}{last:>26}"
+    return f"\n{title:<64}{'steps':>7}{'overall':>9}{'mean':>9}{'p99':>9}{'worst':>9}{last:>26}"
 
 
 def measure_micro_batches(args: argparse.Namespace, lengths: Lengths, report: Report) -> None:
@@ -105,11 +107,12 @@ def measure_global_batches(args: argparse.Namespace, rows: int, lengths: Lengths
         even = evenness(costs)
         assert even is not None
         results[title] = {"even": even.values(), "us": taken}
-        print(row_of(title, even, spread(taken) if taken else ""))
+        print(row_of(title, even, spread(taken, digits=2) if taken else ""))
 
     def added(costs: Costs) -> Costs:
         whole = len(costs) // turns * turns
-        return costs[:whole].reshape(-1, turns, ranks).sum(axis=1)
+        sums: Costs = costs[:whole].reshape(-1, turns, ranks).sum(axis=1)
+        return sums
 
     show("as they come", added(step_costs(cost.of(lengths), ranks, size)), [])
     count = min(args.global_batches, len(lengths) // rows)
@@ -118,7 +121,7 @@ def measure_global_batches(args: argparse.Namespace, rows: int, lengths: Lengths
         scheduler = cp_balanced(ranks, room)
         if scheduler is not None:
             shared = "" if room == MOST else f", rows above {room:,} shared"
-            costs, taken = timed(lambda one, made=scheduler: cp_balanced_costs(made, one, cost.of), batches)
+            costs, taken = timed(functools.partial(cp_balanced_costs, scheduler, cost=cost.of), batches)
             # Ranks meet at the end of each group.
             show(f"Megatron's BalancedCPScheduler{shared}", np.concatenate(costs), taken)
     costs, taken = timed(lambda one: dp_balanced_costs(ranks, one, MOST, cost.of), batches)

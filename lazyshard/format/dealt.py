@@ -48,9 +48,10 @@ class DealtByCost:
         counts = [recipe["balance"], recipe.get("micro_batch_size")]
         costs = [recipe.get("cost_per_token", 0.0), recipe.get("cost_per_token_squared", 0.0)]
         name = recipe.get("length_field")
-        sound = all(type(count) is int and 1 <= count <= MAX_SAMPLES for count in counts) and isinstance(name, str)
-        if not sound or any(type(cost) not in (int, float) or not 0 <= cost < math.inf for cost in costs):
+        if any(type(count) is not int or not 1 <= count <= MAX_SAMPLES for count in counts):
             return None
-        if not any(costs):
+        if any(type(cost) not in (int, float) or not 0 <= cost < math.inf for cost in costs) or not any(costs):
+            return None
+        if not isinstance(name, str):
             return None
         return cls(counts[0], counts[1], name, float(costs[0]), float(costs[1]))

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -74,18 +74,25 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
     def begin(stream: Path, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "lazyshard.cli", "measure", str(stream)]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--function", f"{MEASURES}:{name}", "--workers", "1"],
             cwd=tmp_path,
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        started.append(process)
+        return process
 
-    return begin
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def is_gone(pid: int) -> bool:

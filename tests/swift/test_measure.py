@@ -15,7 +15,7 @@ from lazyshard.storage.token_lengths import chunk_tokens
 from tests.storage.test_token_lengths import lengths_of
 from tests.swift.unit.programs import python
 
-MAX_LENGTH: Final = 60
+MAX_LENGTH: Final = 75
 
 WORDS: Final = ("the answer is three", "hello world", "what is the sum of one and two", "chunk row rank")
 
@@ -25,7 +25,7 @@ from swift import get_processor, get_template
 from swift.template import MaxLengthError
 from transformers import AutoTokenizer
 
-template = get_template(get_processor(sys.argv[1], model_type="qwen3"), template_type="qwen2_5", max_length=60)
+template = get_template(get_processor(sys.argv[1], model_type="qwen3"), template_type="qwen2_5", max_length=75)
 template.set_mode("train")
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 
@@ -66,7 +66,7 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
     done = python(EXPECTED, model, json.dumps(rows))
     assert done.returncode == 0, done.stderr
     expected = json.loads(done.stdout.splitlines()[-1])
-    assert 0 in expected["template"] and len(set(expected["template"])) > 5
+    assert 0 in expected["template"] and len(set(expected["template"])) > 3
     common = ["measure", str(tmp_path / "s"), "--workers", "1"]
     by_model = [
         "--model",
@@ -82,7 +82,7 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
     assert lengths_of(tmp_path / "s") == expected["template"]
     text = chunk_tokens(tmp_path / "s", 0).measure
     assert text is not None
-    assert text.startswith("template qwen2_5, max_length 60, tokenizer ")
+    assert text.startswith("template qwen2_5, max_length 75, tokenizer ")
     told = capfd.readouterr()
     assert "make no sample and count 0" in told.err
     assert told.out.startswith(f"{tmp_path / 's'}: measured 10 rows in 3 chunks")

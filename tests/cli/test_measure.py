@@ -110,6 +110,8 @@ def test_stopped_in_the_middle_it_goes_on_and_its_processes_end(
 ) -> None:
     process = start(stream, "stuck_at_3")
     wait_until(lambda: (tmp_path / "stuck").exists() or process.poll() is not None, "row 3 is measured")
+    # Its process has row 3 in hand while this one still writes what came before.
+    wait_until(lambda: (stream / tokens_name(0)).exists() or process.poll() is not None, "rows 0 and 1 are kept")
     worker = int((tmp_path / "stuck").read_text(encoding="utf-8"))
     assert not is_gone(worker)
     process.send_signal(number)

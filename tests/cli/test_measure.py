@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -74,18 +74,25 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
     def begin(stream: Path, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "lazyshard.cli", "measure", str(stream)]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--function", f"{MEASURES}:{name}", "--workers", "1"],
             cwd=tmp_path,
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        started.append(process)
+        return process
 
-    return begin
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def is_gone(pid: int) -> bool:
@@ -103,6 +110,8 @@ def test_stopped_in_the_middle_it_goes_on_and_its_processes_end(
 ) -> None:
     process = start(stream, "stuck_at_3")
     wait_until(lambda: (tmp_path / "stuck").exists() or process.poll() is not None, "row 3 is measured")
+    # Its process has row 3 in hand while this one still writes what came before.
+    wait_until(lambda: (stream / tokens_name(0)).exists() or process.poll() is not None, "rows 0 and 1 are kept")
     worker = int((tmp_path / "stuck").read_text(encoding="utf-8"))
     assert not is_gone(worker)
     process.send_signal(number)

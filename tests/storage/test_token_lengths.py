@@ -38,7 +38,7 @@ def measured(directory: Path, *lengths: list[int], measure: str = "by hand", fir
 
 def lengths_of(directory: Path) -> list[int]:
     stream = open_now(directory)
-    return read_lengths(stream, stream.published().samples).tolist()
+    return [int(length) for length in read_lengths(stream, stream.published().samples)]
 
 
 @pytest.fixture
@@ -215,10 +215,10 @@ def test_one_measures_at_a_time_and_clears_what_was_left(stream: Path) -> None:
 def test_who_clears_the_folder_on_another_machine_delays_a_write_only(
     stream: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyshard.storage import token_lengths
+    from lazyshard.storage import durable, token_lengths
 
     calls = []
-    publish = token_lengths.publish_bytes
+    publish = durable.publish_bytes
 
     def cleared_once(data: bytes, target: Path, temporary: Path) -> None:
         calls.append(target)

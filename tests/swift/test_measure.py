@@ -1,48 +1,31 @@
-"""`lazyshard measure` by ms-swift's template and by a tokenizer: the lengths that ms-swift and transformers find."""
+"""`lazyshard measure` by ms-swift's template and by a tokenizer: what their templates and texts come to, by hand."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tokenizers import Tokenizer
 
 from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.storage.token_lengths import chunk_tokens
 from tests.storage.test_token_lengths import lengths_of
-from tests.swift.unit.programs import python
 
-MAX_LENGTH: Final = 60
+MAX_LENGTH: Final = 79
 
 WORDS: Final = ("the answer is three", "hello world", "what is the sum of one and two", "chunk row rank")
 
-EXPECTED: Final = """
-import json, sys
-from swift import get_processor, get_template
-from swift.template import MaxLengthError
-from transformers import AutoTokenizer
+CHAT: Final = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
+)
+"""What ms-swift's template qwen2_5 makes of a question and its answer."""
 
-template = get_template(get_processor(sys.argv[1], model_type="qwen3"), template_type="qwen2_5", max_length=60)
-template.set_mode("train")
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-
-def length(row):
-    try:
-        return len(template.encode(row)["input_ids"])
-    except MaxLengthError:
-        return 0
-
-rows = json.loads(sys.argv[2])
-found = {
-    "template": [length({"messages": row["messages"]}) for row in rows],
-    "tokenizer": [len(tokenizer(row["note"])["input_ids"]) for row in rows],
-}
-print()
-print(json.dumps(found))
-"""
+# ms-swift is imported in the process that measures, which takes its time on a machine with other work.
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -63,10 +46,13 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
     with ChunkWriter(tmp_path / "s", 4) as writer:
         for row in rows:
             writer.write(row)
-    done = python(EXPECTED, model, json.dumps(rows))
-    assert done.returncode == 0, done.stderr
-    expected = json.loads(done.stdout.splitlines()[-1])
-    assert 0 in expected["template"] and len(set(expected["template"])) > 5
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def tokens(text: str) -> int:
+        return len(tokenizer.encode(text).ids)
+
+    chats = [tokens(CHAT.format(*(message["content"] for message in row["messages"]))) for row in rows]
+    assert min(chats) < MAX_LENGTH < max(chats)
     common = ["measure", str(tmp_path / "s"), "--workers", "1"]
     by_model = [
         "--model",
@@ -79,17 +65,17 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
         str(MAX_LENGTH),
     ]
     assert main([*common, *by_model]) == exits.DONE
-    assert lengths_of(tmp_path / "s") == expected["template"]
+    assert lengths_of(tmp_path / "s") == [length if length <= MAX_LENGTH else 0 for length in chats]
     text = chunk_tokens(tmp_path / "s", 0).measure
     assert text is not None
-    assert text.startswith("template qwen2_5, max_length 60, tokenizer ")
+    assert text.startswith("template qwen2_5, max_length 79, tokenizer ")
     told = capfd.readouterr()
     assert "make no sample and count 0" in told.err
     assert told.out.startswith(f"{tmp_path / 's'}: measured 10 rows in 3 chunks")
 
     assert main([*common, "--tokenizer", str(model), "--field", "note"]) == exits.REFUSED
     assert main([*common, "--tokenizer", str(model), "--field", "note", "--replace"]) == exits.DONE
-    assert lengths_of(tmp_path / "s") == expected["tokenizer"]
+    assert lengths_of(tmp_path / "s") == [tokens(row["note"]) for row in rows]
 
 
 def test_model_that_ms_swift_does_not_know_is_refused(

@@ -76,8 +76,11 @@ def test_refusals(
 
 
 STOPPED: Final = """
-import os, sys
+import os, signal, sys
 from lazyshard.storage import exporting
+
+# Of a shell that has started the tests in the background it may come ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 read_row, left = exporting.read_row, [0] * 5
 
@@ -97,7 +100,7 @@ sys.exit(main(["export", sys.argv[1], sys.argv[2]]))
     ("by", "code", "left"), [(signal.SIGKILL, -signal.SIGKILL, [".a.export", "s"]), (signal.SIGINT, 130, ["s"])]
 )
 def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, left: list[str], tmp_path: Path) -> None:
-    rows = ids(*[[number] for number in range(10)])
+    rows = ids(*([number] for number in range(10)))
     source, prefix = stream(tmp_path / "s", rows), tmp_path / "a"
     assert python("-c", STOPPED, source, prefix, int(by)).returncode == code
     assert names(tmp_path) == left
@@ -107,7 +110,7 @@ def test_stopped_half_way_and_run_again(by: signal.Signals, code: int, left: lis
 
 
 def test_bar_on_a_terminal(tmp_path: Path) -> None:
-    source = stream(tmp_path / "s", ids(*[[1]] * 40), per_chunk=1)
+    source = stream(tmp_path / "s", ids(*([1] for _ in range(40))), per_chunk=1)
     code, shown = on_terminal("export", source, tmp_path / "a")
     assert code == 0
     assert "exporting" in shown

@@ -121,7 +121,7 @@ def test_every_row_once_from_whichever_position(
                 assert values(again) == expected[taken:]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(corpora())
 def test_file_to_stream_to_file_again(corpus: tuple[str, Any, Any]) -> None:
     """Through the whole command and the exporter, both ways of making rows: the same bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, 
     return directory
 
 
-def ids(*rows: list[float]) -> list[dict[str, Any]]:
+def ids(*rows: Sequence[float]) -> list[dict[str, Any]]:
     return [{"input_ids": row} for row in rows]
 
 
@@ -102,7 +102,7 @@ def test_documents_of_rows_of_a_key_and_of_the_stream(tmp_path: Path) -> None:
 
 
 def test_rows_of_several_sequences_beside_rows_of_one(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"input_ids": [1, 2, 3], "lengths": [2, 0, 1], "mode": [0, 1, 0]},
         {"input_ids": [4], "mode": 1},
         {"input_ids": [], "lengths": [], "mode": []},

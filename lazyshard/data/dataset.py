@@ -87,9 +87,10 @@ class LazyShardedDataset(Dataset[Any]):
         layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
             ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same
             without shuffle, Hugging Face's).
-        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order, as a stream whose
-            rows were dealt by cost needs it (docs/balance.md). `lazyshard.window_for_distance` finds the one that moves neighbours as far apart as you want. In each epoch
-            the order is another; with a window as wide as all that a rank has of an ended stream it is shuffled whole.
+        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order, which a stream
+            whose rows were dealt by cost needs (docs/balance.md). `lazyshard.window_for_distance` finds the one that
+            moves neighbours as far apart as you want. In each epoch the order is another; with a window as wide as all
+            that a rank has of an ended stream it is shuffled whole.
         seed: of the shuffle.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
         on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its

@@ -167,7 +167,7 @@ def test_other_integer_types_are_indices(long_chunk: Path, kind: Any) -> None:
         assert dataset.draw(make(value)).sample == value % 600
 
 
-@pytest.mark.parametrize("index", ["lengths", 1.0, slice(0, 2), None, (0, 1), torch.tensor([1, 2]), torch.tensor(1.0)])
+@pytest.mark.parametrize("index", ["length", 1.0, slice(0, 2), None, (0, 1), torch.tensor([1, 2]), torch.tensor(1.0)])
 def test_what_is_no_integer_is_refused(stream: Path, index: Any) -> None:
     dataset = open_rank(stream)
     for _ in range(2):

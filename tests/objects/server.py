@@ -86,11 +86,9 @@ class Mute:
 
     Attributes:
         url: of the server.
-        heads: the first lines of the requests so far.
     """
 
     def __init__(self, interim: int) -> None:
-        self.heads: list[str] = []
         self._interim = interim
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -113,9 +111,7 @@ class Mute:
     def _listen(self, connection: socket.socket) -> None:
         said = 0
         with connection, contextlib.suppress(OSError):
-            while data := connection.recv(1 << 16):
-                if b" HTTP/1.1\r\n" in data:
-                    self.heads.append(data.partition(b"\r\n")[0].decode())
+            while connection.recv(1 << 16):
                 if said < self._interim:
                     said += 1
                     connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")

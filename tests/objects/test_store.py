@@ -84,11 +84,9 @@ def test_a_server_that_is_mute_is_given_up_whatever_it_said_before(
         monkeypatch.setenv("AWS_ENDPOINT_URL", mute.url)
         options = {"config_kwargs": {"connect_timeout": 0.3, "read_timeout": 0.3}}
         store = ObjectStore("s3://bucket/some", patience_s=0, options=options)
-        with pytest.raises(StoreUnavailable, match=r"s3://bucket/some/a: writing it has failed"):
-            store.put_new("a", b"1")
-        with pytest.raises(StoreUnavailable, match=r"s3://bucket/some/b: writing it has failed"):
-            store.put("b", b"2")
-        assert mute.heads == ["PUT /bucket/some/a HTTP/1.1", "PUT /bucket/some/b HTTP/1.1"]
+        for call in (store.put_new, store.put):
+            with pytest.raises(StoreUnavailable, match=r"writing it has failed .*(no end of the request|imeout)"):
+                call("a", b"1")
 
 
 def test_a_connection_that_is_cut_is_repeated(server: Server, bucket: UrlPath) -> None:

@@ -24,6 +24,7 @@ import xxhash
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format import Seal, check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import arrays_name
 from lazyshard.storage.chunk_arrays import ChunkArrays
 from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, again_if_stale, open_file, open_unread
@@ -57,12 +58,13 @@ class Chunk:
         offsets: row starts, and the end of the last one: n + 1 numbers.
         digests: XXH3 of each row, 8 big-endian bytes each, or None where nobody took any.
         arrays: the side file with the arrays of the rows; None in a stream whose rows hold none.
+        dealt: how its rows were dealt by cost, as its seal says; None if they were not.
 
     Raises:
         ChunkCorrupt: the file is shorter or longer than the offsets say.
     """
 
-    __slots__ = ("_digests", "_file", "_offsets", "arrays", "number")
+    __slots__ = ("_digests", "_file", "_offsets", "arrays", "dealt", "number")
 
     def __init__(
         self,
@@ -71,9 +73,11 @@ class Chunk:
         offsets: array[int],
         digests: bytes | None,
         arrays: ChunkArrays | None = None,
+        dealt: DealtByCost | None = None,
     ) -> None:
         self.number = number
         self.arrays = arrays
+        self.dealt = dealt
         self._file = file
         self._offsets = offsets
         self._digests = digests
@@ -352,11 +356,11 @@ def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chu
     Raises as `Chunk` and `ChunkArrays` do.
     """
     digests = seal.digests.astype(">u8").tobytes()
-    if seal.arrays is None:
-        return Chunk(file, seal.chunk, _numbers(seal.offsets), digests)
-    assert arrays is not None
-    side = ChunkArrays(arrays, seal.chunk, seal.arrays)
-    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, side)
+    side = None
+    if seal.arrays is not None:
+        assert arrays is not None
+        side = ChunkArrays(arrays, seal.chunk, seal.arrays)
+    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, side, DealtByCost.read(seal.source))
 
 
 def open_foreign(path: Path, number: int) -> Chunk:

@@ -22,6 +22,7 @@ from lazyshard.errors import (
 )
 from lazyshard.format import CheckedArrays
 from lazyshard.format.cursor import CURSORS
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
@@ -105,6 +106,7 @@ class StreamReader:
             pickle's journey.
         waited_s: seconds spent waiting for the producer.
         chunks_opened: how many times a chunk was opened.
+        dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class StreamReader:
         self.on_wait: Callable[[], None] | None = None
         self.waited_s = 0.0
         self.chunks_opened = 0
+        self.dealt: DealtByCost | None = None
         self._chunks: dict[int, Chunk] = {}
         self._least_poll = FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else FIRST_POLL_S
         self._keep = 1
@@ -389,6 +392,7 @@ class StreamReader:
                 continue
             self._check_rows(chunk)
             self.chunks_opened += 1
+            self.dealt = chunk.dealt
             if number in self._closed:
                 # It was closed too early: this reader goes to and fro between more of them.
                 self._keep = min(2 * self._keep, OPEN_CHUNKS)

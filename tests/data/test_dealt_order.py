@@ -10,7 +10,6 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.format.names import seal_name
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
 
@@ -71,14 +70,6 @@ def test_the_order_in_which_rows_were_dealt_is_silent(tmp_path: Path, caplog: py
 
 def test_other_streams_are_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read(produce(tmp_path / "s", {"recipe": {"shuffle": 8}}), shuffle_window=2)
-    assert warnings(caplog) == []
-
-
-def test_a_seal_that_cannot_be_read_is_no_matter_of_this(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stream = produce(tmp_path / "s")
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=2, batch_size=2, shuffle_window=1)
-    (stream / seal_name(3)).write_bytes(b"{}")
-    assert dataset[0]["id"] in range(4)
     assert warnings(caplog) == []
 
 

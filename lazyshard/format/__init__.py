@@ -5,6 +5,7 @@
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
+- `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one
 
 The specification for other languages is `docs/format.md`.
@@ -13,6 +14,8 @@ The specification for other languages is `docs/format.md`.
 from lazyshard.format.batch import CheckedArrays, CheckedLines, check_lines
 from lazyshard.format.cursor import Cursor, check_consumer
 from lazyshard.format.duplicate_keys import has_duplicate_keys
+from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.encoding import Encoding, check_encoding
 from lazyshard.format.end import End
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
@@ -31,6 +34,8 @@ __all__ = [
     "CheckedArrays",
     "CheckedLines",
     "Cursor",
+    "EncodedRow",
+    "Encoding",
     "End",
     "Head",
     "Manifest",
@@ -43,6 +48,8 @@ __all__ = [
     "Seal",
     "SealedArrays",
     "check_consumer",
+    "check_encoded",
+    "check_encoding",
     "check_line",
     "check_lines",
     "check_row",

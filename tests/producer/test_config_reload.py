@@ -23,6 +23,7 @@ OTHER: dict[str, Any] = {
     "transform": "m:f",
     "columns": (("a", "b"),),
     "where": "m:g",
+    "encode": "m:e",
     "shuffle": 3,
     "seed": 3,
     "on_bad_row": "quarantine",
@@ -35,6 +36,8 @@ OTHER: dict[str, Any] = {
     "store_patience_s": 5.0,
 }
 
+
+OF_SWIFT = ("model", "template", "max_length", "encode_option")
 
 CALLED = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
@@ -68,13 +71,19 @@ def test_workers_may_not_change() -> None:
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
 
 
+def test_how_rows_are_encoded_may_not_change() -> None:
+    old = replace(OLD, encode="swift", model="m")
+    new = replace(OLD, encode="swift", model="n", template="t", max_length=3, encode_option=(("seed", "1"),))
+    assert reloaded(old, new) == (old, list(OF_SWIFT))
+
+
 def test_the_spool_may_not_change() -> None:
     old = replace(OLD, out="s3://bucket/a")
     assert reloaded(old, replace(old, spool="b")) == (old, ["spool"])
 
 
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | {"workers", "spool"}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | {"workers", "spool", *OF_SWIFT}
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

@@ -34,6 +34,13 @@ _ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
+SWIFT: Final = "swift"
+"""What --encode calls ms-swift."""
+
+_MAX_LENGTH: Final = 2**31 - 1
+_OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
+
 
 def find_problems(settings: Settings) -> tuple[Problem, ...]:
     """Returns all that cannot be, in the order of the options; mostly nothing."""
@@ -44,6 +51,7 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
+        *_of_encoding(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -201,8 +209,9 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
     for option, function in (("--transform", settings.transform), ("--where", settings.where)):
         if function is not None and not _FUNCTION.fullmatch(function):
             yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
-    if settings.workers > 0 and settings.transform is None:
-        yield Problem("--workers", f"they run the --transform, and there is none, got {settings.workers}; leave it out")
+    if settings.workers > 0 and settings.transform is None and settings.encode is None:
+        text = f"they run --transform and --encode, and there is neither, got {settings.workers}; leave it out"
+        yield Problem("--workers", text)
 
 
 def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
@@ -212,6 +221,35 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
     names = [new for new, _ in columns]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
+
+
+def _of_encoding(settings: Settings) -> Iterator[Problem]:
+    swift = settings.encode == SWIFT
+    if settings.encode is not None and not swift and not _FUNCTION.fullmatch(settings.encode):
+        yield Problem("--encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}")
+    if swift and not settings.model:
+        yield Problem("--model", f"--encode {SWIFT} needs the model's folder, got none; give --model DIRECTORY")
+    given = (
+        ("--model", settings.model),
+        ("--template", settings.template),
+        ("--max-length", settings.max_length),
+        ("--encode-option", settings.encode_option or None),
+    )
+    if not swift:
+        for option, value in given:
+            if value is not None:
+                yield Problem(option, f"it is for --encode {SWIFT}, got {value!r}; leave it out")
+        return
+    if settings.max_length is not None and not 1 <= settings.max_length <= _MAX_LENGTH:
+        yield Problem("--max-length", f"a number from 1 to {_MAX_LENGTH} is needed, got {settings.max_length}")
+    names = [name for name, _ in settings.encode_option]
+    for name in sorted(set(names)):
+        if not _OPTION_NAME.fullmatch(name):
+            yield Problem("--encode-option", f"the name of an option of ms-swift is needed, got {name!r}")
+        elif name in _OWN_OPTIONS:
+            yield Problem("--encode-option", f"{name} has an option of its own; give {_OWN_OPTIONS[name]}")
+        elif names.count(name) > 1:
+            yield Problem("--encode-option", f"every name once, got {name} {names.count(name)} times")
 
 
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:

@@ -50,6 +50,25 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingSettings:
+    """How rows are encoded. Can be pickled.
+
+    Attributes:
+        encode: "swift" for ms-swift's template, or "MODULE:FUNCTION".
+        model: of ms-swift: the model's folder or name.
+        template: of ms-swift: the template's name; None for the model's.
+        max_length: of ms-swift: tokens of a sample at the most; None for what the model takes.
+        options: of ms-swift: other options, (name, value as on its command line).
+    """
+
+    encode: str
+    model: str | None = None
+    template: str | None = None
+    max_length: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """An amount of data.
 
@@ -96,7 +115,9 @@ class Settings:
         where: "MODULE:FUNCTION" that says of a row, or of (row, its index), whether it is taken; None for all.
         shuffle: rows that are shuffled together; 0 for the order in which they come.
         seed: of that shuffling, and of nothing else.
-        workers: processes that run the transform; 0 for this one.
+        encode: "swift" or "MODULE:FUNCTION", by which rows are encoded; None for rows that are not.
+        model, template, max_length, encode_option: see `EncodingSettings`.
+        workers: processes that run transform and encoder; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
         limits: how far ahead of its readers it may get, and what it may delete.
@@ -121,6 +142,11 @@ class Settings:
     where: str | None = None
     shuffle: int = 0
     seed: int = 0
+    encode: str | None = None
+    model: str | None = None
+    template: str | None = None
+    max_length: int | None = None
+    encode_option: tuple[tuple[str, str], ...] = ()
     workers: int = 0
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
     max_bad_rows: int | None = None
@@ -137,6 +163,19 @@ class Settings:
         problems = find_problems(self)
         if problems:
             raise SettingsInvalid.of(problems)
+
+    @property
+    def encoding(self) -> EncodingSettings | None:
+        """How rows are encoded; None where they are not."""
+        if self.encode is None:
+            return None
+        return EncodingSettings(
+            encode=self.encode,
+            model=self.model,
+            template=self.template,
+            max_length=self.max_length,
+            options=self.encode_option,
+        )
 
 
 def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:

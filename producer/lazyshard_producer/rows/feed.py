@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.standing import Piece
@@ -16,11 +17,12 @@ class Batch(Protocol):
     """Rows to be published, in order; none where there are none at the moment.
 
     Attributes:
-        lines: the rows; those of `checked` batches are lines of JSON that we have written or read before.
+        lines: the rows; those of `checked` batches are lines of JSON that we have written or read before, or encoded
+            rows.
         checked: whether they are known to be rows.
     """
 
-    lines: Sequence[bytes | RowInvalid]
+    lines: Sequence[bytes | EncodedRow | RowInvalid]
     checked: bool
 
     def position(self, index: int) -> RunPosition:
@@ -49,7 +51,7 @@ class _PlainBatch:
     checked = False
 
     def __init__(self, book: Book, piece: Piece) -> None:
-        self.lines = piece.lines
+        self.lines: Sequence[bytes | EncodedRow | RowInvalid] = piece.lines
         self._book = book
         self._piece = piece
         self._before = book.rows

@@ -20,7 +20,7 @@ from lazyshard.storage.patience import Patience
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
-from lazyshard_producer.rows.recipe import Made, Maker
+from lazyshard_producer.rows.recipe import Line, Made, Maker
 from lazyshard_producer.rows.standing import Piece
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.rows.workers import Work, Workers
@@ -46,12 +46,12 @@ class _MadeBatch:
     def __init__(
         self,
         book: Book,
-        rows: Sequence[tuple[bytes, Place]],
+        rows: Sequence[tuple[Line, Place]],
         skipped: int,
         spots: tuple[Spot, Spot],
         unit: Mapping[int, int],
     ) -> None:
-        self.lines: Sequence[bytes | RowInvalid] = [line for line, _ in rows[skipped:]]
+        self.lines: Sequence[Line | RowInvalid] = [line for line, _ in rows[skipped:]]
         self._rows = rows
         self._book = book
         self._skipped = skipped
@@ -67,7 +67,7 @@ class _MadeBatch:
         if self._digest is None:
             self._digest = xxhash.xxh3_64()
         for line, _ in self._rows[self._digested : skip]:
-            self._digest.update(line)
+            self._digest.update(line if isinstance(line, bytes) else line.data)
         self._digested = skip
         unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
         return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
@@ -120,7 +120,7 @@ class RecipeFeed:
         self._next = 0
         self._finished = False
         self._made: Iterator[Batch] = iter(())
-        self._rows: list[tuple[bytes, Place]] = []
+        self._rows: list[tuple[Line, Place]] = []
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._held = 0
         self._before = self._last = book.spot(book.mixer.standing())
@@ -227,7 +227,7 @@ class RecipeFeed:
         self._rows, self._held, self._unit = [], 0, {}
         return batch
 
-    def _skip(self, rows: Sequence[tuple[bytes, Place]]) -> int:
+    def _skip(self, rows: Sequence[tuple[Line, Place]]) -> int:
         """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
 
         Raises:
@@ -236,7 +236,7 @@ class RecipeFeed:
         begun, self._unit_begun = self._unit_begun, None
         if begun is None:
             return 0
-        if begun.find(line for line, _ in rows):
+        if begun.find(line if isinstance(line, bytes) else line.data for line, _ in rows):
             return begun.skip
         if not begun.new:
             raise begun.refuse()

@@ -62,6 +62,7 @@ class Pipeline:
             columns=settings.columns,
             where=settings.where,
             transform=settings.transform,
+            encoding=settings.encoding,
             max_row_bytes=settings.max_row_bytes,
         )
         weights = [source.weight for source in settings.sources if source.weight is not None] or None

@@ -1,4 +1,4 @@
-"""What is made of each row: columns chosen, rows filtered, rows transformed. In this order, row by row.
+"""What is made of each row: columns chosen, rows filtered, transformed, encoded. In this order, row by row.
 
 The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_row, encode_row, has_duplicate_keys
-from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings
+from lazyshard_producer.rows.encoding import Encoder, load_encoder
 from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
@@ -27,6 +28,9 @@ _INDEXED: Final = 2
 
 _KEY_CHARACTERS: Final = 60
 """So much of a key is told."""
+
+Line: TypeAlias = bytes | EncodedRow
+"""A row as it is published: a line of JSON with its newline, or an encoded row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +41,31 @@ class Recipe:
         columns: pairs (new name, old name): rows then hold just these.
         where: the filter's `MODULE:FUNCTION`.
         transform: the transform's `MODULE:FUNCTION`.
-        max_row_bytes: longest row that they may make, in bytes without its line end.
+        encoding: how rows are encoded; None where they are not.
+        max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
     where: str | None = None
     transform: str | None = None
+    encoding: EncodingSettings | None = None
     max_row_bytes: int = MAX_ROW_BYTES
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
-        return bool(self.columns or self.where or self.transform)
+        return bool(self.columns or self.where or self.transform or self.encoding)
 
 
 class Made(NamedTuple):
     """What became of one row.
 
     Attributes:
-        lines: the rows made of it, each a line of JSON with its newline.
+        lines: the rows made of it, as they are published.
         refused: why it was refused; there are no lines then.
         duplicate: whether it named a key twice.
     """
 
-    lines: list[bytes]
+    lines: Sequence[Line]
     refused: RowInvalid | None = None
     duplicate: bool = False
 
@@ -76,6 +82,7 @@ class Maker:
         self._max_row_bytes = recipe.max_row_bytes
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
+        self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
     def make(self, line: bytes | RowInvalid, index: int) -> Made:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it.
@@ -90,7 +97,7 @@ class Maker:
                 raise line
             row = check_row(line)
             duplicate = has_duplicate_keys(line, row)
-            if self._transform is None and not self._columns:
+            if self._transform is None and not self._columns and self._encoder is None:
                 # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)
                 return Made([line.rstrip(b"\r\n") + b"\n"] if kept else [], None, duplicate)
@@ -109,7 +116,17 @@ class Maker:
         made: list[Any] = _call("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
         return made
 
-    def _encode(self, made: Any) -> bytes:
+    def _encode(self, made: Any) -> Line:
+        if self._encoder is None:
+            return self._line(made)
+        # What a transform has made need not be JSON yet, but a dict.
+        row = self._encoder.encode(made if isinstance(made, dict) else check_row(self._line(made)))
+        size = len(row.line) - 1 + len(row.arrays)
+        if size > self._max_row_bytes:
+            raise _too_long("--encode", size, self._max_row_bytes)
+        return row
+
+    def _line(self, made: Any) -> bytes:
         option = "--columns" if self._transform is None else "--transform"
         try:
             line = encode_row(made)
@@ -118,9 +135,7 @@ class Maker:
             reason = f"{option} made what is no row: {cause.reason}"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from cause
         if len(line) - 1 > self._max_row_bytes:
-            length = f"{len(line) - 1} bytes, longer than the {self._max_row_bytes} bytes of --max-row-bytes"
-            reason = f"{option} made a row of {length}"
-            raise RowInvalid(f"not a row: {reason}", reason=reason)
+            raise _too_long(option, len(line) - 1, self._max_row_bytes)
         return line
 
     def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +145,11 @@ class Maker:
             there = ", ".join(key[:_KEY_CHARACTERS] for key in list(row)[:8]) or "none"
             reason = f"--columns: no {missing.args[0]!r} among its keys ({there})"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from None
+
+
+def _too_long(option: str, size: int, most: int) -> RowInvalid:
+    reason = f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes"
+    return RowInvalid(f"not a row: {reason}", reason=reason)
 
 
 def _as_rows(made: Any) -> list[Any]:

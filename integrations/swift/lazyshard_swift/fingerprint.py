@@ -94,7 +94,7 @@ def _tokenizer(template: Any) -> Any:
 
 
 def _processor(processor: Any) -> str | None:
-    parts = {name: getattr(processor, name, None) for name in _PROCESSORS}
+    parts: dict[str, Any] = {name: getattr(processor, name, None) for name in _PROCESSORS}
     found = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
     return _digest(found) if found else None
 

@@ -171,6 +171,10 @@ class Mirror:
             with contextlib.suppress(FileNotFoundError, SealInvalid):
                 seal = Seal.decode(read_file(sealed), chunk, str(self._directory / sealed.name))
                 side = self._opened_side(seal)
+                if side is not None and not is_at(fd, data):
+                    # Found to be damaged by another process, and fetched again since: the side file may be the new one.
+                    _close_side(side)
+                    return None
                 if os.fstat(fd).st_size == seal.size:
                     if read:
                         note_use(fd, read=True)

@@ -173,7 +173,7 @@ def test_harness_finds_no_fault_where_nothing_was_changed(root: Path) -> None:
     assert sweep(root, "after", same) > 60
 
 
-@pytest.mark.parametrize(("when", "overlap"), [("before", False), ("half", True), ("after", False)])
+@pytest.mark.parametrize(("when", "overlap"), [("half", True), ("after", False)])
 def test_writer_of_arrays_killed_at_any_step_leaves_whole_chunks_and_nothing_else(
     when: str, overlap: bool, root: Path
 ) -> None:
@@ -183,8 +183,8 @@ def test_writer_of_arrays_killed_at_any_step_leaves_whole_chunks_and_nothing_els
 def test_writer_of_arrays_killed_again_while_it_recovers_leaves_whole_chunks_and_nothing_else(root: Path) -> None:
     total = run(root / "whole", arrays=True)
     assert total is not None
-    for first in range(2, total, 11):
-        for second in range(1 + first % 5, total, 17):
+    for first in range(2, total, 17):
+        for second in range(1 + first % 5, total, 23):
             directory = root / f"{first}_{second}"
             run(directory, first, WHEN[first % 3], arrays=True)
             sealed = check(directory, {})
@@ -202,9 +202,9 @@ def arrays_after_seal() -> None:
         assert arrays is not None
         chunk.finish()
         sealed = chunk.seal(source, now)
-        publishing.rename(chunk.path, directory / chunk_name(chunk.number))
-        publishing.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
-        publishing.rename(arrays.file.path, directory / arrays_name(chunk.number))
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
 
     chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
 

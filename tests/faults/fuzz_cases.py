@@ -7,17 +7,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import orjson
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import fill_row
 from tests.faults.fuzz_blends import check_blend, drawn_blend
 from tests.faults.fuzz_bounds import Hangs, bounded
 from tests.faults.fuzz_damage import Damaged, damage, damage_cursor
 from tests.faults.fuzz_formats import FORMATS, check_bytes, check_value, mutated
 from tests.faults.fuzz_looks import LOOKS, look_at
-from tests.faults.fuzz_mutations import spoil, spoil_more
+from tests.faults.fuzz_mutations import alter_json, spoil, spoil_more
 from tests.faults.fuzz_rows import check_batch, check_foreign, check_one, drawn_lines
 from tests.faults.fuzz_states import check_state, drawn_state, put_streams
-from tests.faults.fuzz_streams import STREAMS, Known
+from tests.faults.fuzz_streams import ARRAYS, STREAMS, Known
 
 __all__ = ["Cases", "Found", "hypothesis_case"]
 
@@ -52,11 +57,14 @@ class Cases:
             "foreign": self._foreign,
             "states": self._states,
             "blends": self._blends,
+            "descriptions": _descriptions,
         }
 
     def run(self, target: str, seed: int, number: int) -> Found:
-        """Runs a case of a target: one of `_run`, "cursors" or "streams"."""
+        """Runs a case of a target: one of `_run`, "cursors", "streams" or "arrays"."""
         random = Random(f"{seed}/{target}/{number}")
+        if target == "arrays":
+            return self._look(ARRAYS, random, damage, LOOKS)
         if target == "streams":
             return self._damaged(random)
         if target == "cursors":
@@ -122,6 +130,28 @@ def _formats(random: Random) -> bool:
 def _rows(random: Random) -> bool:
     line = random.choice(drawn_lines(random))
     return check_one(spoil_more(line, random) if random.randrange(2) else line)
+
+
+def _descriptions(random: Random) -> bool:
+    """Rows that describe their arrays in odd ways: a description is refused, or what it gives lies within the bytes."""
+    line = ARRAYS.rows[random.randrange(len(ARRAYS.rows))]
+    assert line is not None
+    data = np.frombuffer(random.randbytes(8 * random.randrange(8)), np.uint8)
+    try:
+        row = orjson.loads(alter_json(line, random, values=(-8, 4, 8, 16, 33, 2**31, 2**62, 2**63)))
+        if type(row) is not dict:
+            return False
+        fill_row(row, data)
+    except (RowInvalid, orjson.JSONDecodeError):
+        return False
+    pending = [row]
+    while pending:
+        value: Any = pending.pop()
+        if isinstance(value, np.ndarray) and value.nbytes:
+            assert np.may_share_memory(value, data) and value.nbytes <= data.nbytes
+        elif isinstance(value, (dict, list)):
+            pending += value.values() if isinstance(value, dict) else value
+    return True
 
 
 def _batches(random: Random) -> bool:

@@ -22,8 +22,9 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.cli import command, exits
 from lazyshard.cli import verify as verify_command
 from lazyshard.cli.command import execute
+from lazyshard.cli.shortening import with_lists
 from lazyshard.errors import LazyShardError
-from lazyshard.format.names import chunk_name
+from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.storage import chunk, list_consumers, read_cursor
 from lazyshard.storage.retire import retire
 from lazyshard.storage.verification import verify
@@ -118,7 +119,7 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
                     same = sample // known.per_chunk * known.per_chunk
                     # A bad sample is substituted by another one of its chunk.
                     others = range(same, same + known.per_chunk) if len(options) > 1 else [sample]
-                    if known.native and row not in [_parsed(known, other) for other in others]:
+                    if known.native and with_lists(row) not in [_parsed(known, other) for other in others]:
                         raise Broken(f"sample {sample} is {str(row)[:80]}")
         except LazyShardError as error:
             _check_error(error)
@@ -167,6 +168,10 @@ def _verify(directory: Path, known: Known, done: Damaged) -> None:
         for number in range(verified.retired, verified.chunks):
             if (directory / chunk_name(number)).read_bytes() != known.files[chunk_name(number)]:
                 raise Broken(f"all is well, it says, but chunk {number} holds other bytes")
+            if known.values is not None:
+                side = arrays_name(number)
+                if (directory / side).read_bytes() != known.files[side]:
+                    raise Broken(f"all is well, it says, but {side} holds other bytes")
 
 
 def _delete(directory: Path, known: Known, done: Damaged) -> None:
@@ -252,11 +257,13 @@ def _reader(directory: Path, known: Known) -> StreamReader:
 
 
 def _parsed(known: Known, sample: int) -> Any:
+    if known.values is not None:
+        return known.values[sample] if sample < len(known.values) else None
     return orjson.loads(known.rows[sample] or b"null") if sample < len(known.rows) else None
 
 
 def _check_row(row: Any, sample: int, known: Known) -> None:
-    if type(row) is not dict or (known.native and row != _parsed(known, sample)):
+    if type(row) is not dict or (known.native and with_lists(row) != _parsed(known, sample)):
         raise Broken(f"sample {sample} is {str(row)[:80]}")
 
 

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import xxhash
 
-from lazyshard.format import Cursor, End, Head, Manifest, Owner, PartState, ReadingMark, Retired, RunState, Seal
-from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.cli.shortening import with_lists
+from lazyshard.format import (
+    Cursor,
+    End,
+    Head,
+    Manifest,
+    Owner,
+    PartState,
+    ReadingMark,
+    Retired,
+    RunState,
+    Seal,
+    SealedArrays,
+)
+from lazyshard.format.arrays import pack_row
+from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 
-__all__ = ["ID", "STREAMS", "Known"]
+__all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
 
 ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 AT: Final = 1700000000.0
@@ -46,6 +61,7 @@ class Known:
         native: whether it has a manifest.
         ended: whether it has ended.
         done: the chunks of [0, done) may be deleted: every cursor says so.
+        values: the rows as they are to be read, with lists for their arrays; None where that is what they parse to.
     """
 
     name: str
@@ -56,6 +72,7 @@ class Known:
     ended: bool = True
     done: int = 0
     folders: tuple[str, ...] = field(default=(".tmp", "cursors"))
+    values: tuple[Any, ...] | None = None
 
     def put(self, directory: Path) -> None:
         """Writes the files into a directory, which is made."""
@@ -121,6 +138,43 @@ def _foreign(name: str, *, end: bool) -> Known:
     return Known(name, files, ROWS if end else ROWS[:6], 3, False, end, 0, ())
 
 
+def _with_arrays(name: str) -> Known:
+    """Two chunks of three rows and one of one, with arrays of many kinds, at any depth, of nothing, and none."""
+    rows: list[dict[str, Any]] = [
+        {"id": 0, "x": np.arange(5, dtype=np.int32)},
+        {"id": 1, "n": [{"y": np.full((2, 3), 0.5, np.float16)}, np.array(True)]},
+        {"id": 2, "text": "none"},
+        {"id": 3, "x": np.zeros((0, 4)), "z": np.arange(40, dtype=np.uint8)},
+        {"id": 4, "x": np.array([2**63], np.uint64)},
+        {"id": 5, "x": np.array(-1, np.int8), "y": np.array([1.5, 2.5])},
+        {"id": 6, "x": np.array([[7]], np.int64)},
+    ]
+    packed = [pack_row(row) for row in rows]
+    known = _stream(name, len(rows), 3)
+    files = known.files | {MANIFEST: Manifest(ID, 3, AT, arrays=True).encode()}
+    for chunk, start in enumerate(range(0, len(rows), 3)):
+        cut = packed[start : start + 3]
+        files[chunk_name(chunk)] = b"".join(row.line for row in cut)
+        files[arrays_name(chunk)] = b"".join(row.arrays for row in cut)
+        files[seal_name(chunk)] = Seal(
+            chunk=chunk,
+            offsets=_starts([row.line for row in cut]),
+            digests=_digests([row.line for row in cut]),
+            sealed_at=AT,
+            arrays=SealedArrays(_starts([row.arrays for row in cut]), _digests([row.arrays for row in cut])),
+        ).encode()
+    lines = tuple(row.line for row in packed)
+    return replace(known, files=files, rows=lines, values=tuple(map(with_lists, rows)))
+
+
+def _starts(parts: list[bytes]) -> npt.NDArray[np.uint64]:
+    return np.array([0, *itertools.accumulate(map(len, parts))], np.uint64)
+
+
+def _digests(parts: list[bytes]) -> npt.NDArray[np.uint64]:
+    return np.array([xxhash.xxh3_64_intdigest(part) for part in parts], np.uint64)
+
+
 STREAMS: Final = {
     known.name: known
     for known in (
@@ -133,3 +187,6 @@ STREAMS: Final = {
         _foreign("foreign-live", end=False),
     )
 }
+
+ARRAYS: Final = _with_arrays("arrays")
+"""A stream whose rows hold arrays, damaged by itself."""

@@ -23,6 +23,8 @@ __all__ = ["CASES", "sweep"]
 
 CASES: Final = {
     "streams": 9_000,
+    "arrays": 2_000,
+    "descriptions": 40_000,
     "cursors": 6_000,
     "states": 40_000,
     "blends": 20_000,

@@ -18,7 +18,7 @@ from tests.faults.fuzz_corpus import Input, Recipe, inputs, recipes, run_input, 
 from tests.faults.fuzz_damage import Damaged
 from tests.faults.fuzz_looks import LOOKS, look_at
 from tests.faults.fuzz_mutants import MUTANTS, planted
-from tests.faults.fuzz_streams import STREAMS
+from tests.faults.fuzz_streams import ARRAYS, STREAMS
 from tests.faults.fuzz_sweep import CASES, sweep
 from tests.faults.tally import Tally
 
@@ -28,6 +28,7 @@ MOST = 1000
 """Cases in which a planted bug has to be found; the same ones break nothing without it, as the samples show."""
 
 SAMPLES = {"formats": 6000, "rows": 1000, "batches": 300, "foreign": 300, "states": 600, "cursors": 100, "streams": 250}
+SAMPLES |= {"arrays": 40, "descriptions": 3000}
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +38,9 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", [*STREAMS, ARRAYS.name])
 def test_stream_is_in_order_before_it_is_damaged(name: str, tmp_path: Path) -> None:
-    known = STREAMS[name]
+    known = (STREAMS | {ARRAYS.name: ARRAYS})[name]
     known.put(tmp_path / "stream")
     assert not verify(tmp_path / "stream", None if known.native else known.per_chunk).count("damage")
     nothing = Damaged([], False, set())

@@ -15,7 +15,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamInvalid, StreamMismatch, WriterFailed
 from lazyshard.format import Seal, check_lines
-from lazyshard.storage import list_kept
+from lazyshard.storage import durable, list_kept
 from lazyshard.storage.adoption import adopt
 from lazyshard.storage.census import take_census
 from lazyshard.storage.disk_use import measure_disk
@@ -174,9 +174,7 @@ def test_filesystem_that_refuses_the_side_file_fails_the_writer(
     def refuse(path: Path) -> int:
         if ".arrays" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return create(path)
-
-    from lazyshard.storage.piece_file import create
+        return durable.create(path)
 
     monkeypatch.setattr("lazyshard.storage.piece_file.create", refuse)
     with pytest.raises(WriterFailed, match="No space left on device"):

@@ -218,7 +218,7 @@ def test_damage_is_told(
 def test_row_with_bad_arrays_is_replaced_by_another_one(tmp_path: Path) -> None:
     flip(A1, 17)(produce(tmp_path, 6))
     for options in ({}, {"shuffle_window": 2}, {"encode_fn": values}):
-        dataset: Any = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, batch_size=3, **options)  # type: ignore[arg-type]
+        dataset: Any = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, batch_size=3, **options)
         found = [row if "encode_fn" in options else values(row) for row in dataset.__getitems__(list(range(6)))]
         assert sorted(found) == expected(0, 3) + expected(2, 3) + expected(4, 6)
         assert dataset.stats().bad_samples == 1

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import assert_type
 
 from lazyshard import (
+    BFLOAT16,
     BlendedDataset,
     ChunkWriter,
     Filter,
@@ -17,6 +20,7 @@ from lazyshard import (
     Map,
     MessageTransform,
     StreamReader,
+    as_tensor,
     check_config,
     load,
     window_for_distance,
@@ -29,6 +33,15 @@ def write_a_stream(directory: Path) -> None:
         writer.write({"text": "a row"})
         writer.write(b'{"text": "a row that is JSON already"}')
         writer.write({"text": "a row of known length"}, tokens=4)
+
+
+def write_and_read_arrays(directory: Path) -> None:
+    with ChunkWriter(directory, 1000, arrays=True) as writer:
+        assert_type(writer.arrays, bool)
+        writer.write({"input_ids": np.zeros(3, np.int32), "mel": [np.zeros(2, np.uint16).view(BFLOAT16)]})
+    reader = StreamReader(directory)
+    assert_type(reader.arrays, bool)
+    assert_type(as_tensor(reader.read(0)["input_ids"]), torch.Tensor)
 
 
 def write_a_part_of_a_stream(directory: str) -> None:

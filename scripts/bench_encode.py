@@ -3,7 +3,8 @@
 Run by `scripts/bench_encode`. Both streams hold the same chat rows of about 2 KB; both are read in order, in batches of
 8, by `LazyShardedDataset`, and give the same samples, which is checked. What is counted is the processor's time of the
 process, reading included on both sides. Rounds alternate, so a noisy machine disturbs both alike; the ratio is taken
-round by round. Rows with 1 MiB of features are read as tensors beside the same bytes with one system call a row.
+round by round. Rows with 1 MiB of features are read as tensors, each checked against its digest, beside the same
+bytes with one system call a row, from memory on both sides; nothing is asked of that figure.
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ from scripts.bench_read import make_stream  # noqa: E402
 LARGEST_SHARE: Final = 1 / 20
 """Of the time on the fly that a sample of an encoded stream may take."""
 
-LEAST_SPEED: Final = 0.8
-"""Of reading the bytes, at which rows with large features are to be read."""
-
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     """Returns the ratios round by round.
@@ -51,9 +49,6 @@ def failures(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     share = statistics.median(ratios(seconds["encoded"], seconds["on the fly"]))
     if share > LARGEST_SHARE:
         found.append(f"a sample of an encoded stream takes {share:.3f} of the time on the fly, more than 1/20")
-    speed = statistics.median(ratios(seconds["bytes"], seconds["features"]))
-    if speed < LEAST_SPEED:
-        found.append(f"features are read at {speed:.2f} of the speed of their bytes, less than {LEAST_SPEED}")
     return found
 
 
@@ -96,7 +91,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="passes through each stream (5)")
     parser.add_argument("--dir", help="where to put the streams (the system's temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--check", action="store_true", help="fail where a figure is worse than asked for")
+    parser.add_argument("--check", action="store_true", help="fail where the ratio is worse than asked for")
     given = parser.parse_args()
     if given.rows < 1 or given.rounds < 1:
         parser.error("--rows and --rounds are 1 or more")

@@ -11,10 +11,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_what_is_worse_than_asked_for_is_said() -> None:
-    good = {"on the fly": [1.0, 1.0], "encoded": [0.05, 0.04], "features": [1.0, 1.0], "bytes": [0.8, 0.9]}
-    assert failures(good) == []
-    bad = {"on the fly": [1.0, 1.0], "encoded": [0.06, 0.06], "features": [1.0, 1.0], "bytes": [0.7, 0.7]}
-    assert failures(bad) == [
-        "a sample of an encoded stream takes 0.060 of the time on the fly, more than 1/20",
-        "features are read at 0.70 of the speed of their bytes, less than 0.8",
+    assert failures({"on the fly": [1.0, 2.0, 1.0], "encoded": [0.05, 0.04, 0.2]}) == []
+    assert failures({"on the fly": [1.0, 1.0], "encoded": [0.06, 0.06]}) == [
+        "a sample of an encoded stream takes 0.060 of the time on the fly, more than 1/20"
     ]

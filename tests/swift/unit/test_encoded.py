@@ -29,11 +29,10 @@ class Meta:
 
 
 class Tokenizer:
-    chat_template = "..."
-    added_tokens_decoder = {3: "<s>"}
-
     def __init__(self, *words: str) -> None:
         self.words = words
+        self.chat_template = "..."
+        self.added_tokens_decoder = {3: "<s>"}
 
     def get_vocab(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words)}
@@ -42,7 +41,8 @@ class Tokenizer:
 def template(*words: str, **changes: Any) -> Any:
     values = {"max_length": 512, "truncation_strategy": "raise", "template_backend": "swift", "mode": "train"}
     tokenizer = Tokenizer(*(words or ("a", "b")))
-    return SimpleNamespace(template_meta=Meta(), tokenizer=tokenizer, processor=tokenizer, **values | changes)
+    own = {"template_meta": Meta(), "tokenizer": tokenizer, "processor": tokenizer}
+    return SimpleNamespace(**own | values | changes)
 
 
 def encoded(directory: Path, **options: Any) -> str:

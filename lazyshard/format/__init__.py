@@ -5,6 +5,7 @@
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
+- `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
 - `indexed`: not of the directory: the index of Megatron's IndexedDataset
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows
 
@@ -14,6 +15,8 @@ The specification for other languages is `docs/format.md`.
 from lazyshard.format.batch import CheckedArrays, CheckedLines, check_lines
 from lazyshard.format.cursor import Cursor, check_consumer
 from lazyshard.format.duplicate_keys import has_duplicate_keys
+from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.encoding import Encoding, check_encoding
 from lazyshard.format.end import End
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
@@ -34,6 +37,8 @@ __all__ = [
     "CheckedArrays",
     "CheckedLines",
     "Cursor",
+    "EncodedRow",
+    "Encoding",
     "End",
     "Head",
     "Manifest",
@@ -48,6 +53,8 @@ __all__ = [
     "SealedArrays",
     "Tokens",
     "check_consumer",
+    "check_encoded",
+    "check_encoding",
     "check_line",
     "check_lines",
     "check_row",

@@ -5,10 +5,11 @@ Written once when the stream is created. Lifetime: as long as the stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from lazyshard.errors import ManifestInvalid
+from lazyshard.format.encoding import MAX_FACTS, Encoding, is_encoding
 from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, Fields, encode
 from lazyshard.format.names import MANIFEST
 
@@ -25,12 +26,15 @@ class Manifest:
         samples_per_chunk: rows in every chunk but possibly the last of an ended stream.
         created_at: seconds since 1970, UTC.
         arrays: whether rows may hold arrays, kept in side files; the file's format tells.
+        encoding: what encoded rows were made with; None for rows that no encoder has made. Only streams with arrays
+            have one.
     """
 
     stream_id: str
     samples_per_chunk: int
     created_at: float
     arrays: bool = False
+    encoding: Encoding | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         """Checks the number of samples per chunk."""
@@ -44,6 +48,7 @@ class Manifest:
                 "stream_id": self.stream_id,
                 "samples_per_chunk": self.samples_per_chunk,
                 "created_at": self.created_at,
+                **({} if self.encoding is None else {"encoding": dict(self.encoding)}),
             }
         )
 
@@ -61,7 +66,15 @@ class Manifest:
             samples_per_chunk=fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
             created_at=fields.number("created_at"),
             arrays=fields.format == FORMAT_WITH_ARRAYS,
+            encoding=_encoding(fields) if fields.format == FORMAT_WITH_ARRAYS else None,
         )
+
+
+def _encoding(fields: Fields) -> Encoding | None:
+    value = fields.values.get("encoding")
+    if value is not None and not is_encoding(value):
+        raise fields.refuse("encoding", f"an object of 1 to {MAX_FACTS} plain values", str(type(value).__name__))
+    return value
 
 
 def check_samples_per_chunk(value: int) -> int:

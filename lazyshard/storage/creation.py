@@ -8,20 +8,23 @@ import shlex
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format import Manifest, check_samples_per_chunk
+from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST
 from lazyshard.storage.durable import publish_new_bytes, sync_directory
 from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import check_arrays, read_manifest
+from lazyshard.storage.manifest import check_arrays, check_same_encoding, read_manifest
 
 
-def find_manifest(directory: Path, samples_per_chunk: int | None, arrays: bool = False) -> Manifest | None:
+def find_manifest(
+    directory: Path, samples_per_chunk: int | None, arrays: bool = False, encoding: Encoding | None = None
+) -> Manifest | None:
     """Returns a stream's manifest, None where there is none yet and one can be made. Changes nothing.
 
     Args:
         directory: the stream's directory, which may not be there.
         samples_per_chunk: what the caller asks for; None takes what the manifest says.
         arrays: whether the caller's rows may hold arrays.
+        encoding: what the caller's rows are encoded with, None for rows that are not.
 
     Raises:
         StreamMismatch: the stream has another number of samples per chunk, or was made with other rows in mind.
@@ -33,6 +36,7 @@ def find_manifest(directory: Path, samples_per_chunk: int | None, arrays: bool =
     if manifest is None:
         _check_new(directory, samples_per_chunk)
     else:
+        check_same_encoding(directory, manifest, encoding)
         check_arrays(directory, manifest, arrays)
     return manifest
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lazyshard.errors import ManifestInvalid, StreamMismatch
-from lazyshard.format import Manifest, check_samples_per_chunk
+from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
+from lazyshard.format.encoding import differences
 from lazyshard.format.names import MANIFEST
 from lazyshard.storage.files import read_file
 
@@ -60,3 +61,34 @@ def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:
         expected=f"arrays={arrays}",
         actual=f"arrays={manifest.arrays}",
     )
+
+
+def check_same_encoding(directory: Path, manifest: Manifest, encoding: Encoding | None) -> None:
+    """Compares what rows are encoded with.
+
+    Raises:
+        StreamMismatch: the stream was made with something else, which is named.
+    """
+    was = manifest.encoding
+    if was is None and encoding is None:
+        return
+    if was is not None and encoding is not None:
+        found = differences(was, encoding)
+        if not found:
+            return
+        what = "its rows are encoded otherwise: " + "; ".join(found)
+    elif was is None:
+        what = "its rows are not encoded, and those that are to come are"
+    else:
+        what = "its rows are encoded, and those that are to come are not"
+    raise StreamMismatch(
+        f"{directory}: {what}. That never changes for a stream: go on with the encoding of before, or take another "
+        f"directory",
+        directory=str(directory),
+        expected=_named(encoding),
+        actual=_named(was),
+    )
+
+
+def _named(encoding: Encoding | None) -> str:
+    return "none" if encoding is None else ", ".join(f"{name}={value}" for name, value in encoding.items())[:1000]

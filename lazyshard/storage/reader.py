@@ -98,6 +98,7 @@ class StreamReader:
         stream_id: the stream's identity, None for a foreign directory.
         samples_per_chunk: rows in every chunk but possibly the last.
         arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
+        encoding: what encoded rows were made with, facts by name; None for rows that are not encoded.
         label: how to call this reader in log lines; empty by default.
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
         parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
@@ -136,6 +137,7 @@ class StreamReader:
         self.samples_per_chunk = self._stream.samples_per_chunk
         self.stream_id = self._stream.stream_id
         self.arrays = self._stream.arrays
+        self.encoding = self._stream.encoding
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:

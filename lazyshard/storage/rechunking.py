@@ -108,7 +108,7 @@ def rechunk(
     _check_source(reader, follow)
     try:
         # In a thread, it writes one chunk while the next is read.
-        writer = ChunkWriter(target, samples_per_chunk, overlap=True, arrays=reader.arrays)
+        writer = ChunkWriter(target, samples_per_chunk, overlap=True, arrays=reader.arrays, encoding=reader.encoding)
     except StreamEnded as ended:
         # All was there but the end, which opening it has written.
         samples = ended.samples or 0

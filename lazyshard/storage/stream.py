@@ -21,7 +21,7 @@ from lazyshard.errors import (
     StreamMismatch,
     StreamUnsealed,
 )
-from lazyshard.format import FORMAT, End, Head, Manifest, Seal
+from lazyshard.format import FORMAT, Encoding, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
 from lazyshard.storage.files import again_if_stale, list_names, read_file, read_replaced_file
@@ -61,6 +61,7 @@ class Stream(Protocol):
     stream_id: str | None
     samples_per_chunk: int
     arrays: bool
+    encoding: Encoding | None
     mirrored: MirroredChunks | None
 
     def published(self) -> Published:
@@ -165,12 +166,14 @@ class NativeStream:
 
     Attributes:
         arrays: whether its rows may hold arrays.
+        encoding: what its rows are encoded with; None where they are not.
         mirrored: its chunks, where they are in an object store; None for a directory.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
         self.arrays = manifest.arrays
+        self.encoding = manifest.encoding
         self.stream_id: str | None = manifest.stream_id
         self.samples_per_chunk = manifest.samples_per_chunk
         self.mirrored: MirroredChunks | None = None
@@ -286,6 +289,7 @@ class ForeignStream:
         self.stream_id: str | None = None
         self.samples_per_chunk = samples_per_chunk
         self.arrays = False
+        self.encoding: Encoding | None = None
         self.mirrored: MirroredChunks | None = None
         self._names: dict[int, str] = {}
         self._newest: tuple[int, int] | None = None

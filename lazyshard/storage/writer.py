@@ -15,7 +15,15 @@ from types import TracebackType
 from typing import Any, Final
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import CheckedLines, ProducerState, check_line, check_lines, encode_row
+from lazyshard.format import (
+    CheckedLines,
+    Encoding,
+    ProducerState,
+    check_encoding,
+    check_line,
+    check_lines,
+    encode_row,
+)
 from lazyshard.format.arrays import PackedRow, may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import without_array_keys
 from lazyshard.storage.announcer import check_state
@@ -53,6 +61,8 @@ class ChunkWriter:
             the same.
         arrays: rows may hold numpy arrays, which are kept as they are, in a side file for each chunk; see
             docs/arrays.md. For a stream that is there it must be what it was made with.
+        encoding: what the rows are encoded with, plain facts by name (see docs/encoding.md); it is kept in the manifest
+            and is the same for all rows of a stream. None for rows that are not encoded. Needs `arrays`.
 
     Attributes:
         directory: the stream's directory.
@@ -62,11 +72,11 @@ class ChunkWriter:
 
     Raises:
         StreamEnded: the stream has ended.
-        StreamMismatch: it has another number of samples per chunk, or was made with other `arrays`.
+        StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
         ProducerLocked: another producer on this machine is writing to it.
         OSError: the filesystem refused.
-        ValueError: samples_per_chunk is missing or impossible.
+        ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
 
     Not guaranteed: that no second producer *on another machine* publishes at the very moment of taking over; see
     `lazyshard.format.owner`. One writer is for one thread, and for the process that opened it: a forked one is refused
@@ -81,11 +91,16 @@ class ChunkWriter:
         clock: Callable[[], float] = time.time,
         overlap: bool = False,
         arrays: bool = False,
+        encoding: Encoding | None = None,
     ) -> None:
         self.directory = Path(directory)
         self._pid = os.getpid()
         self._closed = True
-        self._opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays)
+        if encoding is not None:
+            encoding = check_encoding(encoding)
+            if not arrays:
+                raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
+        self._opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays, encoding=encoding)
         self.arrays = arrays
         self.stream_id = self._opened.manifest.stream_id
         self.samples_per_chunk = self._opened.manifest.samples_per_chunk

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lazyshard.errors import ProducerFenced, StreamEnded
-from lazyshard.format import Manifest
+from lazyshard.format import Encoding, Manifest
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY
 from lazyshard.storage.announcer import Announcer
 from lazyshard.storage.creation import create_stream, find_manifest
@@ -62,17 +62,22 @@ class Opened:
 
 
 def open_for_writing(
-    directory: Path, samples_per_chunk: int | None, clock: Callable[[], float], *, arrays: bool = False
+    directory: Path,
+    samples_per_chunk: int | None,
+    clock: Callable[[], float],
+    *,
+    arrays: bool = False,
+    encoding: Encoding | None = None,
 ) -> Opened:
     """Opens a stream for writing; makes it if it is not there. Raises as `ChunkWriter` does."""
     # Refuses what can be refused before anything is made, and before another producer is fenced.
-    find_manifest(directory, samples_per_chunk, arrays)
+    find_manifest(directory, samples_per_chunk, arrays, encoding)
     directory.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(directory)
     owner = lock.acquire(clock(), directory / TEMPORARY)
     try:
         workplace = Workplace(directory / TEMPORARY, owner.token)
-        return _open(directory, samples_per_chunk, arrays, clock, lock, workplace)
+        return _open(directory, samples_per_chunk, arrays, encoding, clock, lock, workplace)
     except BaseException as cause:
         try:
             check_still_ours(lock, cause)
@@ -103,14 +108,15 @@ def _open(
     directory: Path,
     samples_per_chunk: int | None,
     arrays: bool,
+    encoding: Encoding | None,
     clock: Callable[[], float],
     lock: WriterLock,
     workplace: Workplace,
 ) -> Opened:
-    manifest = find_manifest(directory, samples_per_chunk, arrays)
+    manifest = find_manifest(directory, samples_per_chunk, arrays, encoding)
     if manifest is None:
         assert samples_per_chunk is not None
-        manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays)
+        manifest = Manifest(uuid.uuid4().hex, samples_per_chunk, clock(), arrays, encoding)
         create_stream(directory, manifest, workplace.path(MANIFEST))
     found = recover(directory, manifest, lock.check)
     announcer = Announcer(directory, workplace.path(HEAD), manifest.samples_per_chunk, found.samples, clock)

@@ -15,6 +15,7 @@ from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.ended import find_end
 from lazyshard_producer.opening import check_sources, source_kind, source_size
+from lazyshard_producer.rows.encoding import encoding_of
 from lazyshard_producer.run import check_out
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
@@ -65,7 +66,8 @@ def describe_run(settings: Settings, rows: int, preview: Preview, directory: str
     """
     there = settings if directory is None else replace(settings, out=directory, spool=None)
     check_out(there.out)
-    find_manifest(Path(there.out), settings.samples_per_chunk)
+    encoding = encoding_of(settings.encoding)
+    find_manifest(Path(there.out), settings.samples_per_chunk, encoding is not None, encoding)
     end = find_end(there.out, settings.samples_per_chunk)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     if end is None:
@@ -130,6 +132,9 @@ def _rows(settings: Settings) -> str:
     if settings.transform is not None:
         workers = f" in {count(settings.workers, 'worker')}" if settings.workers else ""
         parts.append(f"transform {settings.transform}{workers}")
+    if settings.encode is not None:
+        workers = f" in {count(settings.workers, 'worker')}" if settings.workers and settings.transform is None else ""
+        parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
     if settings.shuffle:
         parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
     if settings.balance is not None:

@@ -12,6 +12,7 @@ from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
 from lazyshard.storage import ChunkWriter
 from lazyshard.storage.files import read_file
+from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.retire import list_kept
 from lazyshard_producer.following.journal import DIRECTORY, remove_journals
 from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
@@ -53,7 +54,9 @@ def complete_end(out: str, end: End) -> None:
     if not _is_complete(Path(out), end):
         # Opening does it. One that holds the lock is at it.
         with contextlib.suppress(StreamEnded, ProducerLocked):
-            ChunkWriter(out)
+            manifest = read_manifest(Path(out), None)
+            assert manifest is not None
+            ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
     clear_journals(out)
 
 

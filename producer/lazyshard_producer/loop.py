@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy as np
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_lines
+from lazyshard.format import CheckedLines, EncodedRow, check_encoded, check_lines
 from lazyshard.storage import ChunkWriter
 from lazyshard.storage.patience import Patience
 from lazyshard_producer.pace import Pace
@@ -202,7 +202,7 @@ class RowLoop:
     def _move(self, batch: Batch, at: int, count: int) -> int:
         lines, refused = _sound(batch.lines[at : at + count])
         if lines:
-            checked = check_lines(lines)
+            checked = _checked(lines)
             if batch.tokens is not None:
                 checked = replace(checked, tokens=np.array(batch.tokens[at : at + len(checked)], np.uint32))
             for index in checked.duplicates:
@@ -220,7 +220,7 @@ class RowLoop:
                 with contextlib.suppress(RowInvalid):  # that of `refused`
                     self._writer.write_lines(checked, source=source)
                 self.rows += written
-                self._bytes += len(checked.data)
+                self._bytes += len(checked.data) + (0 if checked.arrays is None else len(checked.arrays.data))
                 self._watch.taken(batch.place(at).file, written)
             if fills:
                 self._watch.published(self._writer.samples_per_chunk, self._bytes, self._writer.publish_s)
@@ -310,9 +310,18 @@ class RowLoop:
                 self._watch.waiting(None, "")
 
 
-def _sound(lines: Sequence[bytes | RowInvalid]) -> tuple[Sequence[bytes], RowInvalid | None]:
+def _sound(
+    lines: Sequence[bytes | EncodedRow | RowInvalid],
+) -> tuple[Sequence[bytes] | Sequence[EncodedRow], RowInvalid | None]:
     """Returns the lines before the first that its source could not give, and why it could not."""
     for index, line in enumerate(lines):
-        if not isinstance(line, bytes):
+        if isinstance(line, RowInvalid):
             return lines[:index], line  # type: ignore[return-value]
     return lines, None  # type: ignore[return-value]
+
+
+def _checked(lines: Sequence[bytes] | Sequence[EncodedRow]) -> CheckedLines:
+    # A batch holds rows of one kind.
+    if isinstance(lines[0], EncodedRow):
+        return check_encoded(lines)  # type: ignore[arg-type]
+    return check_lines(lines)  # type: ignore[arg-type]

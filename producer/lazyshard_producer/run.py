@@ -27,6 +27,7 @@ from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.loop import Gate, RowLoop
 from lazyshard_producer.opening import check_sources
 from lazyshard_producer.pace import Pace
+from lazyshard_producer.rows.encoding import encoding_of
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.shipping.destination import Destination, make_holdback, open_destination
 from lazyshard_producer.shipping.tries import GivenUp
@@ -112,7 +113,14 @@ def _run(
         try:
             # Where nothing holds it back, the next rows are read while a chunk is published.
             free = settings.rate is None and settings.limits == Limits()
-            writer = ChunkWriter(settings.out, settings.samples_per_chunk, overlap=free)
+            encoding = encoding_of(settings.encoding)
+            writer = ChunkWriter(
+                settings.out,
+                settings.samples_per_chunk,
+                overlap=free,
+                arrays=encoding is not None,
+                encoding=encoding,
+            )
         except StreamEnded:
             # A crash had left only the end to be written, which the writer has done.
             end = find_end(settings.out, settings.samples_per_chunk)

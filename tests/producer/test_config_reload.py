@@ -23,6 +23,7 @@ OTHER: dict[str, Any] = {
     "transform": "m:f",
     "columns": (("a", "b"),),
     "where": "m:g",
+    "encode": "m:e",
     "shuffle": 3,
     "seed": 3,
     "balance": 2,
@@ -43,6 +44,8 @@ OF_BALANCE: dict[str, Any] = {
     "cost_per_token": 2.0,
     "cost_per_token_squared": 0.5,
 }
+
+OF_SWIFT = ("model", "template", "max_length", "encode_option")
 
 CALLED = {"sources": "source", "store_patience_s": "store_patience_seconds"}
 
@@ -88,17 +91,20 @@ def test_how_rows_are_packed_may_not_change(name: str, value: Any) -> None:
     assert reloaded(old, replace(old, **{name: value})) == (old, [name])
 
 
+def test_how_rows_are_encoded_may_not_change() -> None:
+    old = replace(OLD, encode="swift", model="m")
+    new = replace(OLD, encode="swift", model="n", template="t", max_length=3, encode_option=(("seed", "1"),))
+    assert reloaded(old, new) == (old, list(OF_SWIFT))
+
+
 def test_the_spool_may_not_change() -> None:
     old = replace(OLD, out="s3://bucket/a")
     assert reloaded(old, replace(old, spool="b")) == (old, ["spool"])
 
 
 def test_every_setting_is_decided_upon() -> None:
-    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | {
-        "workers",
-        "spool",
-        "pack_buffer",
-    }
+    others = {"workers", "spool", "pack_buffer", *OF_SWIFT}
+    assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | others
 
 
 def test_what_may_change_does_beside_what_may_not() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard_producer.configuration.config import read_config
+from lazyshard_producer.configuration.config import TABLES, read_config
 from lazyshard_producer.configuration.options import OPTIONS, SOURCE_OPTIONS
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.producer.commands import ROOT
@@ -26,7 +26,7 @@ def test_the_configuration_file_that_is_shown_has_known_keys_only(tmp_path: Path
     file = read_config(str(path))
     assert file.problems == ()
     assert len(file.sources) == 2
-    for table in ("rows", "limits"):
+    for table in TABLES:
         (comment,) = re.findall(rf"^\[{table}\] +# (.*)$", block, re.MULTILINE)
         assert sorted(comment.split(", ")) == sorted(option.name for option in OPTIONS if option.table == table)
 

@@ -18,12 +18,12 @@ from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BlendState
 from lazyshard_swift import settings
 from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
+from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate, check_present
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import BLENDED, Position
-from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
 from lazyshard_swift.stream import ENDLESS, TrainStream, begin, check_whole, facts_of, open_samples
 
@@ -36,7 +36,7 @@ class BlendStream(TrainStream):
     Args:
         plan: what was decided, as of a stream of the blend's positions.
         streams: the streams.
-        encoder: makes samples of rows.
+        encode: makes samples of rows, one for each stream.
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
@@ -49,7 +49,7 @@ class BlendStream(TrainStream):
         self,
         plan: RunPlan,
         streams: Streams,
-        encoder: RowEncoder,
+        encode: Sequence[Encode],
         *,
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
@@ -70,7 +70,7 @@ class BlendStream(TrainStream):
         }
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
         waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer}
-        self._dataset: BlendedDataset = streams.open(plan.rank, encoder, waiting, of_blend)  # type: ignore[assignment]
+        self._dataset: BlendedDataset = streams.open(plan.rank, encode, waiting, of_blend)  # type: ignore[assignment]
         for dataset in self._dataset.datasets:
             dataset.reader.quiet = True
         self._asked = streams.open(plan.rank, None, own | {"max_wait": max_wait}, of_blend)
@@ -189,7 +189,7 @@ class _Kept:
         return found
 
 
-def open_blend(args: Any, rank: Rank, encoder: RowEncoder) -> BlendStream:
+def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream:
     """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
 
     Raises: as `lazyshard_swift.stream.open_train_stream`.
@@ -208,7 +208,7 @@ def open_blend(args: Any, rank: Rank, encoder: RowEncoder) -> BlendStream:
     stream = BlendStream(
         plan,
         streams,
-        encoder,
+        encoders(directories, template, raw),
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -10,12 +11,12 @@ from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
 from lazyshard.storage.urls import stream_name
 from lazyshard_swift import parallel
+from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import SettingsRefused, StreamTooShort
 from lazyshard_swift.logs import notice
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.planning import batch_sizes, stream_unit
 from lazyshard_swift.position import Position
-from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan
 
 __all__ = ["SHOWN", "Streams", "length_of", "member_of", "units_of", "weights_of"]
@@ -55,21 +56,22 @@ class Streams:
         return facts.samples if facts.ended else None
 
     def open(
-        self, rank: Rank, encoder: RowEncoder | None, own: dict[str, Any], of_blend: dict[str, Any]
+        self, rank: Rank, encode: Sequence[Encode] | None, own: dict[str, Any], of_blend: dict[str, Any]
     ) -> BlendedDataset:
         """Opens the blend for a rank.
 
         Args:
             rank: whose.
-            encoder: makes samples of rows.
+            encode: makes samples of rows, one for each stream; None gives the rows.
             own: options of each stream's data set.
             of_blend: options of the blend.
         """
         place: dict[str, Any] = {"dp_rank": rank.dp_rank, "dp_size": rank.dp_size}
         units: list[dict[str, Any]] = [{"unit": unit} for unit in self.units] or [{} for _ in self.directories]
+        each: Sequence[Encode | None] = encode or [None] * len(self.directories)
         parts = [
-            (LazyShardedDataset(directory, encoder, **place, **unit, **own), weight)
-            for directory, weight, unit in zip(self.directories, self.weights, units, strict=True)
+            (LazyShardedDataset(directory, one, **place, **unit, **own), weight)
+            for directory, one, weight, unit in zip(self.directories, each, self.weights, units, strict=True)
         ]
         return BlendedDataset(parts, stopping=self.stopping, **of_blend)
 

@@ -25,6 +25,7 @@ from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
 from lazyshard_swift import packed, parallel, settings
 from lazyshard_swift.checkpoints import Checkpoints
+from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.logs import attend, notice
@@ -42,7 +43,7 @@ class TrainStream(Dataset[Any]):
 
     Args:
         plan: what was decided.
-        encoder: makes samples of rows.
+        encoder: makes samples of rows, raw or encoded ones.
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
@@ -51,7 +52,7 @@ class TrainStream(Dataset[Any]):
     def __init__(
         self,
         plan: RunPlan,
-        encoder: RowEncoder,
+        encoder: Encode,
         *,
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
@@ -237,13 +238,14 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     if len(args.dataset) > 1:
         from lazyshard_swift.blend import open_blend
 
-        return open_blend(args, rank, _encoder(args, template))
+        return open_blend(args, rank, template, _encoder(args, template))
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
+    (encoder,) = encoders([directory], template, _encoder(args, template))
     plan = decide(args, directory, facts, rank)
     stream = TrainStream(
         plan,
-        _encoder(args, template),
+        encoder,
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,

@@ -8,6 +8,7 @@
     weight = 0.7
 
     [rows]                           flags of the panel "Rows"
+    [encoding]                       flags of the panel "Encoding"
     [limits]                         flags of the panel "Limits"
 
 What nobody knows is refused, with the nearest name that is known: a limit that was misspelt must not be no limit.
@@ -29,7 +30,7 @@ SOURCE: Final = "source"
 PATH_KEYS: Final = ("path", "follow")
 """What a ``[[source]]`` is: a --source or a --follow."""
 
-TABLES: Final = ("rows", "limits")
+TABLES: Final = ("rows", "encoding", "limits")
 
 _AT_LINE: Final = re.compile(r"at line (\d+)")
 _BARE_TEXT: Final = re.compile(r"\s*([\w.-]+)\s*=\s*([A-Za-z/.~*][^\s\"'#]*)\s*(#.*)?")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from lazyshard.storage.durable import NEW_FILE_MODE
+from lazyshard_producer.configuration.config import TABLES
 from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPTIONS, Option
 from lazyshard_producer.errors import SettingInvalid
 
@@ -24,7 +25,8 @@ _START: Final = """\
 # Each key is a flag with underscores, and the flag counts where both are given. Lines that begin with "#" are
 # examples: take the "#" away to use one. Paths are relative to the directory in which the command is started.
 #
-# A file like this one is to be trusted like a program: transform, where and "python:" sources name code that is run.
+# A file like this one is to be trusted like a program: transform, where, encode and "python:" sources name code
+# that is run.
 """
 
 _SOURCES: Final = """\
@@ -45,7 +47,7 @@ def example() -> str:
     """Returns the text of the example."""
     top = (option for option in OPTIONS if not option.table)
     parts = [_START, *map(_entry, top), _SOURCES, *map(_entry, SOURCE_OPTIONS)]
-    for table in ("rows", "limits"):
+    for table in TABLES:
         parts.append(f"\n# {PANELS[table]}\n[{table}]\n")
         parts += [_entry(option) for option in OPTIONS if option.table == table]
     return "".join(parts)

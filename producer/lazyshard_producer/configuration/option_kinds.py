@@ -101,6 +101,19 @@ def _columns_of_table(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((new, _text(old)) for new, old in value.items())
 
 
+def _settings(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(texts)
+    return tuple((name.strip(), value) for name, _, value in pairs)
+
+
+def _settings_of_table(value: Any) -> tuple[tuple[str, str], ...]:
+    if type(value) is not dict or not all(type(one) in (str, int, float, bool) for one in value.values()):
+        raise ValueError(value)
+    return tuple((name, str(one).lower() if type(one) is bool else str(one)) for name, one in value.items())
+
+
 TEXT: Final = _single("text", str, _text)
 WHOLE: Final = _single("a whole number", int, _whole)
 WHOLE_OR_NONE: Final = _or_none(WHOLE)
@@ -112,3 +125,4 @@ AMOUNT_OR_NONE: Final = _or_none(_quantity("an amount such as 64chunks, 1000000s
 RETAIN: Final = _quantity('"all", "consumed" or a number of chunks', parse_retain)
 NAMES: Final = Kind("a list of names", _names, _names_of_list)
 COLUMNS: Final = Kind("names of columns as NEW=OLD", _columns, _columns_of_table)
+SETTINGS: Final = Kind("settings as NAME=VALUE", _settings, _settings_of_table)

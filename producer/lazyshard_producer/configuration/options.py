@@ -18,6 +18,7 @@ from lazyshard_producer.configuration.option_kinds import (
     NUMBER,
     NUMBER_OR_NONE,
     RETAIN,
+    SETTINGS,
     TEXT,
     WHOLE,
     WHOLE_OR_NONE,
@@ -61,6 +62,7 @@ PANELS: Final = {
     "source": "Sources",
     "": "Stream",
     "rows": "Rows",
+    "encoding": "Encoding: rows hold what the trainer needs",
     "limits": "Limits: how far ahead of training, and what is deleted",
 }
 """Headings of the help, by table."""
@@ -312,7 +314,7 @@ OPTIONS: Final = (
         "rows",
         WHOLE,
         "N",
-        "Processes that run a slow --transform; the order is kept. Default: 0, this process.",
+        "Processes that run a slow --transform, or --encode; the order is kept. Default: 0, this process.",
         "4",
     ),
     Option(
@@ -320,8 +322,8 @@ OPTIONS: Final = (
         "rows",
         choice("fail", "skip", "quarantine"),
         "fail|skip|quarantine",
-        "What becomes of a row that is no JSON object, is too long, or at which the transform raised: the run ends "
-        "there, it is left out, or it goes to STREAM/quarantine.jsonl. Default: fail.",
+        "What becomes of a row that is no JSON object, is too long, or at which the transform or the encoder raised: "
+        "the run ends there, it is left out, or it goes to STREAM/quarantine.jsonl. Default: fail.",
         '"quarantine"',
     ),
     Option(
@@ -340,6 +342,51 @@ OPTIONS: Final = (
         "SIZE",
         "Longest row that is accepted; bounds the memory. Default: 64MiB.",
         '"64MiB"',
+    ),
+    Option(
+        "encode",
+        "encoding",
+        TEXT,
+        "swift|MODULE:FUNCTION",
+        "Encode each row, after the options above: swift, with ms-swift's template as training would; or a function of "
+        "yours that gets a row and returns a dict, which may hold numpy arrays. Runs code, as transform does. Never "
+        "changes for a stream.",
+        '"swift"',
+    ),
+    Option(
+        "model",
+        "encoding",
+        TEXT,
+        "DIRECTORY",
+        "With --encode swift: the model's folder, or its name where ms-swift finds it. Its weights are not loaded.",
+        '"/models/Qwen3-8B"',
+    ),
+    Option(
+        "template",
+        "encoding",
+        TEXT,
+        "NAME",
+        "With --encode swift: the template, as --template in training. Default: the model's.",
+        '"qwen3"',
+    ),
+    Option(
+        "max_length",
+        "encoding",
+        WHOLE,
+        "N",
+        "With --encode swift: tokens of a sample, as --max_length in training; a longer row is a bad row, unless "
+        "truncation_strategy says otherwise. Default: what the model takes.",
+        "8192",
+    ),
+    Option(
+        "encode_option",
+        "encoding",
+        SETTINGS,
+        "NAME=VALUE",
+        "With --encode swift: any other option of ms-swift by which it encodes, under the name that it has there: "
+        "truncation_strategy=left, loss_scale=last_round. Repeat it for several.",
+        '{ truncation_strategy = "left" }',
+        repeat=True,
     ),
     Option(
         "max_ahead",

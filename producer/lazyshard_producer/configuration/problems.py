@@ -37,6 +37,13 @@ _ONE_SLASH: Final = re.compile(r"(s3a?|gc?s|az|abfss?|adl|hdfs|https?|oss):/[^/]
 _PYTHON: Final = "python:"
 _STDIN: Final = "-"
 
+SWIFT: Final = "swift"
+"""What --encode calls ms-swift."""
+
+_MAX_LENGTH: Final = 2**31 - 1
+_OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
+
 
 def find_problems(settings: Settings) -> tuple[Problem, ...]:
     """Returns all that cannot be, in the order of the options; mostly nothing."""
@@ -50,6 +57,7 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_balance(settings),
         *_of_packing(settings),
         *_of_lengths(settings),
+        *_of_encoding(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -211,8 +219,9 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
     for option, function in (("--transform", settings.transform), ("--where", settings.where)):
         if function is not None and not _FUNCTION.fullmatch(function):
             yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
-    if settings.workers > 0 and settings.transform is None:
-        yield Problem("--workers", f"they run the --transform, and there is none, got {settings.workers}; leave it out")
+    if settings.workers > 0 and settings.transform is None and settings.encode is None:
+        text = f"they run --transform and --encode, and there is neither, got {settings.workers}; leave it out"
+        yield Problem("--workers", text)
 
 
 def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
@@ -272,6 +281,39 @@ def _of_lengths(settings: Settings) -> Iterator[Problem]:
         yield Problem("--length-field", "the name of a key is needed, got an empty one")
     elif settings.length_field != _default(settings, "length_field") and not settings.pack and settings.balance is None:
         yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
+
+
+def _of_encoding(settings: Settings) -> Iterator[Problem]:
+    swift = settings.encode == SWIFT
+    if settings.encode is not None and (settings.pack or settings.balance is not None):
+        option = "--pack" if settings.pack else "--balance"
+        text = f"{option} goes by lengths that rows tell before they are encoded, and takes no encoded rows yet"
+        yield Problem("--encode", f"{text}; leave out one of them")
+    if settings.encode is not None and not swift and not _FUNCTION.fullmatch(settings.encode):
+        yield Problem("--encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}")
+    if swift and not settings.model:
+        yield Problem("--model", f"--encode {SWIFT} needs the model's folder, got none; give --model DIRECTORY")
+    given = (
+        ("--model", settings.model),
+        ("--template", settings.template),
+        ("--max-length", settings.max_length),
+        ("--encode-option", settings.encode_option or None),
+    )
+    if not swift:
+        for option, value in given:
+            if value is not None:
+                yield Problem(option, f"it is for --encode {SWIFT}, got {value!r}; leave it out")
+        return
+    if settings.max_length is not None and not 1 <= settings.max_length <= _MAX_LENGTH:
+        yield Problem("--max-length", f"a number from 1 to {_MAX_LENGTH} is needed, got {settings.max_length}")
+    names = [name for name, _ in settings.encode_option]
+    for name in sorted(set(names)):
+        if not _OPTION_NAME.fullmatch(name):
+            yield Problem("--encode-option", f"the name of an option of ms-swift is needed, got {name!r}")
+        elif name in _OWN_OPTIONS:
+            yield Problem("--encode-option", f"{name} has an option of its own; give {_OWN_OPTIONS[name]}")
+        elif names.count(name) > 1:
+            yield Problem("--encode-option", f"every name once, got {name} {names.count(name)} times")
 
 
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:

@@ -59,6 +59,25 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingSettings:
+    """How rows are encoded. Can be pickled.
+
+    Attributes:
+        encode: "swift" for ms-swift's template, or "MODULE:FUNCTION".
+        model: of ms-swift: the model's folder or name.
+        template: of ms-swift: the template's name; None for the model's.
+        max_length: of ms-swift: tokens of a sample at the most; None for what the model takes.
+        options: of ms-swift: other options, (name, value as on its command line).
+    """
+
+    encode: str
+    model: str | None = None
+    template: str | None = None
+    max_length: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
     """An amount of data.
 
@@ -109,11 +128,12 @@ class Settings:
         micro_batch_size: rows of one rank in a micro batch, with `balance`.
         cost_per_token: what a token costs by itself, with `balance`.
         cost_per_token_squared: what a row costs for the square of its tokens, with `balance`.
-        seed: of that shuffling, and of nothing else.
         pack: tokens of a pack, where rows are packed; 0 for rows as they are.
         length_field: the key of a row under which its tokens stand, with `balance` or `pack`.
         pack_buffer: rows that are packed together.
-        workers: processes that run the transform; 0 for this one.
+        encode: "swift" or "MODULE:FUNCTION", by which rows are encoded; None for rows that are not.
+        model, template, max_length, encode_option: see `EncodingSettings`.
+        workers: processes that run transform and encoder; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
         limits: how far ahead of its readers it may get, and what it may delete.
@@ -145,6 +165,11 @@ class Settings:
     pack: int = 0
     length_field: str = LENGTH_FIELD
     pack_buffer: int = PACK_BUFFER
+    encode: str | None = None
+    model: str | None = None
+    template: str | None = None
+    max_length: int | None = None
+    encode_option: tuple[tuple[str, str], ...] = ()
     workers: int = 0
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
     max_bad_rows: int | None = None
@@ -161,6 +186,19 @@ class Settings:
         problems = find_problems(self)
         if problems:
             raise SettingsInvalid.of(problems)
+
+    @property
+    def encoding(self) -> EncodingSettings | None:
+        """How rows are encoded; None where they are not."""
+        if self.encode is None:
+            return None
+        return EncodingSettings(
+            encode=self.encode,
+            model=self.model,
+            template=self.template,
+            max_length=self.max_length,
+            options=self.encode_option,
+        )
 
 
 def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lazyshard.format import encode_pack
 from lazyshard.plan import pack_samples, permutation
+from lazyshard_producer.rows.recipe import Line
 from lazyshard_producer.sources.source import Place
 
 
@@ -16,14 +17,19 @@ class MadeRow(NamedTuple):
     """A row on its way.
 
     Attributes:
-        line: the row, with its newline.
+        line: the row, as it is published.
         place: where the row comes from of which it was made; of a pack where its first row does.
         tokens: its length, 0 where it was not measured.
     """
 
-    line: bytes
+    line: Line
     place: Place
     tokens: int = 0
+
+    @property
+    def data(self) -> bytes:
+        """What tells it from others."""
+        return self.line if isinstance(self.line, bytes) else self.line.data
 
 
 Arrange = Callable[[Sequence[MadeRow], int], Sequence[MadeRow]]
@@ -50,6 +56,6 @@ def _pack(capacity: int, rows: Sequence[MadeRow], number: int) -> list[MadeRow]:
     packs = []
     for pack in pack_samples([row.tokens for row in rows], capacity):
         lengths = [rows[index].tokens for index in pack]
-        line = encode_pack([rows[index].line for index in pack], lengths)
+        line = encode_pack([rows[index].data for index in pack], lengths)
         packs.append(MadeRow(line, rows[pack[0]].place, sum(lengths)))
     return packs

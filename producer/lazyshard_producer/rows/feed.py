@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.standing import Piece
@@ -16,12 +17,13 @@ class Batch(Protocol):
     """Rows to be published, in order; none where there are none at the moment.
 
     Attributes:
-        lines: the rows; those of `checked` batches are lines of JSON that we have written or read before.
+        lines: the rows; those of `checked` batches are lines of JSON that we have written or read before, or encoded
+            rows.
         checked: whether they are known to be rows.
         tokens: the length of each in tokens, None where not measured.
     """
 
-    lines: Sequence[bytes | RowInvalid]
+    lines: Sequence[bytes | EncodedRow | RowInvalid]
     checked: bool
     tokens: Sequence[int] | None
 
@@ -49,10 +51,9 @@ class _PlainBatch:
     """Rows of one source as they are."""
 
     checked = False
-    tokens: Sequence[int] | None = None
 
     def __init__(self, book: Book, piece: Piece) -> None:
-        self.lines = piece.lines
+        self.lines: Sequence[bytes | EncodedRow | RowInvalid] = piece.lines
         self.tokens: Sequence[int] | None = None
         self._book = book
         self._piece = piece

@@ -19,7 +19,7 @@ from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.blocks import Arrange, MadeRow
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
-from lazyshard_producer.rows.recipe import Made, Maker
+from lazyshard_producer.rows.recipe import Line, Made, Maker
 from lazyshard_producer.rows.standing import Piece
 from lazyshard_producer.rows.stripes import Stripes
 from lazyshard_producer.rows.unit import BegunUnit
@@ -53,7 +53,7 @@ class _MadeBatch:
         unit: Mapping[int, int],
         measured: bool,
     ) -> None:
-        self.lines: Sequence[bytes | RowInvalid] = [row.line for row in rows[skipped:]]
+        self.lines: Sequence[Line | RowInvalid] = [row.line for row in rows[skipped:]]
         self.tokens: Sequence[int] | None = [row.tokens for row in rows[skipped:]] if measured else None
         self._rows = rows
         self._book = book
@@ -70,7 +70,7 @@ class _MadeBatch:
         if self._digest is None:
             self._digest = xxhash.xxh3_64()
         for row in self._rows[self._digested : skip]:
-            self._digest.update(row.line)
+            self._digest.update(row.data)
         self._digested = skip
         unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
         return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
@@ -254,7 +254,7 @@ class RecipeFeed:
         begun, self._unit_begun = self._unit_begun, None
         if begun is None:
             return 0
-        if begun.find(row.line for row in rows):
+        if begun.find(row.data for row in rows):
             return begun.skip
         if not begun.new:
             raise begun.refuse()

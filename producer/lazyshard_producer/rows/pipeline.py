@@ -71,6 +71,7 @@ class Pipeline:
             columns=settings.columns,
             where=settings.where,
             transform=settings.transform,
+            encoding=settings.encoding,
             max_row_bytes=settings.max_row_bytes,
             pack=settings.pack,
             length_field=settings.length_field if measured else None,

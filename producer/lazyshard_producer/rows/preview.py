@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import Seal, check_row
+from lazyshard.format import EncodedRow, Seal, check_row
 from lazyshard.format.names import seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.stream import open_stream
@@ -76,6 +76,8 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
                 try:
                     if isinstance(line, RowInvalid):
                         raise line
+                    if isinstance(line, EncodedRow):
+                        line = line.line
                     check_row(line)
                 except RowInvalid as error:
                     batch.refuse(index, error)

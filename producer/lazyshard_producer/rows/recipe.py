@@ -1,4 +1,4 @@
-"""What is made of each row: columns chosen, rows filtered, rows transformed, measured. In this order, row by row.
+"""What is made of each row: columns chosen, rows filtered, transformed, encoded, measured. In this order, row by row.
 
 The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modules, the current directory first.
 
@@ -15,16 +15,21 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_row, encode_row, has_duplicate_keys
-from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
+from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings
+from lazyshard_producer.rows.encoding import Encoder, load_encoder
 from lazyshard_producer.rows.measure import Measure, key_names
 from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
 """Parameters of a function that takes the index too."""
+
+
+Line: TypeAlias = bytes | EncodedRow
+"""A row as it is published: a line of JSON with its newline, or an encoded row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,8 @@ class Recipe:
         columns: pairs (new name, old name): rows then hold just these.
         where: the filter's `MODULE:FUNCTION`.
         transform: the transform's `MODULE:FUNCTION`.
-        max_row_bytes: longest row that they may make, in bytes without its line end.
+        encoding: how rows are encoded; None where they are not.
+        max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
         pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
         length_field: the key under which the tokens of the rows made stand; None where nobody asks for them.
     """
@@ -43,26 +49,28 @@ class Recipe:
     columns: tuple[tuple[str, str], ...] = ()
     where: str | None = None
     transform: str | None = None
+    encoding: EncodingSettings | None = None
     max_row_bytes: int = MAX_ROW_BYTES
     pack: int = 0
     length_field: str | None = None
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
-        return bool(self.columns or self.where or self.transform or self.length_field is not None)
+        chosen = self.columns or self.where or self.transform
+        return bool(chosen or self.encoding or self.length_field is not None)
 
 
 class Made(NamedTuple):
     """What became of one row.
 
     Attributes:
-        lines: the rows made of it, each a line of JSON with its newline.
+        lines: the rows made of it, as they are published.
         refused: why it was refused; there are no lines then.
         duplicate: whether it named a key twice.
         tokens: the length of each of the rows made of it; empty where nobody asks for them.
     """
 
-    lines: list[bytes]
+    lines: Sequence[Line]
     refused: RowInvalid | None = None
     duplicate: bool = False
     tokens: Sequence[int] = ()
@@ -82,6 +90,7 @@ class Maker:
         self._measure = None if field is None else Measure(field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
+        self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
     def make(self, line: bytes | RowInvalid, index: int) -> Made:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it.
@@ -96,7 +105,7 @@ class Maker:
                 raise line
             row = check_row(line)
             duplicate = has_duplicate_keys(line, row)
-            if self._transform is None and not self._columns:
+            if self._transform is None and not self._columns and self._encoder is None:
                 # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)
                 return self._made([line.rstrip(b"\r\n") + b"\n"] if kept else [], [row], duplicate)
@@ -105,10 +114,14 @@ class Maker:
         except RowInvalid as refused:
             return Made([], refused, duplicate)
 
-    def _made(self, lines: list[bytes], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
+    def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
         if self._measure is None:
             return Made(lines, None, duplicate)
-        return Made(lines, None, duplicate, list(map(self._measure.tokens, rows, lines)))
+        tokens = [
+            self._measure.tokens(row, line if isinstance(line, bytes) else line.line)
+            for row, line in zip(rows, lines, strict=False)
+        ]
+        return Made(lines, None, duplicate, tokens)
 
     def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
         if self._columns:
@@ -121,7 +134,17 @@ class Maker:
         made: list[Any] = _call("--transform", lambda row, index: _as_rows(transform(row, index)), row, index)
         return made
 
-    def _encode(self, made: Any) -> bytes:
+    def _encode(self, made: Any) -> Line:
+        if self._encoder is None:
+            return self._line(made)
+        # What a transform has made need not be JSON yet, but a dict.
+        row = self._encoder.encode(made if isinstance(made, dict) else check_row(self._line(made)))
+        size = len(row.line) - 1 + len(row.arrays)
+        if size > self._max_row_bytes:
+            raise _too_long("--encode", size, self._max_row_bytes)
+        return row
+
+    def _line(self, made: Any) -> bytes:
         option = "--columns" if self._transform is None else "--transform"
         try:
             line = encode_row(made)
@@ -130,9 +153,7 @@ class Maker:
             reason = f"{option} made what is no row: {cause.reason}"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from cause
         if len(line) - 1 > self._max_row_bytes:
-            length = f"{len(line) - 1} bytes, longer than the {self._max_row_bytes} bytes of --max-row-bytes"
-            reason = f"{option} made a row of {length}"
-            raise RowInvalid(f"not a row: {reason}", reason=reason)
+            raise _too_long(option, len(line) - 1, self._max_row_bytes)
         return line
 
     def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +162,11 @@ class Maker:
         except KeyError as missing:
             reason = f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from None
+
+
+def _too_long(option: str, size: int, most: int) -> RowInvalid:
+    reason = f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes"
+    return RowInvalid(f"not a row: {reason}", reason=reason)
 
 
 def _as_rows(made: Any) -> list[Any]:

@@ -1,0 +1,125 @@
+"""Encoding rows: by ms-swift's template, or by a function of the user's. What comes of a row goes out as raw bytes.
+
+    encode(row)   -> a dict; numpy arrays in it, at any depth, go to the side file, everything else is JSON
+
+Its integer `length` is the row's length in tokens, if it has one. What decides about the encoding is told as plain
+facts, which the stream's manifest keeps. A function of the user's has its name for one, and may tell more in an
+attribute `fingerprint`, a dict.
+
+ms-swift is known in `lazyshard_swift` alone, which is named here and not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
+from lazyshard.format import EncodedRow, Encoding, check_encoding
+from lazyshard.format.arrays import pack_row
+from lazyshard_producer.configuration.problems import SWIFT
+from lazyshard_producer.configuration.settings import EncodingSettings
+from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.user_functions import load_function, name_error, name_value
+
+_SWIFT_OPENER: Final = "lazyshard_swift.encoding:open_encoder"
+"""Takes model, template, max_length and options; returns a function of a row, and the encoding."""
+
+_MAX_TOKENS: Final = 2**32 - 1
+
+_SHOWN: Final = 120
+
+
+class Encoder:
+    """An encoder that is ready.
+
+    Attributes:
+        encoding: what it encodes with.
+    """
+
+    def __init__(self, function: Callable[[dict[str, Any]], Any], encoding: Encoding) -> None:
+        self._function = function
+        self.encoding = encoding
+
+    def encode(self, row: dict[str, Any]) -> EncodedRow:
+        """Returns an encoded row.
+
+        Raises:
+            RowInvalid: the encoder raised, or returned what cannot be published.
+        """
+        found = self._call(row)
+        try:
+            if not isinstance(found, Mapping):
+                raise _refused(f"returned {name_value(found, _SHOWN)}, expected a dict")
+            tokens = _tokens(found.get("length"))
+            packed = pack_row(found if isinstance(found, dict) else dict(found))
+        except RowInvalid as cause:
+            reason = cause.reason or str(cause)
+            raise (cause if reason.startswith("--") else _refused(f"made what is no row: {reason}")) from cause
+        return EncodedRow(packed.line, packed.arrays, tokens)
+
+    def _call(self, row: dict[str, Any]) -> Any:
+        try:
+            return self._function(row)
+        except KeyboardInterrupt:
+            raise
+        except SkipSample as why:
+            raise _refused(f"makes no sample of this row: {why}") from why
+        except BaseException as error:
+            # SystemExit too: it would end the run as if all were done.
+            *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+            where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
+            raise _refused(f"raised {name_error(error)}{where}") from error
+
+
+def encoding_of(settings: EncodingSettings | None) -> Encoding | None:
+    """Returns what these settings encode with, None where they do not. Raises as `load_encoder`."""
+    return None if settings is None else load_encoder(settings).encoding
+
+
+@functools.cache
+def load_encoder(settings: EncodingSettings) -> Encoder:
+    """Returns the encoder; loading ms-swift takes seconds, so once in a process.
+
+    Raises:
+        SettingInvalid: it cannot be had.
+    """
+    if settings.encode != SWIFT:
+        function = load_function(settings.encode, "--encode")
+        return Encoder(function, _facts({"kind": "function", "function": settings.encode}, function))
+    opener = load_function(_SWIFT_OPENER, "--encode")
+    try:
+        function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
+    except KeyboardInterrupt:
+        raise
+    except LazyShardError as cause:
+        raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
+    except BaseException as error:
+        # SystemExit too, with which parsers of options end.
+        raise SettingInvalid(f"--encode: ms-swift raised {name_error(error)}", option="--encode") from error
+    return Encoder(function, check_encoding(encoding))
+
+
+def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
+    told = getattr(function, "fingerprint", {})
+    try:
+        return check_encoding({**told, **own})
+    except (TypeError, ValueError) as cause:
+        reason = f"its fingerprint is a dict of plain values, got {name_value(told, _SHOWN)}"
+        raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode") from cause
+
+
+def _tokens(length: Any) -> int | None:
+    if type(length) is not int:
+        return None
+    if not 0 <= length <= _MAX_TOKENS:
+        raise _refused(f"returned a length of {length}, expected one from 0 to {_MAX_TOKENS}")
+    return length
+
+
+def _refused(what: str) -> RowInvalid:
+    reason = f"--encode {what}"
+    return RowInvalid(f"not a row: {reason}", reason=reason)

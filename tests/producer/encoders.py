@@ -1,0 +1,68 @@
+"""Encoders for tests: what a user's `--encode MODULE:FUNCTION` may do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+def tokens(row: Row) -> Row:
+    """As many tokens as the text has letters, each its number; ids that end in 7 are refused."""
+    if row["id"] % 10 == 7:
+        raise ValueError("seven")
+    ids = np.frombuffer(row.get("text", "").encode(), np.uint8).astype(np.int32)
+    return {"id": row["id"], "copy": row.get("copy"), "length": len(ids), "input_ids": ids, "mask": ids > 100}
+
+
+tokens.fingerprint = {"vocabulary": "bytes", "size": 256}  # type: ignore[attr-defined]
+
+
+def otherwise(row: Row) -> Row:
+    """The same with another fingerprint."""
+    return tokens(row)
+
+
+otherwise.fingerprint = {"vocabulary": "bytes", "size": 512}  # type: ignore[attr-defined]
+
+
+def without_length(row: Row) -> Row:
+    """Tells no length."""
+    return {"id": row["id"], "input_ids": np.arange(row["id"], dtype=np.int64)}
+
+
+def pid(row: Row) -> Row:
+    """Tells which process has encoded."""
+    return {"id": row["id"], "pid": os.getpid()}
+
+
+def number(row: Row) -> Any:
+    """Returns no dict."""
+    return 3
+
+
+def text_array(row: Row) -> Any:
+    """Returns an array that cannot be published."""
+    return {"a": np.array(["a"])}
+
+
+def endless(row: Row) -> Any:
+    """Returns a length that is none."""
+    return {"length": -1}
+
+
+def nested(row: Row) -> Any:
+    """Returns as much as was given, with an array that a transform has made."""
+    return {"length": 2, "features": row["features"]}
+
+
+def features(row: Row) -> Row:
+    """A transform, whose rows are no JSON yet."""
+    return {"features": {"mel": np.full((2, 3), row["id"], np.float16)}}
+
+
+broken = tokens.__class__(tokens.__code__, globals(), "broken")
+broken.fingerprint = {"of": [1, 2]}  # type: ignore[attr-defined]

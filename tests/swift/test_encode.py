@@ -1,0 +1,154 @@
+"""`--encode swift`: the trainer gets what its template would have returned, and refuses what it would not have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import StreamReader
+from lazyshard.format import Seal
+from lazyshard.format.names import seal_name
+from tests.swift.commands import Run, swift_sft
+from tests.swift.streams import ROOT, row, write_stream
+from tests.swift.unit.programs import environment
+
+SIZE = 8
+ROWS = 40
+MAX_LENGTH = 512
+TEMPLATE = "qwen2_5"
+OPTIONS = ("template=" + TEMPLATE, f"max_length={MAX_LENGTH}", "model_type=qwen3")
+LONG = {"messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]}
+ODD = [
+    {"messages": [{"role": "system", "content": "be brief"}, *row(1)["messages"], *row(2)["messages"]]},
+    {"query": "sum of 1 and 2", "response": "数据 é \U0001f600"},
+    {"instruction": "translate", "input": "fox", "output": "dog"},
+    {"messages": [*row(3)["messages"][:1], {"role": "assistant", "content": "quick", "loss": False}]},
+]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return environment(
+        HOME=str(folder),
+        MODELSCOPE_CACHE=str(folder / "ms"),
+        HF_HUB_OFFLINE="1",
+        CUDA_VISIBLE_DEVICES="",
+        PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / "producer", ROOT / "integrations" / "swift"))),
+        OMP_NUM_THREADS="1",
+    )
+
+
+def produce(out: Path, rows: list[dict[str, Any]], model: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    source = out.parent / f"{out.name}.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    arguments = ["run", "--source", source, "--out", out, "--samples-per-chunk", SIZE, "--no-progress"]
+    encoding = ["--encode", "swift", "--model", model, "--template", TEMPLATE, "--max-length", MAX_LENGTH]
+    encoding += ["--encode-option", "model_type=qwen3"]
+    return subprocess.run(
+        [sys.executable, "-m", "lazyshard_producer", *map(str, [*arguments, *encoding, *options])],
+        env=environment_of(out.parent),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A stream of rows of many kinds, encoded by two workers; a row that is too long is left out."""
+    out = tmp_path_factory.mktemp("encoded") / "stream"
+    rows = [*map(row, range(ROWS)), LONG, *ODD]
+    ended = produce(out, rows, model, "--workers", 2, "--on-bad-row", "quarantine")
+    assert ended.returncode == 0, ended.stderr
+    return out
+
+
+def test_samples_and_batches_are_those_of_the_template(encoded: Path, model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(one) + "\n" for one in [*map(row, range(ROWS)), *ODD]), encoding="utf-8")
+    found = tmp_path / "found.json"
+    program = Path(__file__).with_name("encoded_program.py")
+    ended = subprocess.run(
+        [sys.executable, program, encoded, rows, found, model, *OPTIONS],
+        env=environment_of(tmp_path),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    result = json.loads(found.read_text())
+    assert result["same"] == [True] * (ROWS + len(ODD))
+    assert result["kinds"] == {"input_ids": "list", "labels": "list", "length": "int", "lengths": "list"}
+    assert result["batches"] == [True] * 4
+    assert result["calls"] == 0
+    length, texts = result["refused"]
+    assert "max_length is 512 there and 99 here (there: the stream, here: this run)" in length
+    assert "system is" in texts
+    assert "loss_scale is 'default' there and 'all' here" in texts
+
+
+def test_seals_hold_the_lengths_and_the_manifest_what_rows_were_encoded_with(encoded: Path) -> None:
+    reader = StreamReader(encoded)
+    tokens = Seal.decode((encoded / seal_name(1)).read_bytes(), 1).tokens
+    assert tokens is not None
+    rows = [reader.read(number) for number in range(SIZE, 2 * SIZE)]
+    assert tokens.tolist() == [row["length"] for row in rows] == [len(row["input_ids"]) for row in rows]
+    assert reader.encoding is not None
+    facts = {"kind": "swift", "template": TEMPLATE, "max_length": MAX_LENGTH, "truncation_strategy": "raise"}
+    assert facts.items() <= reader.encoding.items()
+    assert len(str(reader.encoding["tokenizer"])) == 16
+
+
+def test_row_that_is_too_long_is_a_bad_row(encoded: Path) -> None:
+    (line,) = (encoded / "quarantine.jsonl").read_bytes().splitlines()
+    quarantined = json.loads(line)
+    assert quarantined["line"] == ROWS + 1
+    assert quarantined["reason"].startswith("--encode makes no sample of this row: Current length of row(")
+
+
+def test_going_on_with_another_length_is_refused(encoded: Path, model: Path, tmp_path: Path) -> None:
+    ended = produce(tmp_path / "stream", [row(0)] * SIZE + [LONG], model)
+    assert ended.returncode == 3, ended.stderr
+    again = produce(tmp_path / "stream", [row(0)] * SIZE + [LONG], model, "--max-length", 1024)
+    assert again.returncode == 5
+    assert "max_length is 512 there and 1024 here" in again.stderr
+
+
+def trained(run: Run) -> list[tuple[Any, ...]]:
+    assert run.returncode == 0, run.tail()
+    return sorted((batch.step, batch.micro, batch.rank, batch.ids, batch.tokens) for batch in run.batches)
+
+
+def test_losses_are_those_of_the_raw_stream(tmp_path: Path, model: Path) -> None:
+    raw = write_stream(tmp_path / "raw", 0, ROWS, SIZE)
+    ended = produce(tmp_path / "encoded", list(map(row, range(ROWS))), model)
+    assert ended.returncode == 0, ended.stderr
+    # Whatever is encoded in training shows in the order of the words.
+    runs = [
+        swift_sft(tmp_path / name, model, dataset=stream, sharded_lazy=True, num_train_epochs=2)
+        for name, stream in (("of raw", raw), ("of encoded", tmp_path / "encoded"))
+    ]
+    assert trained(runs[1]) == trained(runs[0])
+    assert len(runs[0].losses) == 2 * ROWS // 4
+    assert runs[1].losses == runs[0].losses
+    refused = swift_sft(
+        tmp_path / "refused",
+        model,
+        processes=1,
+        dataset=tmp_path / "encoded",
+        sharded_lazy=True,
+        max_length=1024,
+        max_steps=1,
+    )
+    assert refused.returncode == 2, refused.tail()
+    assert "max_length is 512 there and 1024 here" in refused.output

@@ -1,0 +1,114 @@
+"""Encoded streams in training: who is asked for samples, and what is said where settings differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.data.rank import Rank
+from lazyshard_swift.blend_streams import Streams
+from lazyshard_swift.encoded import EncodedRows, encoders
+from lazyshard_swift.encoded_values import pack
+from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.exits import code_of
+from lazyshard_swift.fingerprint import fingerprint, of_producer
+from lazyshard_swift.parallel import Facts
+
+
+@dataclass
+class Meta:
+    template_type: str = "qwen2_5"
+    default_system: str | None = "be brief"
+    prefix: tuple[str, ...] = ("<s>",)
+    template_cls: Any = object
+
+
+class Tokenizer:
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.chat_template = "..."
+        self.added_tokens_decoder = {3: "<s>"}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+
+def template(*words: str, **changes: Any) -> Any:
+    values = {"max_length": 512, "truncation_strategy": "raise", "template_backend": "swift", "mode": "train"}
+    tokenizer = Tokenizer(*(words or ("a", "b")))
+    own = {"template_meta": Meta(), "tokenizer": tokenizer, "processor": tokenizer}
+    return SimpleNamespace(**own | values | changes)
+
+
+def encoded(directory: Path, **options: Any) -> str:
+    with ChunkWriter(
+        directory, 2, arrays=True, encoding=of_producer(template(), {"text1": "query"}, True), **options
+    ) as writer:
+        for number in range(4):
+            writer.write(pack({"input_ids": [number, 1], "length": 2}))
+    return str(directory)
+
+
+def raw(directory: Path) -> str:
+    with ChunkWriter(directory, 2) as writer:
+        for number in range(4):
+            writer.write({"id": number})
+    return str(directory)
+
+
+def of_raw(row: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": [-row["id"]], "length": 1}
+
+
+def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> None:
+    directories = (encoded(tmp_path / "a"), raw(tmp_path / "b"))
+    found = encoders(directories, template(), of_raw)
+    assert isinstance(found[0], EncodedRows)
+    assert found[1] is of_raw
+    facts = tuple(Facts(name, 2, 4, True) for name in "ab")
+    streams = Streams(directories, facts, (0.5, 0.5), "all_exhausted")
+    blend = streams.open(Rank(0, 1), found, {}, {"layout": "strided"})
+    samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
+    assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (template(max_length=1024), "max_length is 512 there and 1024 here (there: the stream, here: this run)"),
+        (template("a", "c"), "tokenizer is '"),
+        (template(mode="rlhf"), "mode is 'train' there and 'rlhf' here"),
+        (template(template_meta=Meta(default_system=None)), "system is 'be brief' there and null here"),
+        (template(template_meta=Meta(prefix=("",))), "template_text is '"),
+    ],
+)
+def test_template_that_would_encode_otherwise_is_refused_naming_what_differs(
+    other: Any, text: str, tmp_path: Path
+) -> None:
+    directory = encoded(tmp_path)
+    with pytest.raises(SettingsRefused) as error:
+        encoders([directory], other, of_raw)
+    assert text in str(error.value)
+    assert str(error.value).count(" there and ") == 1
+    assert code_of(error.value) == 2
+
+
+def test_rows_that_a_function_has_encoded_are_refused(tmp_path: Path) -> None:
+    facts = {"kind": "function", "function": "my_rows:encode"}
+    ChunkWriter(tmp_path, 2, arrays=True, encoding=facts).close()
+    with pytest.raises(SettingsRefused, match="its rows were encoded by my_rows:encode, not by ms-swift's template"):
+        encoders([str(tmp_path)], template(), of_raw)
+
+
+def test_facts_do_not_change_with_what_does_not_decide() -> None:
+    assert fingerprint(template()) == fingerprint(template(padding_free=True, use_megatron=True))
+    one, other = template(), template()
+    other.tokenizer.chat_template = "another"
+    assert fingerprint(one) == fingerprint(other)
+    one.template_backend = other.template_backend = "jinja"
+    assert fingerprint(one)["tokenizer"] != fingerprint(other)["tokenizer"]

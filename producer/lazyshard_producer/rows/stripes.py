@@ -26,7 +26,7 @@ from lazyshard.plan.balance import Balance, Cost
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
-from lazyshard_producer.rows.recipe import Made
+from lazyshard_producer.rows.recipe import Line, Made
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.sources.source import Place
 
@@ -70,7 +70,7 @@ class _DealtBatch:
 
     def __init__(self, book: Book, rows: Sequence[_Row], skipped: int, start: _Start, following: _Start) -> None:
         self._rows = rows[skipped:]
-        self.lines: Sequence[bytes | RowInvalid] = [row.line for row in self._rows]
+        self.lines: Sequence[Line | RowInvalid] = [row.line for row in self._rows]
         self.tokens: Sequence[int] | None = [row.tokens for row in self._rows]
         self._book = book
         self._dealt = [row.line for row in rows]
@@ -149,7 +149,7 @@ class Stripes:
         self._last = after
         if self._start is None:
             self._start = _Start(before, (), {})
-        self._rows += [_Row(line, tokens, place) for line, tokens in zip(made.lines, made.tokens, strict=True)]
+        self._rows += [_Row(line, tokens, place) for line, tokens in zip(_plain(made.lines), made.tokens, strict=True)]
         self._unit[source] = self._unit.get(source, 0) + 1
         if self._begun is not None:
             if sum(self._unit.values()) < self._begun.rows:
@@ -208,7 +208,7 @@ class Stripes:
         left = len(self._rows) - count
         if left:
             used = len(made.lines) - left
-            following = _Start(before, made.lines[:used], {source: 1})
+            following = _Start(before, _plain(made.lines[:used]), {source: 1})
         else:
             following = _Start(after, (), {})
         return self._deal(count, following, skipped)
@@ -228,6 +228,11 @@ class Stripes:
     def _order(self, rows: Sequence[_Row]) -> list[int]:
         found: list[int] = self._balance.order(self._cost.of([row.tokens for row in rows]), self._first).tolist()
         return found
+
+
+def _plain(lines: Sequence[Line]) -> list[bytes]:
+    """Returns the same lines: none is an encoded row, as settings with --balance do not encode."""
+    return [line for line in lines if isinstance(line, bytes)]
 
 
 def _digest(lines: Sequence[bytes]) -> xxhash.xxh3_64:

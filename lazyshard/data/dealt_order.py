@@ -18,7 +18,14 @@ _log = logging.getLogger("lazyshard")
 
 def is_dealt(reader: StreamReader) -> bool:
     """Whether the newest chunk of a stream was dealt by cost; False where there is none yet, or it cannot be told."""
-    return _made(reader) is not None
+    chunks = reader.seen.chunks
+    if reader.stream_id is None or not chunks:
+        return False
+    try:
+        return read_dealt(reader.directory, chunks - 1) is not None
+    except (LazyShardError, OSError):
+        # Who needs this seal to read the chunk says what is wrong with it.
+        return False
 
 
 def may_undo(order: Order) -> bool:
@@ -32,9 +39,9 @@ def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
     Args:
         order: the settings.
         unit: samples that are dealt to a rank in a row.
-        reader: the stream; a chunk of it is published.
+        reader: the stream, which has opened a chunk.
     """
-    made = _made(reader)
+    made = reader.dealt
     why = [] if made is None else list(_reasons(order, unit, reader.samples_per_chunk, made))
     if made is not None and why:
         _log.warning(
@@ -45,17 +52,6 @@ def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
             "; ".join(why),
             reader.directory,
         )
-
-
-def _made(reader: StreamReader) -> DealtByCost | None:
-    chunks = reader.seen.chunks
-    if reader.stream_id is None or not chunks:
-        return None
-    try:
-        return read_dealt(reader.directory, chunks - 1)
-    except (LazyShardError, OSError):
-        # Who needs this seal to read the chunk says what is wrong with it.
-        return None
 
 
 def _reasons(order: Order, unit: int, samples_per_chunk: int, made: DealtByCost) -> Iterator[str]:

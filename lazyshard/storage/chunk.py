@@ -24,6 +24,7 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format import Seal, check_row, parse_row
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.storage.files import OpenFile, again_if_stale, open_file, open_unread
 from lazyshard.storage.places import Place
 from lazyshard.storage.urls import UrlPath
@@ -60,15 +61,24 @@ class Chunk:
         number: the chunk's number.
         offsets: row starts, and the end of the last one: n + 1 numbers.
         digests: XXH3 of each row, 8 big-endian bytes each, or None where nobody took any.
+        dealt: how its rows were dealt by cost, None if they were not.
 
     Raises:
         ChunkCorrupt: the file is shorter or longer than the offsets say.
     """
 
-    __slots__ = ("_digests", "_file", "_offsets", "number")
+    __slots__ = ("_digests", "_file", "_offsets", "dealt", "number")
 
-    def __init__(self, file: OpenFile, number: int, offsets: array[int], digests: bytes | None) -> None:
+    def __init__(
+        self,
+        file: OpenFile,
+        number: int,
+        offsets: array[int],
+        digests: bytes | None,
+        dealt: DealtByCost | None = None,
+    ) -> None:
         self.number = number
+        self.dealt = dealt
         self._file = file
         self._offsets = offsets
         self._digests = digests
@@ -312,7 +322,8 @@ def open_sealed(path: Path, seal: Seal, *, read: bool = True) -> Chunk:
 
 def open_copy(file: OpenFile, seal: Seal) -> Chunk:
     """Returns a chunk whose data file is open already. Raises as `Chunk` does."""
-    return Chunk(file, seal.chunk, _numbers(seal.offsets), seal.digests.astype(">u8").tobytes())
+    digests = seal.digests.astype(">u8").tobytes()
+    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, DealtByCost.read(seal.source))
 
 
 def open_foreign(path: Path, number: int) -> Chunk:

@@ -21,6 +21,7 @@ from lazyshard.errors import (
     WaitTimeout,
 )
 from lazyshard.format.cursor import CURSORS
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
@@ -103,6 +104,7 @@ class StreamReader:
             pickle's journey.
         waited_s: seconds spent waiting for the producer.
         chunks_opened: how many times a chunk was opened.
+        dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not, or none was.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class StreamReader:
         self.on_wait: Callable[[], None] | None = None
         self.waited_s = 0.0
         self.chunks_opened = 0
+        self.dealt: DealtByCost | None = None
         self._chunks: dict[int, Chunk] = {}
         self._least_poll = FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else FIRST_POLL_S
         self._keep = 1
@@ -344,6 +347,7 @@ class StreamReader:
                 continue
             self._check_rows(chunk)
             self.chunks_opened += 1
+            self.dealt = chunk.dealt
             if number in self._closed:
                 # It was closed too early: this reader goes to and fro between more of them.
                 self._keep = min(2 * self._keep, OPEN_CHUNKS)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard.data.dealt_order import is_dealt
 from lazyshard.format.names import seal_name
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
@@ -74,12 +75,16 @@ def test_other_streams_are_silent(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert warnings(caplog) == []
 
 
-def test_a_seal_that_cannot_be_read_is_no_matter_of_this(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_chunk_tells_whether_a_stream_is_dealt(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s")
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=2, batch_size=2, shuffle_window=1)
+    assert is_dealt(StreamReader(stream))
+    assert not is_dealt(StreamReader(produce(tmp_path / "other", {"recipe": {}})))
+    ChunkWriter(tmp_path / "empty", 4).close(end=False)
+    assert not is_dealt(StreamReader(tmp_path / "empty"))
+    # Who reads that chunk says what is wrong with its seal.
+    reader = StreamReader(stream)
     (stream / seal_name(3)).write_bytes(b"{}")
-    assert dataset[0]["id"] in range(4)
-    assert warnings(caplog) == []
+    assert not is_dealt(reader)
 
 
 def test_workers_say_it_once(tmp_path: Path) -> None:

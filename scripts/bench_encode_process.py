@@ -74,7 +74,7 @@ def read_bytes(directory: Path) -> int:
     for chunk in range(FEATURE_ROWS // FEATURES_PER_CHUNK):
         with (directory / arrays_name(chunk)).open("rb", buffering=0) as file:
             for row in range(FEATURES_PER_CHUNK):
-                size += os.preadv(file.fileno(), [np.empty(1 << 20, np.uint8)], row << 20)
+                size += os.preadv(file.fileno(), [np.empty(1 << 20, np.uint8).data], row << 20)
     return size
 
 

@@ -15,7 +15,7 @@ from lazyshard.format.arrays import pack_row
 from lazyshard.format.encoding import differences
 
 MANIFEST = Manifest("0123456789abcdef" * 2, 1000, 1.0, arrays=True)
-FACTS = {"kind": "swift", "max_length": 512, "binary": None, "scale": 0.5, "thinking": False}
+FACTS: dict[str, Any] = {"kind": "swift", "max_length": 512, "binary": None, "scale": 0.5, "thinking": False}
 
 
 def test_manifest_keeps_facts_and_has_no_field_without_them() -> None:
@@ -45,8 +45,8 @@ def test_what_is_no_encoding_is_refused(value: Any) -> None:
 
 
 def test_differences_name_every_fact_with_both_values() -> None:
-    was = {"template": "qwen", "max_length": 512, "flag": True, "system": "a" * 100, "gone": 1}
-    now = {"template": "qwen", "max_length": 1024, "flag": 1, "system": None, "new": "x"}
+    was: dict[str, Any] = {"template": "qwen", "max_length": 512, "flag": True, "system": "a" * 100, "gone": 1}
+    now: dict[str, Any] = {"template": "qwen", "max_length": 1024, "flag": 1, "system": None, "new": "x"}
     assert differences(was, was) == []
     assert differences(was, now) == [
         "max_length is 512 there and 1024 here",

@@ -12,7 +12,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import StreamMismatch
 from lazyshard.storage.rechunking import rechunk
 
-FACTS = {"kind": "function", "function": "m:f", "size": 256}
+FACTS: dict[str, Any] = {"kind": "function", "function": "m:f", "size": 256}
 
 
 def write(directory: Path, rows: int, *, end: bool = False, **options: Any) -> None:

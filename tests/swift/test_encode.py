@@ -23,8 +23,10 @@ ROWS = 40
 MAX_LENGTH = 512
 TEMPLATE = "qwen2_5"
 OPTIONS = ("template=" + TEMPLATE, f"max_length={MAX_LENGTH}", "model_type=qwen3")
-LONG = {"messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]}
-ODD = [
+LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]
+}
+ODD: list[dict[str, Any]] = [
     {"messages": [{"role": "system", "content": "be brief"}, *row(1)["messages"], *row(2)["messages"]]},
     {"query": "sum of 1 and 2", "response": "数据 é \U0001f600"},
     {"instruction": "translate", "input": "fox", "output": "dog"},

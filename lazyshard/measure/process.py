@@ -73,6 +73,9 @@ def _take_stdout() -> int:
     """Returns a descriptor of what is stdout, in whose place stderr is put."""
     answers = os.dup(1)
     os.dup2(2, 1)
+    # What was printed is there before the answer, however this process ends.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     return answers
 
 

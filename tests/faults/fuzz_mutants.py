@@ -22,8 +22,18 @@ def _without_digests(self: chunk.Chunk, line: bytes, row: int) -> None:
     """Takes every row as it is."""
 
 
-def _any_size(self: chunk.Chunk, file: Any, number: int, offsets: Any, digests: bytes | None) -> None:
+def _any_size(
+    self: chunk.Chunk,
+    file: Any,
+    number: int,
+    offsets: Any,
+    digests: bytes | None,
+    arrays: Any = None,
+    dealt: Any = None,
+) -> None:
     self.number = number
+    self.arrays = arrays
+    self.dealt = dealt
     self._file = file
     self._offsets = offsets
     self._digests = digests

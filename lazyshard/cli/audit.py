@@ -13,6 +13,7 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.audit_view import audit_lines, audit_values
 from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import complain, say
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
 from lazyshard.storage.auditing_findings import Finding, Note
@@ -21,7 +22,7 @@ from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.tracing_facts import facts_of
 from lazyshard.storage.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 
@@ -83,9 +84,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     for folder in checkpoints or ():
         if not os.path.exists(folder):
             raise typer.BadParameter(f"{folder!r}: no such folder", param_hint="CHECKPOINTS")

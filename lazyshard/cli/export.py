@@ -14,13 +14,13 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
 from lazyshard.format.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
-from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard.storage.exporting import Exported, export
 from lazyshard.storage.exporting_rows import AUTO, ExportSettings
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 HELP: Final = """Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
 
@@ -104,21 +104,10 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files of these names.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
-    samples_per_chunk: Annotated[
-        int | None,
-        typer.Option(
-            "--samples-per-chunk",
-            metavar="N",
-            min=1,
-            max=MAX_SAMPLES_PER_CHUNK,
-            help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
-        ),
-    ] = None,
+    samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     if not os.path.basename(prefix) or not os.path.isdir(os.path.dirname(prefix) or "."):
         raise typer.BadParameter(f"{prefix!r} is not a name in a directory that is there", param_hint="PREFIX")
     if prefix.endswith((DATA_SUFFIX, INDEX_SUFFIX)):

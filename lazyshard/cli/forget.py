@@ -11,13 +11,14 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
+from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import complain, count, say
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
 from lazyshard.storage.survey import take_survey
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 ALIVE_S: Final = 600.0
 """One that was heard of so lately may well be running: it marks its place once a window."""
@@ -59,9 +60,7 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     try:
         check_consumer(name)
     except ValueError as cause:

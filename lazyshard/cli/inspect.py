@@ -38,14 +38,14 @@ from lazyshard.cli.inspect_shuffle import (
 )
 from lazyshard.cli.inspect_view import chunk_lines, overview_lines, row_line
 from lazyshard.cli.shortening import shorten, with_lists
+from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
-from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard.storage.inspection import ShownRow, describe_chunk, overview, read_rows
 from lazyshard.storage.inspection_shuffle import Reading
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.stream import Stream
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 ROWS_OF_CHUNK: Final = 3
 
@@ -130,21 +130,10 @@ def command(
     cost_per_token: CostOption = None,
     cost_per_token_squared: SquaredCostOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
-    samples_per_chunk: Annotated[
-        int | None,
-        typer.Option(
-            "--samples-per-chunk",
-            metavar="N",
-            min=1,
-            max=MAX_SAMPLES_PER_CHUNK,
-            help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
-        ),
-    ] = None,
+    samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     if sample is not None and chunk is not None:
         raise typer.BadParameter("give either N or --chunk", param_hint="--chunk")
     if rows is not None and sample is None and chunk is None:

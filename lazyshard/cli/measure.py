@@ -15,10 +15,11 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.units import per_second
 from lazyshard.cli.wording import count, explain, say
 from lazyshard.measure import Measure, Measured, measure_stream
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 _MAX_WORKERS: Final = 1024
 
@@ -115,9 +116,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     if sum(name is not None for name in (model, tokenizer, function)) != 1:
         raise typer.BadParameter("give one of --model, --tokenizer and --function", param_hint="--model")
     for option, value in (("--template", template), ("--max-length", max_length), ("--model-type", model_type)):

@@ -19,11 +19,12 @@ from rich.text import Text
 from lazyshard.cli import exits
 from lazyshard.cli.status_json import failure_values, status_values
 from lazyshard.cli.status_view import WIDTH, status_lines
+from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import one_line, say
 from lazyshard.errors import LazyShardError
 from lazyshard.storage.outlook import Looks
 from lazyshard.storage.survey import take_survey
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 INTERVAL_S: Final = 2.0
 
@@ -78,9 +79,7 @@ def command(
     ] = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     if interval is not None and not watch:
         raise typer.BadParameter("goes with --watch only", param_hint="--interval")
     if not watch:

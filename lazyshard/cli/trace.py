@@ -10,10 +10,11 @@ from typing import Annotated, Final
 
 import typer
 
+from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.trace_run import Question, Rows, run
 from lazyshard.format import check_consumer
 from lazyshard.storage.tracing_sources import SourcePlace
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 
 FIRST_MATCHES: Final = 20
 
@@ -107,9 +108,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line; rows are whole.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     if state is not None and not os.path.exists(state):
         raise typer.BadParameter(f"{state!r}: no such file or folder", param_hint="--state")
     if state is not None and consumer is not None:

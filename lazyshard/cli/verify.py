@@ -14,10 +14,10 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
-from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.storage.urls import is_folder, stream_path
+from lazyshard.storage.urls import stream_path
 from lazyshard.storage.verification import Verified, verify
 from lazyshard.storage.verification_findings import Severity
 
@@ -70,21 +70,10 @@ def command(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
-    samples_per_chunk: Annotated[
-        int | None,
-        typer.Option(
-            "--samples-per-chunk",
-            metavar="N",
-            min=1,
-            max=MAX_SAMPLES_PER_CHUNK,
-            help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
-        ),
-    ] = None,
+    samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    # An empty path, of a variable that was not set for instance, must not mean the current directory.
-    if not stream or not is_folder(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    check_stream(stream)
     return lambda: _run(stream_path(stream), samples_per_chunk, quick, jobs or len(os.sched_getaffinity(0)), as_json)
 
 

@@ -3,7 +3,7 @@
 Run by `scripts/bench_blend`. The two take turns in one process, each a new data set over files in the page cache, and
 take turns in who is first, as what comes second finds other memory free; a ratio is taken within a round, and the first
 round is not counted. Rows are chat text of about 2 KB, not encoded: with
-an encoder there is next to nothing to see. All is processor time, the building of a blend's table too.
+an encoder there is next to nothing to see. All is processor time; a blend's table is built before, and timed by itself.
 """
 
 from __future__ import annotations

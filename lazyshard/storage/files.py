@@ -194,7 +194,8 @@ def check_folder(folder: Path) -> Path:
 def _read(file: OpenFile, most: int) -> bytes:
     parts = []
     offset = 0
-    while part := os.pread(file.fd, _READ_BYTES, offset):
+    # Not more than is there: memory for a mebibyte, of which a seal fills some kilobytes, would come and go each time.
+    while part := os.pread(file.fd, min(_READ_BYTES, max(file.size - offset, 0) + 1), offset):
         parts.append(part)
         offset += len(part)
         if max(offset, file.size) > most:

@@ -1,7 +1,7 @@
 """The side file of a published chunk, open for reading: the bytes of the arrays of each row, checked before use.
 
-Read with `preadv` into memory of the reader's own, once for each row: what is made of it are views, nothing is copied
-again, and who changes an array changes nobody else's.
+Read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied again, and who changes
+an array changes nobody else's. Once nobody looks at it any more, another row may be read into it: see `row_memory`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from lazyshard.errors import ChunkCorrupt
 from lazyshard.format import SealedArrays
 from lazyshard.format.arrays import MAX_ROW_BYTES
 from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
-
-Bytes = npt.NDArray[np.uint8]
+from lazyshard.storage.row_memory import ROW_MEMORY, Bytes
 
 
 class ChunkArrays:
@@ -72,7 +71,7 @@ class ChunkArrays:
             if (size := offsets[row + 1] - offsets[row]) > MAX_ROW_BYTES:
                 raise self._corrupt(row, f"arrays of at most {MAX_ROW_BYTES} bytes in a row", f"{size} bytes")
         start = offsets[first]
-        data = np.empty(offsets[stop] - start, np.uint8)
+        data = ROW_MEMORY.take(offsets[stop] - start)
         view = data.data
         self._read_into(view, start)
         for row in range(first, stop):

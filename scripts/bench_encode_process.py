@@ -9,28 +9,19 @@ seconds of processor a pass. A process of its own, since ms-swift says much when
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader, as_tensor
-from lazyshard.format.names import arrays_name
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoded_values import pack
 from lazyshard_swift.fingerprint import of_producer
 from lazyshard_swift.rows import RowEncoder
 from scripts.bench_read import BATCH
 from scripts.bench_template_process import load_template, make_model
-
-FEATURE_ROWS: Final = 200
-"""Of 1 MiB: they stay in memory, so that no disk is measured."""
-
-FEATURES_PER_CHUNK: Final = 50
 
 
 def write_encoded(raw: Path, encoded: Path, encoder: RowEncoder, template: Any) -> int:
@@ -45,14 +36,6 @@ def write_encoded(raw: Path, encoded: Path, encoder: RowEncoder, template: Any) 
     return tokens
 
 
-def write_features(directory: Path) -> None:
-    """Writes rows of 1 MiB of float32 each."""
-    numbers = np.random.default_rng(0)
-    with ChunkWriter(directory, FEATURES_PER_CHUNK, arrays=True) as writer:
-        for row in range(FEATURE_ROWS):
-            writer.write({"id": row, "features": numbers.random((256, 1024), np.float32)})
-
-
 def in_batches(directory: Path, encode: Any) -> list[Any]:
     """Returns all samples of a stream, made in batches as a DataLoader's worker makes them."""
     dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, on_bad_sample="raise")
@@ -60,22 +43,6 @@ def in_batches(directory: Path, encode: Any) -> list[Any]:
     for first in range(0, len(dataset), BATCH):
         samples += dataset.__getitems__(list(range(first, min(first + BATCH, len(dataset)))))
     return samples
-
-
-def read_features(directory: Path) -> int:
-    """Reads the features of each row as a tensor; returns their bytes."""
-    dataset = LazyShardedDataset(directory, lambda row: as_tensor(row["features"]), dp_rank=0, dp_size=1)
-    return sum(dataset[number].nbytes for number in range(len(dataset)))
-
-
-def read_bytes(directory: Path) -> int:
-    """Reads the same bytes, a row at a time, each into memory of its own; returns how many."""
-    size = 0
-    for chunk in range(FEATURE_ROWS // FEATURES_PER_CHUNK):
-        with (directory / arrays_name(chunk)).open("rb", buffering=0) as file:
-            for row in range(FEATURES_PER_CHUNK):
-                size += os.preadv(file.fileno(), [np.empty(1 << 20, np.uint8).data], row << 20)
-    return size
 
 
 def timed(what: Callable[[], Any]) -> tuple[float, Any]:
@@ -89,27 +56,22 @@ def main() -> int:
     """Does what the first argument says."""
     settings = json.loads(sys.argv[1])
     raw, place = Path(settings["stream"]), Path(settings["place"])
-    encoded, features = place / "encoded", place / "features"
+    encoded = place / "encoded"
     make_model(place / "model", raw)
     template = load_template(place / "model")
     fly = RowEncoder(template)
     tokens = write_encoded(raw, encoded, fly, template)
-    write_features(features)
     (ready,) = encoders([str(encoded)], template, fly)
     if not isinstance(ready, EncodedRows):
         raise RuntimeError("the encoded stream is not taken for one")
-    found: dict[str, list[float]] = {"on the fly": [], "encoded": [], "features": [], "bytes": []}
+    found: dict[str, list[float]] = {"on the fly": [], "encoded": []}
     for number in range(settings["rounds"] + 1):
         on_the_fly, expected = timed(lambda: in_batches(raw, fly))
         from_encoded, samples = timed(lambda: in_batches(encoded, ready))
         if samples != expected:
             raise RuntimeError("samples of the encoded stream are not those that the template makes")
-        of_features, size = timed(lambda: read_features(features))
-        of_bytes, floor = timed(lambda: read_bytes(features))
-        if size != FEATURE_ROWS << 20 or floor != size:
-            raise RuntimeError(f"read {size} and {floor} bytes of features")
         if number:
-            for name, seconds in zip(found, (on_the_fly, from_encoded, of_features, of_bytes), strict=True):
+            for name, seconds in zip(found, (on_the_fly, from_encoded), strict=True):
                 found[name].append(seconds)
     print(json.dumps({"seconds": found, "tokens": tokens / len(expected)}))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scripts import bench_encode_features as features
 from scripts.bench_encode import failures, ratios, spread
 
 
@@ -15,3 +16,18 @@ def test_what_is_worse_than_asked_for_is_said() -> None:
     assert failures({"on the fly": [1.0, 1.0], "encoded": [0.06, 0.06]}) == [
         "a sample of an encoded stream takes 0.060 of the time on the fly, more than 1/20"
     ]
+
+
+def test_features_have_to_be_fast_enough_and_ahead_of_other_loaders() -> None:
+    seconds = {"bytes": [8.0, 8.0, 9.0], "lazyshard": [10.0, 9.0, 9.0], "litdata": [12.0, 11.0, 11.0]}
+    assert features.speeds(seconds, "lazyshard") == [0.8, 8 / 9, 1.0]
+    # Those that are there to show what is possible may be ahead.
+    assert features.failures(seconds | {"arrow": [1.0, 1.0, 1.0], "bytes-again": [1.0, 1.0, 1.0]}) == []
+    assert features.failures(seconds | {"litdata": [9.0, 9.0, 9.0], "lazyshard": [16.0, 16.0, 16.0]}) == [
+        "features come at 0.50 of the speed of their bytes, less than 0.8",
+        "features come at 0.50 of the speed of their bytes, litdata at 0.89",
+    ]
+
+
+def test_features_without_environments_of_others_are_read_by_us_and_as_bytes() -> None:
+    assert [reader.name for reader in features.present(None)] == ["bytes", "bytes-again", "lazyshard"]

@@ -128,9 +128,7 @@ def failures(seconds: Mapping[str, Sequence[float]]) -> list[str]:
         if reader.asked and reader.name in seconds:
             ahead = statistics.median(speeds(seconds, reader.name))
             if ahead >= ours:
-                found.append(
-                    f"features come at {ours:.2f} of the speed of their bytes, from {reader.name} at {ahead:.2f}"
-                )
+                found.append(f"features come at {ours:.2f} of the speed of their bytes, {reader.name} at {ahead:.2f}")
     return found
 
 

@@ -28,8 +28,9 @@ LEAST_BYTES: Final = 128 << 10
 """Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
 M_MMAP_THRESHOLD)."""
 
+_LAST: Final = 3
 _TRIES: Final = 16
-"""How many are looked at for one that is free: a microsecond or two."""
+"""How many are looked at for one that is free, of those that were taken last and first: 2 microseconds at the most."""
 
 _PROBE: Final = [np.empty(0, np.uint8)]
 _ALONE: Final = sys.getrefcount(_PROBE[0])
@@ -77,14 +78,24 @@ class RowMemory:
             self._lock.release()
 
     def _free(self, size: int) -> Bytes | None:
-        """Returns memory of about this size that nobody looks at, if there is some among the first."""
+        """Returns memory of about this size that nobody looks at, if some is found soon."""
         buffers = self._buffers
+        # What was taken last is still in the CPU's caches: who looks at one row at a time has dropped it already.
+        for back in range(-1, -1 - min(len(buffers), _LAST), -1):
+            if self._fits(back, size):
+                found = buffers[back]
+                del buffers[back]
+                buffers.append(found)
+                return found
         for _ in range(min(len(buffers), _TRIES)):
-            # What is taken goes to the end too: it is the last to be looked at again.
             buffers.rotate(-1)
-            if size <= buffers[-1].size <= size + size // 4 and sys.getrefcount(buffers[-1]) == _ALONE:
+            if self._fits(-1, size):
                 return buffers[-1]
         return None
+
+    def _fits(self, at: int, size: int) -> bool:
+        buffers = self._buffers
+        return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
 
     def _new(self, size: int) -> Bytes:
         # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.

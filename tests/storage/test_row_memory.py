@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
+from torch.utils.dlpack import from_dlpack
 
 from lazyshard import ChunkWriter, StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt
@@ -33,6 +33,23 @@ def test_dropped_memory_is_used_again() -> None:
     assert memory.size == SIZE
 
 
+def test_memory_that_was_just_dropped_comes_before_what_is_cold() -> None:
+    memory = RowMemory()
+    taken = [memory.take(SIZE) for _ in range(8)]
+    where = address(taken[-1])
+    del taken
+    assert {address(memory.take(SIZE)) for _ in range(5)} == {where}
+
+
+def test_memory_that_is_kept_for_ever_does_not_hide_what_is_free() -> None:
+    memory = RowMemory()
+    taken = [memory.take(SIZE) for _ in range(40)]
+    free = {address(taken.pop(20)) for _ in range(5)}
+    found = [memory.take(SIZE) for _ in range(5)]
+    assert {address(data) for data in found} & free
+    assert not {address(data) for data in found} & {address(data) for data in taken}
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -40,7 +57,7 @@ def test_dropped_memory_is_used_again() -> None:
         lambda data: np.ndarray((2, 3), np.float32, data, 64).T[1:],
         lambda data: data.view(np.float16).reshape(2, -1)[::2],
         lambda data: as_tensor(data.view(np.float32))[3:],
-        lambda data: torch.from_dlpack(data),
+        from_dlpack,
         lambda data: memoryview(data)[5:],
         lambda data: np.frombuffer(data.data, np.int32)[7:],
         lambda data: [data][:],

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lazyshard.format import Seal
-from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage import durable, publishing, recovery
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.storage import durable, publishing, recovery, retire
+from lazyshard.storage.listing import Listing
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.writer_opening import Workplace
@@ -32,6 +33,7 @@ class Mutant(NamedTuple):
         kind: of the faults.
         when: where in a call they come.
         step: every how manieth call has one.
+        first: none before this one has.
     """
 
     install: Callable[[], None]
@@ -40,6 +42,7 @@ class Mutant(NamedTuple):
     kind: str = "kill"
     when: When = "before"
     step: int = 2
+    first: int = 1
 
     @property
     def broken(self) -> tuple[str]:
@@ -71,10 +74,14 @@ def seal_before_data() -> None:
 
 def torn_chunk_kept() -> None:
     """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
+    _keep_begun(".jsonl")
+
+
+def _keep_begun(suffix: str) -> None:
     original = Workplace.path
 
     def path(self: Workplace, name: str) -> Path:
-        return self.directory.with_name(f"{name}.part") if name.endswith(".jsonl") else original(self, name)
+        return self.directory.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
 
     Workplace.path = path  # type: ignore[method-assign]
     _everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
@@ -234,6 +241,86 @@ def written_uncounted() -> None:
     Announcer.tell = tell  # type: ignore[method-assign]
 
 
+def side_file_named_after_the_seal() -> None:
+    """Seals a chunk, then gives the file of its arrays its name."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        assert chunk.arrays is not None
+        chunk.finish()
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
+
+    _everywhere(publishing.publish_chunk, publish)
+
+
+def torn_side_file_kept() -> None:
+    """Goes on with a side file that was begun, without cutting off what is in it."""
+    _keep_begun(".arrays")
+
+
+def side_file_error_ignored() -> None:
+    """Seals a chunk whatever became of the file of its arrays."""
+
+    def finish(self: OpenChunk) -> None:
+        self._file.finish()
+        if self.arrays is not None:
+            with contextlib.suppress(OSError):
+                self.arrays.file.finish()
+
+    OpenChunk.finish = finish  # type: ignore[method-assign]
+
+
+def side_file_made_again() -> None:
+    """A restart writes the last side file anew, with other bytes."""
+    original = recovery.recover
+
+    def recover(directory: Path, *given: Any) -> Any:
+        found = original(directory, *given)
+        if found.last is not None:
+            path = directory / arrays_name(found.last.chunk)
+            durable.publish_bytes(bytes(path.stat().st_size), path, directory / ".again")
+        return found
+
+    _everywhere(original, recover)
+
+
+def side_file_leftovers_stay() -> None:
+    """A restart clears away what the last run has left, but for the files of arrays."""
+
+    def clear(folder: Path) -> None:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if ".arrays" not in path.name:
+                path.unlink()
+
+    _everywhere(durable.clear_folder, clear)
+
+
+def side_files_never_deleted() -> None:
+    """Deletes chunks, and leaves their side files."""
+    original = durable.remove
+
+    def remove(path: Path) -> None:
+        if path.suffix != ".arrays":
+            original(path)
+
+    retire.remove = remove  # type: ignore[attr-defined]
+
+
+def side_files_deleted_only_once() -> None:
+    """A deletion that was stopped between a chunk and its side file is taken for done."""
+    there, starting_at = retire._is_there, Listing.starting_at
+    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
+
+    def kept(self: Listing, first: int) -> Listing:
+        found = starting_at(self, first)
+        return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
+
+    Listing.starting_at = kept  # type: ignore[method-assign]
+
+
 _ALL: Final[Sequence[Mutant]] = (
     Mutant(seal_before_data, "missing", step=1),
     Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
@@ -251,6 +338,13 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
     Mutant(journal_not_written, "does not get through", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
+    Mutant(side_file_named_after_the_seal, ".arrays missing", "encoded"),
+    Mutant(torn_side_file_kept, ".arrays is not what was sealed", "encoded", when="half", step=1),
+    Mutant(side_file_error_ignored, "exit status 0", "encoded", kind="EIO"),
+    Mutant(side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5),
+    Mutant(side_file_leftovers_stay, "leftover", "encoded", step=3),
+    Mutant(side_files_never_deleted, "leftover", "encoded retained", step=5),
+    Mutant(side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
 )
 
 MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

@@ -67,9 +67,7 @@ def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
             yield line, number + 1
 
 
-def made(
-    rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = False
-) -> list[tuple[int, int | None]]:
+def made(rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = False) -> list[tuple[int, int | None]]:
     """What comes of rows, in order: ids, and the numbers of copies; an encoder refuses what the transform does."""
     found: list[tuple[int, int | None]] = []
     for index, line in enumerate(rows):

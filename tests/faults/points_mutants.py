@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -11,11 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.format import Seal
+import numpy as np
+import xxhash
+
+from lazyshard.format import CheckedArrays, Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage import durable, publishing, recovery, retire
 from lazyshard.storage.listing import Listing
 from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_arrays import OpenArrays
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.writer_opening import Workplace
 from tests.producer.kill_points import When
@@ -287,6 +292,44 @@ def side_file_made_again() -> None:
     _everywhere(original, recover)
 
 
+def other_arrays_after_a_restart() -> None:
+    """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
+    original = OpenArrays.extend
+
+    def extend(self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
+        if rows is not None:
+            begins = [0, *rows.ends.tolist()]
+            data = bytes(len(rows.data))
+            digests = [xxhash.xxh3_64_intdigest(data[one:other]) for one, other in itertools.pairwise(begins)]
+            rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
+        original(self, rows, count)
+
+    _on_restart(lambda: setattr(OpenArrays, "extend", extend))
+
+
+def other_digests_after_a_restart() -> None:
+    """A run that goes on seals the digests of arrays in the wrong order."""
+    original = OpenArrays.sealed
+
+    def sealed(self: OpenArrays) -> SealedArrays:
+        found = original(self)
+        return SealedArrays(found.offsets, found.digests[::-1])
+
+    _on_restart(lambda: setattr(OpenArrays, "sealed", sealed))
+
+
+def _on_restart(change: Callable[[], None]) -> None:
+    original = recovery.recover
+
+    def recover(directory: Path, *given: Any) -> Any:
+        found = original(directory, *given)
+        if found.last is not None:
+            change()
+        return found
+
+    _everywhere(original, recover)
+
+
 def side_file_leftovers_stay() -> None:
     """A restart clears away what the last run has left, but for the files of arrays."""
 
@@ -338,11 +381,13 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
     Mutant(journal_not_written, "does not get through", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
-    Mutant(side_file_named_after_the_seal, ".arrays missing", "encoded"),
-    Mutant(torn_side_file_kept, ".arrays is not what was sealed", "encoded", when="half", step=1),
-    Mutant(side_file_error_ignored, "exit status 0", "encoded", kind="EIO"),
-    Mutant(side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5),
-    Mutant(side_file_leftovers_stay, "leftover", "encoded", step=3),
+    Mutant(side_file_named_after_the_seal, ".arrays missing", "encoded", first=24),
+    Mutant(torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
+    Mutant(side_file_error_ignored, "exit status 0", "encoded", kind="EIO", first=24),
+    Mutant(side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
+    Mutant(other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
+    Mutant(other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
+    Mutant(side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
     Mutant(side_files_never_deleted, "leftover", "encoded retained", step=5),
     Mutant(side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
 )

@@ -151,7 +151,7 @@ class SealedChunks:
             return
         wanted = [self._arrays[row] for row in self._chunks[chunk]]
         if data != b"".join(wanted):
-            raise Violation(f"{arrays_name(chunk)} is not what was sealed: {data!r}, expected {wanted}")
+            raise Violation(f"{arrays_name(chunk)} is not what was to be sealed: {data!r}, expected {wanted}")
         if sealed is None:
             raise Violation(f"the seal of chunk {chunk} tells of no side file")
         ends = [0, *itertools.accumulate(map(len, wanted))]

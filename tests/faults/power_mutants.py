@@ -138,6 +138,16 @@ def side_file_named_after_the_seal() -> None:
     publishing.rename, publishing.publish_bytes = rename_rows, publish_and_name
 
 
+def side_file_made_again() -> None:
+    """A start writes the last side file anew, with other bytes."""
+    _module("tests.faults.points_mutants").side_file_made_again()
+
+
+def other_arrays_after_a_restart() -> None:
+    """A run that goes on seals arrays that are whole, and none of its rows'."""
+    _module("tests.faults.points_mutants").other_arrays_after_a_restart()
+
+
 def side_files_that_come_back_stay() -> None:
     """Of retired chunks that a cut has brought back, or left in half, the side files are not deleted."""
     retire = _module("lazyshard.storage.retire")

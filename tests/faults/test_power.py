@@ -142,8 +142,10 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
         ("deleted_before_the_mark", "ext4", "retained", 72, "sealed are [1, 2], with data"),
         ("deleting_only_once", "ext4", "retained", 78, "No such file"),
         ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
-        ("side_file_not_synced", "xfs", "encoded", 30, "chunk_00000.arrays has 0 bytes"),
+        ("side_file_not_synced", "xfs", "encoded", 34, "chunk_00000.arrays has 0 bytes"),
         ("side_file_named_after_the_seal", "ext4", "encoded", 30, "sealed, chunk_00000.arrays is missing"),
+        ("side_file_made_again", "ext4", "encoded", 50, "which is not what was sealed"),
+        ("other_arrays_after_a_restart", "xfs", "encoded", 50, "the seal of chunk "),
         ("side_files_that_come_back_stay", "xfs", "encoded retained", 84, "left over: ['chunk_00000.arrays']"),
     ],
 )

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import xxhash
-
-from lazyshard.format import CheckedArrays, Seal, SealedArrays
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.storage import durable, publishing, recovery, retire
-from lazyshard.storage.listing import Listing
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage import durable, publishing, recovery
 from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_arrays import OpenArrays
 from lazyshard.storage.open_chunk import OpenChunk
-from lazyshard.storage.writer_opening import Workplace
+from tests.faults import points_arrays_mutants as arrays
+from tests.faults.points_planting import everywhere, keep_begun
 from tests.producer.kill_points import When
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -52,16 +46,7 @@ class Mutant(NamedTuple):
     @property
     def broken(self) -> tuple[str]:
         """What `Stage` takes."""
-        return (f"{__name__}:{self.install.__name__}",)
-
-
-def _everywhere(original: Any, broken: Any) -> None:
-    """Puts something else in a function's place, wherever it was imported."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("lazyshard"):
-            for key, value in list(vars(module).items()):
-                if value is original:
-                    setattr(module, key, broken)
+        return (f"{self.install.__module__}:{self.install.__name__}",)
 
 
 def seal_before_data() -> None:
@@ -74,22 +59,12 @@ def seal_before_data() -> None:
         durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
 
-    _everywhere(publishing.publish_chunk, publish)
+    everywhere(publishing.publish_chunk, publish)
 
 
 def torn_chunk_kept() -> None:
     """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
-    _keep_begun(".jsonl")
-
-
-def _keep_begun(suffix: str) -> None:
-    original = Workplace.path
-
-    def path(self: Workplace, name: str) -> Path:
-        return self.directory.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
-
-    Workplace.path = path  # type: ignore[method-assign]
-    _everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    keep_begun(".jsonl")
 
 
 def position_ahead() -> None:
@@ -120,14 +95,14 @@ def deleted_before_acknowledged() -> None:
     """Deletes all but the newest chunk, whoever still needs it."""
     from lazyshard_producer.holding import limits
 
-    _everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+    everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
 
 
 def never_deleted() -> None:
     """Deletes nothing, whatever is acknowledged."""
     from lazyshard_producer.holding import limits
 
-    _everywhere(limits.deletable, lambda claims, limits, published: 0)
+    everywhere(limits.deletable, lambda claims, limits, published: 0)
 
 
 def refused_row_forgotten() -> None:
@@ -181,7 +156,7 @@ def sealed_again() -> None:
             durable.publish_bytes(seal.encode(), path, directory / ".again")
         return found
 
-    _everywhere(original, recover)
+    everywhere(original, recover)
 
 
 def failed_sync_ignored() -> None:
@@ -191,7 +166,7 @@ def failed_sync_ignored() -> None:
         with contextlib.suppress(OSError):
             os.fsync(fd)
 
-    _everywhere(durable.sync, sync)
+    everywhere(durable.sync, sync)
 
 
 def failed_write_ignored() -> None:
@@ -202,7 +177,7 @@ def failed_write_ignored() -> None:
         with contextlib.suppress(OSError):
             original(fd, data)
 
-    _everywhere(original, write_all)
+    everywhere(original, write_all)
 
 
 def short_write_ignored() -> None:
@@ -211,7 +186,7 @@ def short_write_ignored() -> None:
     def write_all(fd: int, data: bytes) -> None:
         os.write(fd, data)
 
-    _everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, write_all)
 
 
 def journal_not_written() -> None:
@@ -230,7 +205,7 @@ def traceback_shown() -> None:
         except OSError as cause:
             raise RuntimeError("write") from cause
 
-    _everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, write_all)
 
 
 def written_uncounted() -> None:
@@ -244,124 +219,6 @@ def written_uncounted() -> None:
         self._path.with_name("note").write_text("told")
 
     Announcer.tell = tell  # type: ignore[method-assign]
-
-
-def side_file_named_after_the_seal() -> None:
-    """Seals a chunk, then gives the file of its arrays its name."""
-
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
-        assert chunk.arrays is not None
-        chunk.finish()
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
-
-    _everywhere(publishing.publish_chunk, publish)
-
-
-def torn_side_file_kept() -> None:
-    """Goes on with a side file that was begun, without cutting off what is in it."""
-    _keep_begun(".arrays")
-
-
-def side_file_error_ignored() -> None:
-    """Seals a chunk whatever became of the file of its arrays."""
-
-    def finish(self: OpenChunk) -> None:
-        self._file.finish()
-        if self.arrays is not None:
-            with contextlib.suppress(OSError):
-                self.arrays.file.finish()
-
-    OpenChunk.finish = finish  # type: ignore[method-assign]
-
-
-def side_file_made_again() -> None:
-    """A restart writes the last side file anew, with other bytes."""
-    original = recovery.recover
-
-    def recover(directory: Path, *given: Any) -> Any:
-        found = original(directory, *given)
-        if found.last is not None:
-            path = directory / arrays_name(found.last.chunk)
-            durable.publish_bytes(bytes(path.stat().st_size), path, directory / ".again")
-        return found
-
-    _everywhere(original, recover)
-
-
-def other_arrays_after_a_restart() -> None:
-    """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
-    original = OpenArrays.extend
-
-    def extend(self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
-        if rows is not None:
-            begins = [0, *rows.ends.tolist()]
-            data = bytes(len(rows.data))
-            digests = [xxhash.xxh3_64_intdigest(data[one:other]) for one, other in itertools.pairwise(begins)]
-            rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
-        original(self, rows, count)
-
-    _on_restart(lambda: setattr(OpenArrays, "extend", extend))
-
-
-def other_digests_after_a_restart() -> None:
-    """A run that goes on seals the digests of arrays in the wrong order."""
-    original = OpenArrays.sealed
-
-    def sealed(self: OpenArrays) -> SealedArrays:
-        found = original(self)
-        return SealedArrays(found.offsets, found.digests[::-1])
-
-    _on_restart(lambda: setattr(OpenArrays, "sealed", sealed))
-
-
-def _on_restart(change: Callable[[], None]) -> None:
-    original = recovery.recover
-
-    def recover(directory: Path, *given: Any) -> Any:
-        found = original(directory, *given)
-        if found.last is not None:
-            change()
-        return found
-
-    _everywhere(original, recover)
-
-
-def side_file_leftovers_stay() -> None:
-    """A restart clears away what the last run has left, but for the files of arrays."""
-
-    def clear(folder: Path) -> None:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if ".arrays" not in path.name:
-                path.unlink()
-
-    _everywhere(durable.clear_folder, clear)
-
-
-def side_files_never_deleted() -> None:
-    """Deletes chunks, and leaves their side files."""
-    original = durable.remove
-
-    def remove(path: Path) -> None:
-        if path.suffix != ".arrays":
-            original(path)
-
-    retire.remove = remove  # type: ignore[attr-defined]
-
-
-def side_files_deleted_only_once() -> None:
-    """A deletion that was stopped between a chunk and its side file is taken for done."""
-    there, starting_at = retire._is_there, Listing.starting_at
-    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
-
-    def kept(self: Listing, first: int) -> Listing:
-        found = starting_at(self, first)
-        return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
-
-    Listing.starting_at = kept  # type: ignore[method-assign]
 
 
 _ALL: Final[Sequence[Mutant]] = (
@@ -381,15 +238,15 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
     Mutant(journal_not_written, "does not get through", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
-    Mutant(side_file_named_after_the_seal, ".arrays missing", "encoded", first=24),
-    Mutant(torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
-    Mutant(side_file_error_ignored, "exit status 0", "encoded", kind="EIO", first=24),
-    Mutant(side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
-    Mutant(other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
-    Mutant(other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
-    Mutant(side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
-    Mutant(side_files_never_deleted, "leftover", "encoded retained", step=5),
-    Mutant(side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
+    Mutant(arrays.side_file_named_after_the_seal, ".arrays missing", "encoded", first=24),
+    Mutant(arrays.torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
+    Mutant(arrays.side_file_error_ignored, "exit status 0", "encoded", kind="EIO", first=24),
+    Mutant(arrays.side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
+    Mutant(arrays.side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
+    Mutant(arrays.side_files_never_deleted, "leftover", "encoded retained", step=5),
+    Mutant(arrays.side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
 )
 
 MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

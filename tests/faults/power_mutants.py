@@ -140,12 +140,12 @@ def side_file_named_after_the_seal() -> None:
 
 def side_file_made_again() -> None:
     """A start writes the last side file anew, with other bytes."""
-    _module("tests.faults.points_mutants").side_file_made_again()
+    _module("tests.faults.points_arrays_mutants").side_file_made_again()
 
 
 def other_arrays_after_a_restart() -> None:
     """A run that goes on seals arrays that are whole, and none of its rows'."""
-    _module("tests.faults.points_mutants").other_arrays_after_a_restart()
+    _module("tests.faults.points_arrays_mutants").other_arrays_after_a_restart()
 
 
 def side_files_that_come_back_stay() -> None:

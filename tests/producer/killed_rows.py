@@ -67,14 +67,14 @@ def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
             yield line, number + 1
 
 
-def made(rows: Sequence[bytes], *, transform: bool, where: bool) -> list[tuple[int, int | None]]:
-    """What comes of rows, in order: ids, and the numbers of copies."""
+def made(rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = False) -> list[tuple[int, int | None]]:
+    """What comes of rows, in order: ids, and the numbers of copies; an encoder refuses what the transform does."""
     found: list[tuple[int, int | None]] = []
     for index, line in enumerate(rows):
         if is_refused(line, transform=False):
             continue
         row = orjson.loads(line)
-        if (where and not four_of_five(row, index)) or is_refused(line, transform=transform):
+        if (where and not four_of_five(row, index)) or is_refused(line, transform=transform or encode):
             continue
         copies = thirds(row) if transform else row
         for copy in [] if copies is None else [copies] if isinstance(copies, dict) else copies:

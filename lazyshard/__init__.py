@@ -4,9 +4,9 @@ A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel r
 (`LazyShardedDataset`; as an iterable `LazyShardedStream` and `LazyShardedIterable`), of several streams by weights
 (`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`); `LazyShardedSequences` packs (`Pack`),
 splits (`Split`) or pads (`Pad`) raw rows while it reads. `load` makes a data set of one file, which `check_config`
-looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other iterable. Rows may hold
-numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is imported when it is first used.
-`window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
+looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other iterable. Rows may
+hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is imported when it is
+first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from lazyshard.format.sequence_state import Place
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.storage import StreamReader
+from lazyshard.storage.window_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
 
@@ -146,7 +147,15 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._too_long: TooLong = too_long
         self._seed = seed
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
-        self._reader = StreamReader(directory, max_wait=max_wait)
+        if not max_wait >= 0:
+            raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
+        try:
+            self._reader = StreamReader(directory, max_wait=max_wait)
+        except ValueError as cause:
+            if isinstance(cause, LazyShardError):
+                raise
+            # It asks for the size of chunks, which is all that it misses.
+            raise lengths_not_ours(directory) from cause
         self._window = -(-_WINDOW_ROWS // self._reader.samples_per_chunk) if window is None else window
         self._shared = SharedNumbers()
         self._start = Standing(0, 0, Place(), 0)

@@ -17,10 +17,19 @@ from lazyshard.format.fields import printable
 from lazyshard.storage.reader import StreamReader
 from lazyshard.storage.token_lengths import ChunkTokens, chunk_tokens, lengths_missing
 
-__all__ = ["WindowLengths"]
+__all__ = ["WindowLengths", "lengths_not_ours"]
 
 _KEPT: Final = 4
 """Windows that are remembered: what is left over of one is needed with the next; 4 bytes a row are not much."""
+
+
+def lengths_not_ours(directory: object) -> LengthsMissing:
+    """Returns the error for a directory that another program fills."""
+    return LengthsMissing(
+        f"{directory}: another program fills it, so nothing says how long its samples are in tokens; make a stream of "
+        f"it with `lazyshard adopt`, and measure that with `lazyshard measure`",
+        directory=str(directory),
+    )
 
 
 class WindowLengths:
@@ -36,11 +45,7 @@ class WindowLengths:
 
     def __init__(self, reader: StreamReader, chunks: int) -> None:
         if reader.stream_id is None:
-            raise LengthsMissing(
-                f"{reader.directory}: another program fills it, so nothing says how long its samples are in tokens; "
-                f"make a stream of it with `lazyshard adopt`, and measure that with `lazyshard measure`",
-                directory=str(reader.directory),
-            )
+            raise lengths_not_ours(reader.directory)
         self._reader = reader
         self._chunks = chunks
         self._kept: dict[int, npt.NDArray[np.uint32]] = {}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import Pack, Pad, Split
+from lazyshard import LazyShardedDataset, Pack, Pad, Split
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from tests.data.sequence_runs import all_written, dealt, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS, forms
@@ -219,6 +219,15 @@ def test_a_place_that_no_window_begins_at_is_refused(tmp_path: Path, position: i
     state["place"]["position"] = position
     with pytest.raises(StateMismatch, match=f"rows from {position} on"):
         open_sequences(directory, Pack(10)).load_state_dict(state)
+
+
+def test_states_of_data_sets_are_others(tmp_path: Path) -> None:
+    directory = write_rows(tmp_path / "s", LENGTHS)
+    run, dataset = open_sequences(directory, Pack(10)), LazyShardedDataset(directory, dp_rank=0, dp_size=1)
+    with pytest.raises(StateInvalid, match="it is that of LazyShardedSequences"):
+        dataset.load_state_dict(run.state_dict(2))
+    with pytest.raises(StateInvalid, match="field 'kind': expected a value"):
+        run.load_state_dict(dataset.state_dict(2))
 
 
 def test_consumed_counts_whole_micro_batches(tmp_path: Path) -> None:

@@ -131,6 +131,17 @@ def test_a_state_sets_its_epoch_and_the_next_one_begins_anew(tmp_path: Path) -> 
     assert list(map(written, again)) == expected(LENGTHS, Pack(10), 6, 2, 4)
 
 
+def test_running_workers_go_on_with_the_epoch_that_is_set(tmp_path: Path) -> None:
+    directory = write_rows(tmp_path / "s", LENGTHS)
+    run = open_sequences(directory, Pack(10), seed=2)
+    run.load_state_dict(run.state_dict(5))
+    loader = loader_of(run, 2, persistent_workers=True)
+    for epoch in (0, 1):
+        run.set_epoch(epoch)
+        whole = expected(LENGTHS, Pack(10), 6, 2, epoch)
+        assert list(itertools.chain(*loader)) == (whole if epoch else whole[5:])
+
+
 def test_a_completed_epoch_is_over_for_any_ranks(tmp_path: Path) -> None:
     directory = write_rows(tmp_path / "s", LENGTHS)
     run = open_sequences(directory, Pad(9), batch_size=8, at_end="complete")

@@ -11,6 +11,8 @@
 - `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
+- `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made
+  by `sequence_maker`; `sequence_states`: where a run stands
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 
@@ -20,6 +22,8 @@ from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
 from lazyshard.data.late_row import LateRow
 from lazyshard.data.loading import Loaded, load
 from lazyshard.data.rank import resolve_rank
+from lazyshard.data.sequence_forms import Pack, Pad, Split
+from lazyshard.data.sequences import LazyShardedSequences
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
@@ -32,10 +36,14 @@ __all__ = [
     "LateRow",
     "LazyShardedDataset",
     "LazyShardedIterable",
+    "LazyShardedSequences",
     "LazyShardedStream",
     "Loaded",
     "Map",
     "MessageTransform",
+    "Pack",
+    "Pad",
+    "Split",
     "Stats",
     "Step",
     "StreamingShard",

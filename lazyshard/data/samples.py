@@ -15,7 +15,7 @@ from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, NothingKept,
 from lazyshard.plan import Gaps
 from lazyshard.storage import StreamReader
 
-__all__ = ["FILL_ROWS", "Met", "SampleMaker"]
+__all__ = ["FILL_ROWS", "Met", "SampleMaker", "where_bad"]
 
 FILL_ROWS: Final = 10_000
 """Rows dropped in a row, in the search for one that takes a place, after which a filter is taken to keep nothing.
@@ -225,21 +225,32 @@ class SampleMaker:
         )
 
     def _where(self, sample: int, cause: Exception) -> BadSample:
-        number, row = divmod(sample, self._reader.samples_per_chunk)
-        chunk = self._reader.chunk(number)
-        step, raised = (cause.step, cause.__cause__) if isinstance(cause, StepFailed) else (None, cause)
-        byte, line, reason = chunk.offset(row), row + 1, f"{type(raised).__name__}: {raised}"
-        if step is not None:
-            reason = f"{step}: {reason}"
-        if isinstance(cause, RowInvalid):
-            # It knows of blank lines in foreign files, and where in the row it was.
-            byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
-        return BadSample(
-            f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
-            file=str(chunk.path),
-            step=step,
-            sample=sample,
-            chunk=number,
-            row=row,
-            byte=byte,
-        )
+        return where_bad(self._reader, sample, cause)
+
+
+def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
+    """Returns the error that says which sample is bad or dropped, where it stands, and why.
+
+    Args:
+        reader: the stream.
+        sample: its number; it is published.
+        cause: what reading, encoding or a step has raised.
+    """
+    number, row = divmod(sample, reader.samples_per_chunk)
+    chunk = reader.chunk(number)
+    step, raised = (cause.step, cause.__cause__) if isinstance(cause, StepFailed) else (None, cause)
+    byte, line, reason = chunk.offset(row), row + 1, f"{type(raised).__name__}: {raised}"
+    if step is not None:
+        reason = f"{step}: {reason}"
+    if isinstance(cause, RowInvalid):
+        # It knows of blank lines in foreign files, and where in the row it was.
+        byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
+    return BadSample(
+        f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
+        file=str(chunk.path),
+        step=step,
+        sample=sample,
+        chunk=number,
+        row=row,
+        byte=byte,
+    )

@@ -3,7 +3,8 @@
 - `names`: file names; `fields`: how JSON of other people's making is read
 - `manifest`, `head`, `end`, `owner`, `seal`, `tokens`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
-- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
+- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams;
+  `sequence_state`: over sequences
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
 - `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
 - `indexed`: not of the directory: the index of Megatron's IndexedDataset

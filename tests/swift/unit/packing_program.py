@@ -1,9 +1,10 @@
-"""The same groups of rows through ms-swift's `PackingDataset` and, as rows that are packs, through our `RowEncoder`.
+"""The same groups of rows through ms-swift's `PackingDataset`, as rows that are packs, and packed as they are read.
 
     python packing_program.py MODEL ROWS.jsonl FOUND.json
 
-A process of its own, since importing ms-swift warns. Found is, for both ways, the samples, and what ms-swift's collator
-makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours"}.
+A process of its own, since importing ms-swift warns. Found is, for each way, the samples, and what ms-swift's collator
+makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours",
+"groups_at_run_time", "at_run_time"}.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lazyshard import ChunkWriter, LazyShardedSequences, Pack
 from lazyshard.format import check_row, encode_pack, encode_row
+from lazyshard.plan import pack_samples
 from lazyshard_swift.rows import RowEncoder
 
 CAPACITY = 300
@@ -59,11 +62,19 @@ def main() -> int:
         for group in packing.packed_idx
     ]
     ours = [encoder(check_row(pack)) for pack in packs]
+    # Shorter packs, so that others come together, of a raw stream by the template itself.
+    shorter = CAPACITY * 2 // 3
+    with ChunkWriter(Path(target).with_name("raw"), 5) as writer:
+        for row, length in zip(rows, lengths, strict=True):
+            writer.write(row, tokens=sum(length))
+    read = list(LazyShardedSequences(writer.directory, template.encode, form=Pack(shorter), dp_rank=0, dp_size=1))
     found = {
         "lengths": [sum(length) for length in lengths],
         "groups": packing.packed_idx,
         "ordinary": {"samples": ordinary, "batches": collated(template, ordinary)},
         "ours": {"samples": ours, "batches": collated(template, ours)},
+        "groups_at_run_time": pack_samples([sum(length) for length in lengths], shorter),
+        "at_run_time": {"samples": read, "batches": collated(template, read)},
     }
     Path(target).write_text(json.dumps(found), encoding="utf-8")
     return 0

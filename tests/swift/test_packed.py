@@ -11,6 +11,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format import encode_pack, encode_row
 from tests.swift.commands import Run, ids_by_dp, megatron_sft
+from tests.swift.encoding import produce
 from tests.swift.streams import producing, row, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -90,11 +91,9 @@ def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path)
 
 
 def test_encoded_packs_dealt_by_cost_are_trained_as_raw_packs_are(tmp_path: Path, model: Path) -> None:
-    options = ("--encode", "swift", "--model", model, "--template", "qwen2_5", "--max-length", 512)
-    options += ("--encode-option", "model_type=qwen3", "--pack", CAPACITY, "--pack-buffer", 40, "--balance", RANKS)
-    source = write_jsonl(tmp_path / "rows.jsonl", 0, ROWS)
-    with producing(tmp_path / "encoded", source, 2, 1000.0, *options):
-        pass
+    options = ("--pack", CAPACITY, "--pack-buffer", 40, "--balance", RANKS)
+    made = produce(tmp_path / "encoded", list(map(row, range(ROWS))), model, *options, samples_per_chunk=2)
+    assert made.returncode == 0, made.stderr
     # Whatever is encoded in training shows in the order of the words.
     encoded = megatron_sft(
         tmp_path / "of encoded", model, dataset=tmp_path / "encoded", sharded_lazy=True, num_train_epochs=1, **OPTIONS

@@ -111,7 +111,7 @@ class Stripes:
         cost: of rows, by their lengths.
         samples: rows that are published.
         begun: the unit with which to begin, if a part of it is published.
-        lead: rows made of its first source row that belong to the unit before.
+        lead: rows made of its first source row or block that belong to the unit before.
         warn: is told what is odd.
     """
 

@@ -201,6 +201,19 @@ def test_a_cost_by_squares_of_samples() -> None:
     assert Cost(1.0, 0.5).of_packs([10, 10], [100, 50]).tolist() == [60.0, 35.0]
 
 
+def test_a_stripe_that_is_begun_is_dealt_as_before_though_its_file_has_grown(tmp_path: Path) -> None:
+    """The buffers of the last stripe were of four rows and of two; what has been added makes buffers of its own."""
+    paths = write(tmp_path, [[9, 8, 7, 6, 5, 4]])
+    settings = make(tmp_path / "out", paths, pack=10, pack_buffer=4, balance=4)
+    before = list(drain(settings))
+    write(tmp_path, [[9, 8, 7, 6, 5, 4, 6, 5]])
+    for number, taken in enumerate(before[:-1], 1):
+        after = list(drain(settings, taken.position, number))
+        assert [one.line for one in after[: len(before) - number]] == [one.line for one in before[number:]]
+        rest = [sample["length"] for one in after[len(before) - number :] for sample in samples_of(one)]
+        assert sorted(rest) == [5, 6]
+
+
 @pytest.mark.parametrize("length", [1, 7])
 def test_a_buffer_ends_by_its_bytes_too(length: int, tmp_path: Path) -> None:
     """Rows of 4 tokens: 2 go into a pack, and one is left over where the buffer ends after three of them."""

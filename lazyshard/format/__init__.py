@@ -23,7 +23,7 @@ from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
 from lazyshard.format.manifest import Manifest, check_samples_per_chunk
 from lazyshard.format.owner import Owner
-from lazyshard.format.packed_row import PackedRow, decode_pack, encode_pack
+from lazyshard.format.packed_row import PackedRow, decode_pack, encode_encoded_pack, encode_pack
 from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
@@ -61,6 +61,7 @@ __all__ = [
     "check_row",
     "check_samples_per_chunk",
     "decode_pack",
+    "encode_encoded_pack",
     "encode_pack",
     "encode_row",
     "has_duplicate_keys",

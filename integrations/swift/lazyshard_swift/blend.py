@@ -16,7 +16,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BlendState
-from lazyshard_swift import settings
+from lazyshard_swift import packed, settings
 from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused
@@ -208,7 +208,7 @@ def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream
     stream = BlendStream(
         plan,
         streams,
-        encoders(directories, template, raw),
+        encoders(directories, template, raw, packed.packing_length(args)),
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,

@@ -241,7 +241,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         return open_blend(args, rank, template, _encoder(args, template))
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
-    (encoder,) = encoders([directory], template, _encoder(args, template))
+    (encoder,) = encoders([directory], template, _encoder(args, template), packed.packing_length(args))
     plan = decide(args, directory, facts, rank)
     stream = TrainStream(
         plan,

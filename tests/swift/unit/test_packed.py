@@ -91,11 +91,13 @@ def test_samples_are_the_lists_of_ms_swifts_packing_dataset(found: dict[str, Any
     assert sorted(itertools.chain(*groups)) == list(range(ROWS))
     assert any(len(group) > 2 for group in groups)
     assert found["ours"]["samples"] == found["ordinary"]["samples"]
+    assert found["encoded"]["samples"] == found["ordinary"]["samples"]
     assert [len(sample) for sample in found["ours"]["samples"]] == [len(group) for group in groups]
 
 
 def test_batches_have_the_positions_and_borders_of_every_row(found: dict[str, Any]) -> None:
     assert found["ours"]["batches"] == found["ordinary"]["batches"]
+    assert found["encoded"]["batches"] == found["ordinary"]["batches"]
     for number, batch in enumerate(found["ours"]["batches"]):
         lengths = [found["lengths"][row] for group in found["groups"][2 * number : 2 * number + 2] for row in group]
         assert batch["position_ids"] == [list(itertools.chain(*map(range, lengths)))]

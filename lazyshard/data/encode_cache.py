@@ -104,7 +104,7 @@ class EncodeCache:
             ChunkRetired, ChunkMissing, LazyShardError, OSError: its chunk cannot be opened.
         """
         key, rows, row = self._place(sample)
-        found = self._ask(lambda: self._begun(key, rows, row, _digest(line), wait))
+        found = self._ask(key, rows, row, _digest(line), wait)
         if found is BUSY:
             return BUSY
         if found is MISSING:
@@ -149,11 +149,9 @@ class EncodeCache:
         self._write(lambda: self._kept.keep(key, rows, row, digest, record))
 
     def _begun(self, key: bytes, rows: int, row: int, line: int, wait: bool) -> Any:
+        """Takes the right to encode a row of which nothing is kept, waiting for it if asked to."""
         due, pause = time.monotonic() + _WAIT_S, _FIRST_PAUSE_S
         while True:
-            found = self._find(key, rows, row, line)
-            if found is not None:
-                return found
             if self._full:
                 # Nobody waits for what is not kept.
                 return MISSING
@@ -170,6 +168,9 @@ class EncodeCache:
                 return MISSING
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE_S)
+            found = self._find(key, rows, row, line)
+            if found is not None:
+                return found
 
     def _find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
         damaged = self._kept.damaged
@@ -191,12 +192,13 @@ class EncodeCache:
             known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
         return *known, row
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
+    def _ask(self, key: bytes, rows: int, row: int, line: int, wait: bool) -> Any:
         """Looks into the cache; gives it up where the filesystem does not do what is asked for."""
         if self._off:
             return MISSING
         try:
-            return call()
+            found = self._find(key, rows, row, line)
+            return self._begun(key, rows, row, line, wait) if found is None else found
         except OSError as error:
             self._off = self._full = True
             self._tell("off", f"the cache cannot be used, and all rows are encoded from here on: {error}")

@@ -18,7 +18,7 @@ is read is either just what was kept, or nothing.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,22 +50,8 @@ _DROPPED: Final = "dropped"
 _digest = xxhash.xxh3_64_intdigest
 
 
-class Slot(NamedTuple):
-    """Where the record of a row lies.
-
-    Attributes:
-        offset: its first byte in the file; 0 where there is none.
-        size: its bytes.
-        digest: of them.
-    """
-
-    offset: int
-    size: int
-    digest: int
-
-    def encode(self) -> bytes:
-        """Returns its bytes."""
-        return _SLOT.pack(*self)
+Slot: TypeAlias = tuple[int, int, int]
+"""Where the record of a row lies: its first byte in the file, 0 where there is none; its bytes; their digest."""
 
 
 class Kept(NamedTuple):
@@ -111,9 +97,14 @@ def encode_head(key: bytes, rows: int) -> bytes:
     return face + _DIGEST.pack(_digest(face))
 
 
+def encode_slot(slot: Slot) -> bytes:
+    """Returns the bytes of a slot."""
+    return _SLOT.pack(*slot)
+
+
 def decode_slot(slots: bytes | bytearray, row: int = 0) -> Slot:
     """Returns a slot out of many."""
-    return Slot(*_SLOT.unpack_from(slots, row * SLOT_BYTES))
+    return _SLOT.unpack_from(slots, row * SLOT_BYTES)  # type: ignore[return-value]  # as its format says
 
 
 def encode_sample(packed: Any, key: bytes, row: int, line: int) -> bytes:
@@ -140,25 +131,25 @@ def encode_dropped(reason: str, key: bytes, row: int, line: int) -> bytes:
 
 def slot_of(record: bytes, offset: int) -> Slot:
     """Returns the slot of a record that lies there."""
-    return Slot(offset, len(record), _digest(record))
+    return offset, len(record), _digest(record)
 
 
-def decode_record(data: npt.NDArray[np.uint8], slot: Slot, key: bytes, row: int, line: int) -> Kept | None:
+def decode_record(data: npt.NDArray[np.uint8], digest: int, key: bytes, row: int, line: int) -> Kept | None:
     """Returns what a record says; None if it is not the whole record of this row of this chunk, made of this line.
 
     Args:
-        data: u8 of shape (slot.size,), the caller's own: arrays of the sample are views of it.
-        slot: by which it was found.
+        data: u8 of shape (bytes,), the caller's own: arrays of the sample are views of it.
+        digest: as its slot tells it.
         key: of the chunk.
         row: the row.
         line: digest of its line.
     """
     view = data.data
-    if len(view) < _HEAD.size or _digest(view) != slot.digest:
+    if len(view) < _HEAD.size or _digest(view) != digest:
         return None
     found_key, found_row, found_line, size = _HEAD.unpack_from(view)
     text = len(view) - size
-    if (found_key, found_row, found_line) != (key, row, line) or text < _HEAD.size:
+    if found_key != key or found_row != row or found_line != line or text < _HEAD.size:
         return None
     try:
         found = orjson.loads(view[text:])

@@ -23,6 +23,7 @@ from lazyshard.format.kept_sample import (
     decode_record,
     decode_slot,
     encode_head,
+    encode_slot,
     slot_at,
     slot_of,
     table_size,
@@ -60,7 +61,7 @@ class KeptFile:
             OSError: it cannot be read.
         """
         slot = decode_slot(self._slots, row)
-        if slot.offset and (found := self._record(slot, row, line)) is not None:
+        if slot[0] and (found := self._record(slot, row, line)) is not None:
             return found
         # Somebody else may have kept it, or kept it anew, since.
         data = os.pread(self._file.fd, SLOT_BYTES, slot_at(row))
@@ -69,11 +70,11 @@ class KeptFile:
             return None
         self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = data
         newer = decode_slot(data)
-        if newer != slot and newer.offset:
+        if newer != slot and newer[0]:
             slot, found = newer, self._record(newer, row, line)
             if found is not None:
                 return found
-        self.damaged += bool(slot.offset) and not self.gone
+        self.damaged += bool(slot[0])
         return None
 
     def is_current(self) -> bool:
@@ -88,15 +89,15 @@ class KeptFile:
         """
         fd = self._file.fd
         end = os.fstat(fd).st_size
-        slot = slot_of(record, end)
+        slot = encode_slot(slot_of(record, end))
         try:
             _write_at(fd, record, end)
-            _write_at(fd, slot.encode(), slot_at(row))
+            _write_at(fd, slot, slot_at(row))
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, end)
             raise
-        self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = slot.encode()
+        self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = slot
 
     def note_use(self) -> None:
         """Notes that it is used now: its time of modification decides what goes first."""
@@ -104,14 +105,13 @@ class KeptFile:
             os.utime(self._file.fd)
 
     def _record(self, slot: Slot, row: int, line: int) -> Kept | None:
-        size = slot.size
-        if size > MAX_RECORD_BYTES or slot.offset >= 1 << 62:
+        offset, size, digest = slot
+        if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
             return None
         data = np.empty(size, np.uint8)
-        read = os.preadv(self._file.fd, [data.data], slot.offset) if size else 0
-        if read != size:
+        if os.preadv(self._file.fd, [data.data], offset) != size:
             return None
-        return decode_record(data, slot, self._key, row, line)
+        return decode_record(data, digest, self._key, row, line)
 
 
 def open_kept(path: Path, key: bytes, rows: int) -> KeptFile | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -37,7 +37,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        return bool(list(one) == list(other)) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float | np.floating):
@@ -97,6 +97,11 @@ class Words(str):
     pass
 
 
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -107,7 +112,7 @@ class Words(str):
         Colour.RED,
         Words("a"),
         collections.OrderedDict(a=1),
-        collections.namedtuple("Pair", "a b")(1, 2),
+        Pair(1, 2),
         {1: 2},
         {"$tensor": [1]},
         {"$array": [1]},

@@ -18,6 +18,7 @@ from lazyshard.format.kept_sample import (
     encode_dropped,
     encode_head,
     encode_sample,
+    encode_slot,
     slot_at,
     slot_of,
     table_size,
@@ -32,7 +33,7 @@ def of(record: bytes) -> npt.NDArray[np.uint8]:
 
 
 def read(record: bytes, slot: Slot | None = None, key: bytes = KEY, row: int = 5, line: int = 7) -> Kept | None:
-    return decode_record(of(record), slot or slot_of(record, 64), key, row, line)
+    return decode_record(of(record), (slot or slot_of(record, 64))[2], key, row, line)
 
 
 def test_sample_comes_back_with_its_arrays() -> None:
@@ -43,6 +44,9 @@ def test_sample_comes_back_with_its_arrays() -> None:
     assert (found.sample["input_ids"].dtype, found.sample["input_ids"].tolist()) == (np.int32, [1, 2, 3])
     assert found.sample["mask"][0].tolist() == [True]
     found.sample["input_ids"][0] = 9
+    empty = read(encode_sample(np.empty((0, 4), np.float16), KEY, 5, 7))
+    assert empty is not None
+    assert (empty.sample.shape, empty.sample.dtype) == ((0, 4), np.float16)
     assert read(encode_dropped("too long", KEY, 5, 7)) == Kept(None, "too long")
 
 
@@ -82,8 +86,8 @@ def test_bytes_are_those_of_the_first_version() -> None:
         == ("000102030405060708090a0b0c0d0e0f050000000000000007000000000000001000000000000000")
         + b'{"dropped":"x"}\n'.hex()
     )
-    assert Slot(64, 10, 3).encode().hex() == "40000000000000000a000000000000000300000000000000"
-    assert decode_slot(bytes(24) + Slot(64, 10, 3).encode(), 1) == Slot(64, 10, 3)
+    assert encode_slot((64, 10, 3)).hex() == "40000000000000000a000000000000000300000000000000"
+    assert decode_slot(bytes(24) + encode_slot((64, 10, 3)), 1) == (64, 10, 3)
 
 
 def test_key_is_another_one_for_anything_else() -> None:

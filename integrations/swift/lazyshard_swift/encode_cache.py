@@ -49,7 +49,7 @@ def options(args: Any, template: Any) -> dict[str, Any]:
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return {}
-    if versions.release(versions.installed() or "") < (4, 0):
+    if (versions.release(versions.installed() or "") or (0, 0)) < (4, 0):
         raise _refused("needs ms-swift 4: earlier ones do not tell all that decides about a sample")
     if getattr(template, "use_model", False):
         raise _refused(

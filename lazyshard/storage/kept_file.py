@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -28,10 +27,8 @@ from lazyshard.format.kept_sample import (
     slot_of,
     table_size,
 )
-from lazyshard.storage.durable import NEW_FILE_MODE
 from lazyshard.storage.files import OpenFile
-
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+from lazyshard.storage.kept_room import open_plain
 
 
 class KeptFile:
@@ -118,10 +115,11 @@ def open_kept(path: Path, key: bytes, rows: int) -> KeptFile | None:
     """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should.
 
     Raises:
+        FileRefused: something else is in its place.
         OSError: it cannot be opened or read.
     """
     try:
-        file = OpenFile(os.open(path, _FLAGS), path, 0)
+        file = OpenFile(open_plain(path), path, 0)
     except FileNotFoundError:
         return None
     size = table_size(rows)
@@ -137,7 +135,7 @@ def create_kept(path: Path, key: bytes, rows: int) -> KeptFile:
     Raises:
         OSError: the device refused; a file that is not whole may be left, which is none to `open_kept`.
     """
-    fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, NEW_FILE_MODE)
+    fd = open_plain(path, os.O_CREAT | os.O_EXCL)
     file = OpenFile(fd, path, 0)
     os.ftruncate(fd, table_size(rows))
     _write_at(fd, encode_head(key, rows), 0)

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from lazyshard.errors import FileRefused
 from lazyshard.storage.durable import NEW_FILE_MODE, remove
 
 KEPT_SUFFIX: Final = ".kept"
@@ -43,8 +45,6 @@ _SPARE: Final = 16
 
 _COUNT: Final = struct.Struct("<Q8sQ")
 """Bytes taken, which start of the machine it was, digest of both."""
-
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -90,9 +90,10 @@ class Room:
         """Keeps all others from adding and removing meanwhile; gives None where that cannot be had in time.
 
         Raises:
+            FileRefused: something else is in the place of `.room`.
             OSError: the folder cannot be written to.
         """
-        fd = os.open(self._folder / _ROOM, _FLAGS | os.O_CREAT, NEW_FILE_MODE)
+        fd = open_plain(self._folder / _ROOM, os.O_CREAT)
         _held.add(fd)
         try:
             yield fd if _lock(fd) else None
@@ -149,10 +150,29 @@ class Room:
         return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(face))
 
 
+def open_plain(path: Path, flags: int = 0) -> int:
+    """Opens a file for reading and writing in place, and returns its descriptor. Never blocks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        FileRefused: it is no plain file, or has a second name, under which somebody else would lose what is written.
+        OSError: it is a link, or the filesystem refused.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    kind = "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device"
+    raise FileRefused(
+        f"{path}: expected a file, found {kind}; remove it, after a look at who has made it", file=str(path), kind=kind
+    )
+
+
 def drop(path: Path) -> None:
-    """Removes the file of a chunk, and frees its room at once. Raises OSError: the filesystem refused."""
+    """Removes the file of a chunk, and frees its room at once. Raises FileRefused, OSError: as `open_plain`."""
     with contextlib.suppress(FileNotFoundError):
-        fd = os.open(path, _FLAGS)
+        fd = open_plain(path)
         try:
             os.ftruncate(fd, 0)
         finally:

@@ -23,10 +23,9 @@ import xxhash
 
 from lazyshard.errors import FileRefused
 from lazyshard.format.kept_sample import KEPT_VERSION, MAX_RECORD_BYTES, Kept, table_size
-from lazyshard.storage.durable import NEW_FILE_MODE
 from lazyshard.storage.files import OpenFile
 from lazyshard.storage.kept_file import KeptFile, create_kept, open_kept
-from lazyshard.storage.kept_room import Room, drop
+from lazyshard.storage.kept_room import Room, drop, open_plain
 
 FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
@@ -41,8 +40,6 @@ _NOTE_S: Final = 60.0
 
 _AGAIN_S: Final = 60.0
 """How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
-
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class KeptSamples:
@@ -135,7 +132,7 @@ class KeptSamples:
         if self._claims is None:
             self._open()
             path = self.folder / _CLAIMS
-            self._claims = OpenFile(os.open(path, _FLAGS | os.O_CREAT, NEW_FILE_MODE), path, 0)
+            self._claims = OpenFile(open_plain(path, os.O_CREAT), path, 0)
         try:
             fcntl.lockf(self._claims.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key, row))
         except (BlockingIOError, PermissionError):

@@ -97,6 +97,25 @@ def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, make: Callab
             call()
 
 
+@pytest.mark.parametrize("name", [".room", ".claims", f"{key(1).hex()}{KEPT_SUFFIX}"])
+@pytest.mark.parametrize("what", ["a second name", "a link", "a pipe"])
+def test_nothing_else_is_ever_written_to(tmp_path: Path, name: str, what: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    if what == "a second name":
+        os.link(mine, folder / name)
+    elif what == "a link":
+        (folder / name).symlink_to(mine)
+    else:
+        os.mkfifo(folder / name)
+    kept = KeptSamples(tmp_path, PLENTY)
+    with pytest.raises(OSError, match=r"expected a file|symbolic"):
+        kept.claim(key(1), 0) if name == ".claims" else keep(kept, 1, 0)
+    assert mine.read_bytes() == b"mine"
+
+
 def test_bound_is_kept_and_what_was_used_longest_ago_goes(tmp_path: Path) -> None:
     # Each chunk takes 160 + 4 * 1,000 bytes and more; five fit, with the spare part.
     kept, most = KeptSamples(tmp_path, 24_000), 24_000

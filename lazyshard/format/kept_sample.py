@@ -104,7 +104,7 @@ def encode_slot(slot: Slot) -> bytes:
 
 def decode_slot(slots: bytes | bytearray, row: int = 0) -> Slot:
     """Returns a slot out of many."""
-    return _SLOT.unpack_from(slots, row * SLOT_BYTES)  # type: ignore[return-value]  # as its format says
+    return _SLOT.unpack_from(slots, row * SLOT_BYTES)
 
 
 def encode_sample(packed: Any, key: bytes, row: int, line: int) -> bytes:

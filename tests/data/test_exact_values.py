@@ -33,11 +33,11 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
+        return bool(one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other))
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
-        return bool(list(one) == list(other)) and all(same(one[name], other[name]) for name in one)
+        return bool(list(one) == list(other) and all(same(one[name], other[name]) for name in one))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float | np.floating):

@@ -154,7 +154,7 @@ class SampleMaker:
         if found is not MISSING:
             return found, None
         try:
-            made, failed = self._encoded(sample, line)
+            made, failed = self._made_of(sample, line)
             if failed is None:
                 shared.keep(sample, line, made)
             elif isinstance(failed, SkipSample):
@@ -163,12 +163,16 @@ class SampleMaker:
             shared.end(sample)
         return made, failed
 
-    def _encoded(self, sample: int, line: bytes) -> tuple[Any, Exception | None]:
+    def _made_of(self, sample: int, line: bytes) -> tuple[Any, Exception | None]:
         """Returns what is made of a checked line, or why it cannot be trained."""
         try:
             row = self._reader.parse([line], sample)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
+        return self._made(sample, row)
+
+    def _made(self, sample: int, row: dict[str, Any]) -> tuple[Any, Exception | None]:
+        """Returns what is made of a row, or why it cannot be trained."""
         try:
             return self._steps(row, sample), None
         except MemoryError:
@@ -250,10 +254,12 @@ class SampleMaker:
     def _try(self, sample: int) -> tuple[Any, Exception | None]:
         """Returns what is made of a sample, or why it cannot be trained."""
         try:
+            if self._shared is None:
+                return self._made(sample, self._reader.read_published(sample, sample + 1)[0])
             line = self._reader.lines_published(sample, sample + 1)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
-        return self._encoded(sample, line) if self._shared is None else self._through_cache(sample, line, wait=True)
+        return self._through_cache(sample, line, wait=True)
 
     def _note(self, sample: int, cause: Exception) -> bool:
         """Returns whether a sample is dropped; if it is bad, only where a substitute is to be tried.

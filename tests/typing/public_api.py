@@ -105,8 +105,18 @@ def to_messages(row: dict[str, Any]) -> dict[str, Any]:
 
 def train_with_steps(directory: Path) -> None:
     steps = [Filter(keep, with_indices=True), Map("my_rows:add", remove_columns=["id"]), MessageTransform(to_messages)]
-    dataset = LazyShardedDataset(directory, encode, steps=steps, max_error_count=None)
+    dataset = LazyShardedDataset(
+        directory,
+        encode,
+        steps=steps,
+        max_error_count=None,
+        encode_cache=Path("/dev/shm/cache"),
+        encode_cache_bytes=10**9,
+        encode_fingerprint={"max_length": 512, "template": None},
+    )
     assert_type(dataset.stats().dropped, int)
+    assert_type(dataset.stats().encoded, int)
+    assert_type(dataset.stats().from_cache, int)
     assert_type(dataset.stats().filled, int)
 
 

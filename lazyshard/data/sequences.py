@@ -398,7 +398,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             return
         before, self._reported = self._reported, met
         waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
-        bad, skipped, filled = (new - old for new, old in zip(met[0], before[0], strict=True))
+        bad, skipped, filled = (new - old for new, old in zip(met[0][:3], before[0][:3], strict=True))
         self._shared.report(bad, met[1] - before[1], waited_ms, skipped + met[3] - before[3], filled)
 
 

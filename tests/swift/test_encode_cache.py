@@ -11,7 +11,8 @@ from typing import Any, Final
 import pytest
 
 from tests.swift.commands import Run, megatron_sft, swift_sft
-from tests.swift.streams import write_stream
+from tests.swift.encoding import produce
+from tests.swift.streams import row, write_stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
@@ -52,12 +53,11 @@ class Runs:
         run = self._command(
             self._folder / name,
             self._model,
-            dataset=self._folder / "stream",
             sharded_lazy=True,
             plugins=[PLUGIN],
             environment={"ENCODED": str(log)},
             timeout_s=400,
-            **{**self._options, **options},
+            **{"dataset": self._folder / "stream", **self._options, **options},
         )
         return run, Counter(map(int, log.read_text().split()) if log.exists() else ())
 
@@ -82,12 +82,18 @@ def test_swift_encodes_each_row_once_over_epochs_and_starts(tmp_path: Path, mode
     assert (told(without), [encoded for encoded, _ in told(second)]) == ([], [0])
 
 
-def test_peers_of_a_tensor_parallel_group_encode_each_row_once(tmp_path: Path, model: Path) -> None:
-    runs = Runs(tmp_path, megatron_sft, model, tensor_model_parallel_size=2, num_train_epochs=1)
-    without, encoded = runs.run("without")
+def test_raw_cached_and_encoded_rows_train_alike_on_four_processes(tmp_path: Path, model: Path) -> None:
+    """Two tensor-parallel peers of each of two data-parallel ranks."""
+    options = {"processes": 4, "tensor_model_parallel_size": 2, "num_train_epochs": 1}
+    runs = Runs(tmp_path, megatron_sft, model, **options)
+    raw, encoded = runs.run("raw")
     assert min(encoded[number] for number in range(ROWS)) >= 2
     cached, once = runs.run("cached", **runs.cache)
     assert once == Counter(range(ROWS)), cached.tail()
-    assert trained(cached) == trained(without)
-    assert len(without.losses) == ROWS // 8
-    assert cached.losses == without.losses
+    made = produce(tmp_path / "made", list(map(row, range(ROWS))), model)
+    assert made.returncode == 0, made.stderr
+    ready, nothing = runs.run("ready", dataset=tmp_path / "made")
+    assert nothing == Counter()
+    assert trained(cached) == trained(ready) == trained(raw)
+    assert len(raw.losses) == ROWS // 8
+    assert cached.losses == ready.losses == raw.losses

@@ -2,10 +2,11 @@
 
 A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks
 (`LazyShardedDataset`; as an iterable `LazyShardedStream` and `LazyShardedIterable`), of several streams by weights
-(`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`). `load` makes all that of one file,
-which `check_config` looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other
-iterable. Rows may hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is
-imported when it is first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
+(`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`); `LazyShardedSequences` packs (`Pack`),
+splits (`Split`) or pads (`Pad`) raw rows while it reads. `load` makes a data set of one file, which `check_config`
+looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other iterable. Rows may
+hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is imported when it is
+first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
         Filter,
         LazyShardedDataset,
         LazyShardedIterable,
+        LazyShardedSequences,
         LazyShardedStream,
         Map,
         MessageTransform,
+        Pack,
+        Pad,
+        Split,
         as_tensor,
         load,
         streaming_shard,
@@ -42,9 +47,13 @@ __all__ = [
     "LazyShardError",
     "LazyShardedDataset",
     "LazyShardedIterable",
+    "LazyShardedSequences",
     "LazyShardedStream",
     "Map",
     "MessageTransform",
+    "Pack",
+    "Pad",
+    "Split",
     "StreamReader",
     "as_tensor",
     "check_config",
@@ -63,9 +72,13 @@ _NEED_TORCH: Final = (
     "Filter",
     "LazyShardedDataset",
     "LazyShardedIterable",
+    "LazyShardedSequences",
     "LazyShardedStream",
     "Map",
     "MessageTransform",
+    "Pack",
+    "Pad",
+    "Split",
     "as_tensor",
     "load",
     "streaming_shard",

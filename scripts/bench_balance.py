@@ -1,8 +1,9 @@
 """How even the steps of ranks are: rows as they come, dealt by cost, and as Megatron's schedulers give them out.
 
 Run by `scripts/bench_balance`. The first table is of single micro batches: ranks wait for each other in each of them
-where parameters or experts are spread over them. The second is of global batches of so many rows, in which a rank's
-micro batches add up; there Megatron's schedulers work, and there they are compared.
+where parameters or experts are spread over them. The second is of packs of the same rows, one a micro batch, which all
+have nearly as many tokens and still cost more the longer their samples are. The third is of global batches of so many
+rows, in which a rank's micro batches add up; there Megatron's schedulers work, and there they are compared.
 
 The first figure is what all steps take where the slowest rank sets the pace, over what they would take with even ranks:
 the sum of the largest costs over that of the means. The others are the largest cost over the mean in a single step: the
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.plan import pack_samples
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
 from scripts.bench_balance_megatron import cp_balanced, cp_balanced_costs, dp_balanced_costs
 from scripts.bench_report import Report, missing_packages, spread, versions_of
@@ -34,6 +36,9 @@ MEAN, SIGMA, MOST = 700, 1.0, 8192
 """Of the lengths, in tokens."""
 
 MICRO_BATCHES = (1, 2, 4, 8)
+PACK_BUFFER = 10_000
+"""Rows that are packed together."""
+
 SQUARES = Cost(0.0, 1.0)
 """Megatron's own estimate."""
 
@@ -93,6 +98,40 @@ def measure_micro_batches(args: argparse.Namespace, lengths: Lengths, report: Re
         }
         report.judge(f"micro batches of {rows}, overall", dealt.overall, ASKED, "times")
         report.judge(f"micro batches of {rows}, in the mean", dealt.mean, ASKED, "times")
+
+
+def measure_packs(args: argparse.Namespace, lengths: Lengths, report: Report) -> None:
+    """Prints how even micro batches of one pack are, where packs come as they do and dealt by their cost."""
+    ranks, size = args.ranks, max(1, args.samples_per_chunk // 10)
+    buffers = (lengths[first : first + PACK_BUFFER] for first in range(0, len(lengths), PACK_BUFFER))
+    packs = [buffer[pack] for buffer in buffers for pack in pack_samples(buffer, MOST)]
+    tokens = np.array([pack.sum() for pack in packs])
+    squares = np.array([(pack * pack).sum() for pack in packs], np.float64)
+    balance = Balance(ranks, size)
+    for cost in (Cost(), SQUARES):
+        name = f"{cost.per_token:g} * tokens + {cost.per_token_squared:g} * tokens^2"
+        print(heading(f"{len(packs):,} packs of {MOST:,}, cost {name}", ""))
+        costs, results = cost.of_packs(tokens, squares), {}
+        for title, by in (
+            ("as they come", None),
+            ("by all their tokens", cost.of(tokens)),
+            ("by their samples", costs),
+        ):
+            order = np.arange(len(packs)) if by is None else order_of(balance, by)
+            even = evenness(step_costs(costs[order], ranks, size, ended=True))
+            assert even is not None
+            print(row_of(title if by is None else f"dealt {title}", even))
+            results[title] = even.values()
+        report.results[f"packs, {name}"] = results
+
+
+def order_of(balance: Balance, costs: Costs) -> Lengths:
+    """Returns the order in which a producer would publish rows of these costs."""
+    firsts = range(0, len(costs), balance.stripe)
+    found: Lengths = np.concatenate(
+        [first + balance.order(costs[first : first + balance.stripe], 0) for first in firsts]
+    )
+    return found
 
 
 def measure_global_batches(args: argparse.Namespace, rows: int, lengths: Lengths, cost: Cost, report: Report) -> None:
@@ -180,6 +219,7 @@ def main() -> int:
     median = statistics.median(lengths.tolist())
     print(f"{len(lengths):,} lengths, mean {lengths.mean():.0f}, median {median:.0f}, largest {lengths.max():,}")
     measure_micro_batches(args, lengths, report)
+    measure_packs(args, lengths, report)
     for cost in (Cost(), SQUARES):
         for size in sizes:
             measure_global_batches(args, size, lengths, cost, report)

@@ -2,7 +2,8 @@
 
 Run by `scripts/bench_pack`. Lengths are drawn at random: lognormal of three widths with the same mean, and uniform, cut
 at the capacity. In each round both pack the same new lengths, one after the other; ours in this process, binpacking in
-one of its own. All is processor time, and a ratio is taken within a round.
+one of its own. All is processor time, and a ratio is taken within a round. At last, what it takes to make sequences of
+a raw stream as training reads it, which every process that reads does with all rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard import ChunkWriter, Pack, Pad, Split, StreamReader
+from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk
+from lazyshard.format.sequence_state import Place
 from lazyshard.plan import pack_samples
 from lazyshard.plan.packing import efficiency
 from scripts.bench_report import Report, spread, versions_of
@@ -31,6 +36,9 @@ JUDGED: Final = "lognormal, sigma 1"
 """The lengths for which efficiency and speed are asked for; never more packs than binpacking: for all of them."""
 
 BUFFERS: Final = (100, 300, 1_000, 3_000, 10_000, 30_000)
+
+WINDOWS: Final = (1, 3, 10, 30)
+"""Chunks of 1,000 rows."""
 
 Lengths = npt.NDArray[np.int64]
 Peer = Callable[[Lengths], dict[str, Any]]
@@ -139,6 +147,32 @@ def measure_buffers(args: argparse.Namespace, report: Report) -> None:
         report.results[f"buffer of {buffer}"] = {"filled": filled, "us": cost}
 
 
+def measure_run_time(args: argparse.Namespace, report: Report) -> None:
+    """Prints what every reading process does with all rows of a raw stream: lengths read, sequences made."""
+    shape, samples = next(shape for shape in SHAPES if shape.name == JUDGED), 10 * args.samples
+    print(
+        f"\nat run time: {samples:,} samples, {shape.name}, chunks of 1,000; lengths read, sequences of all ranks made"
+    )
+    print(f"{'':8}{'window':>10}{'filled, %':>12}{'us a sample':>22}")
+    lengths = shape.draw(0, args, samples)
+    with tempfile.TemporaryDirectory(prefix="lazyshard-bench-") as folder:
+        with ChunkWriter(Path(folder) / "stream", 1000) as writer:
+            for length in lengths.tolist():
+                writer.write(b"{}", tokens=length)
+        for form in (Pack(args.capacity), Split(size=args.capacity, eos=0), Pad(args.capacity)):
+            for window in WINDOWS:
+                cost = []
+                for _ in range(args.rounds):
+                    reader = StreamReader(Path(folder) / "stream")
+                    walk = SequenceWalk(SequencePlanner(reader, form.rule, window, None, "raise"), Place(), 0)
+                    start = time.process_time()
+                    sequences = len(walk.sequences(0, samples))
+                    cost.append((time.process_time() - start) / samples * 1e6)
+                filled, name = efficiency(lengths, sequences, args.capacity), type(form).__name__
+                print(f"{name:8}{window:>10}{filled * 100:>12.2f}{spread(cost, digits=2):>22}")
+                report.results[f"at run time, {name}, {window} chunks"] = {"filled": [filled], "us": cost}
+
+
 def main() -> int:
     """Measures and reports; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,6 +191,7 @@ def main() -> int:
         report = Report(versions_of(["numpy"]) + beside)
         measure_beside(peer, args, report)
     measure_buffers(args, report)
+    measure_run_time(args, report)
     return report.conclude(args)
 
 

@@ -31,7 +31,9 @@ def balance_lines(directory: Path, found: BalanceReport) -> Iterator[str]:
     else:
         yield f"  dealt by cost for {count(made.ranks, 'rank')} with micro batches of {made.micro_batch_size:,}"
     cost = f"{training.cost.per_token:g} * tokens + {training.cost.per_token_squared:g} * tokens^2"
-    yield f"  micro batches of {count(training.micro_batch_size, 'row')}; a row costs {cost}"
+    name = "pack" if found.packed else "row"
+    whose = "sample of a pack" if found.packed else "row"
+    yield f"  micro batches of {count(training.micro_batch_size, name)}; a {whose} costs {cost}"
     yield f"  {_looked_at(found)}"
     yield ""
     groups = [("as it is", [one.as_it_is for one in found.ranks])]
@@ -51,6 +53,8 @@ def _looked_at(found: BalanceReport) -> str:
     rows = count(found.looked_at, "row") if found.looked_at < found.samples else "all rows"
     if not found.looked_at:
         return "no row looked at"
+    if found.packed:
+        return f"{rows} looked at, lengths of their samples from the packs"
     if found.from_seals == found.looked_at:
         return f"{rows} looked at, lengths from the seals"
     if not found.from_seals:
@@ -115,6 +119,7 @@ def balance_values(directory: Path, found: BalanceReport) -> dict[str, Any]:
         "cost_per_token_squared": training.cost.per_token_squared,
         "looked_at": found.looked_at,
         "lengths_from_seals": found.from_seals,
+        "packed": found.packed,
         "ranks": [
             {
                 "ranks": one.ranks,

@@ -66,12 +66,15 @@ class BadSamples:
         action: "substitute" or "raise".
         limit: how many different bad samples this process accepts; None for any number.
         name: how the user calls that limit.
+        instead: what is done in the place of a bad or dropped sample, for the log; None for what data sets do.
 
     Raises:
         ValueError: the action is neither, or the limit negative.
     """
 
-    def __init__(self, action: OnBadSample, limit: int | None, name: str = "max_bad_samples") -> None:
+    def __init__(
+        self, action: OnBadSample, limit: int | None, name: str = "max_bad_samples", instead: str | None = None
+    ) -> None:
         if action not in get_args(OnBadSample):
             raise ValueError(f"on_bad_sample is one of {', '.join(get_args(OnBadSample))}, got {action!r}")
         if limit is not None and limit < 0:
@@ -79,6 +82,7 @@ class BadSamples:
         self._action = action
         self._limit = limit
         self._name = name
+        self._instead = instead
         self._seen: set[int] = set()
         self._skipped = 0
 
@@ -110,7 +114,7 @@ class BadSamples:
 
     def fresh(self) -> BadSamples:
         """Returns one with the same settings that has met none."""
-        return BadSamples(self._action, self._limit, self._name)
+        return BadSamples(self._action, self._limit, self._name, self._instead)
 
     def skip(self, where: Callable[[], BadSample]) -> None:
         """Takes note of a drawn sample that is dropped; speaks of the first, tenth, hundredth and so on.
@@ -120,7 +124,8 @@ class BadSamples:
         """
         self._skipped += 1
         if str(self._skipped).strip("0") == "1":
-            _log.warning("%s; another row is used instead (skipped by this process: %d)", where(), self._skipped)
+            instead = self._instead or "another row is used instead"
+            _log.warning("%s; %s (skipped by this process: %d)", where(), instead, self._skipped)
 
     def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
         """Takes note of a bad sample and returns if a substitute is to be trained instead.
@@ -157,4 +162,5 @@ class BadSamples:
         if known:
             return
         most = "" if self._limit is None else f" of at most {self._limit}"
-        _log.warning("%s; another row of its chunk is used instead (bad sample %d%s)", where, len(self), most)
+        instead = self._instead or "another row of its chunk is used instead"
+        _log.warning("%s; %s (bad sample %d%s)", where, instead, len(self), most)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.dealt_order import may_undo, tell_undone
 from lazyshard.data.encode import EncodeFn, Encoder
+from lazyshard.data.encode_cache import ENCODE_CACHE_BYTES, open_encode_cache
 from lazyshard.data.epoch_spaces import EpochSpaces
 from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
 from lazyshard.data.index_space import IndexSpace, length_given_up
@@ -41,6 +42,7 @@ from lazyshard.data.steps import RowSteps, Step
 from lazyshard.data.worker_parent import watch_forks
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
+from lazyshard.format.encoding import Fact
 from lazyshard.format.state import RunState
 from lazyshard.plan import Draw, Gaps
 from lazyshard.storage import Published, StreamReader
@@ -116,6 +118,13 @@ class LazyShardedDataset(Dataset[Any]):
             every rank and in every run, so ranks stay equal; `stats` counts both.
         max_error_count: the error budget of steps and encoder, in place of `on_bad_sample` and `max_bad_samples`: 0
             raises the first error, N substitutes N different samples in each process before it raises, None any number.
+        encode_cache: a directory of this node, on its disk or in /dev/shm, where what is made of rows is kept for all
+            processes that draw the same ones: peers of a model-parallel group, workers, later epochs, the next start
+            (docs/encode-cache.md). Not for an `encode_fn` that makes another sample of a row each time.
+        encode_cache_bytes: what it may take; chunks that were used longest ago go first.
+        encode_fingerprint: plain facts that change whenever another sample would be made of a row: what was kept under
+            other facts is not found. By default the attribute `fingerprint` of `encode_fn`; needed where that has none,
+            and with `steps`.
 
     Raises:
         StepInvalid: a step is none, or there is no function of its name.
@@ -170,6 +179,9 @@ class LazyShardedDataset(Dataset[Any]):
         late_parsing: bool = False,
         steps: Iterable[Step] | Step = (),
         max_error_count: ErrorCount = "max_bad_samples",
+        encode_cache: str | os.PathLike[str] | None = None,
+        encode_cache_bytes: int = ENCODE_CACHE_BYTES,
+        encode_fingerprint: Mapping[str, Fact] | None = None,
     ) -> None:
         pipeline = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))
         if late_parsing and pipeline:
@@ -191,7 +203,10 @@ class LazyShardedDataset(Dataset[Any]):
                 f"leave it out"
             )
         self._states = RunStates(self._order, self._reader)
-        self._samples = SampleMaker(self._reader, pipeline, bad, cache, max_total_samples)
+        shared = open_encode_cache(
+            self._reader, encode_cache, encode_cache_bytes, encode_fingerprint, encode_fn, pipeline
+        )
+        self._samples = SampleMaker(self._reader, pipeline, bad, cache, max_total_samples, shared)
         self._late = late_parsing
         # How far apart the indices are that follow each other in a lane.
         self._step = 1
@@ -651,7 +666,7 @@ class LazyShardedDataset(Dataset[Any]):
             self._plain, self._lanes.rows_of = False, LateRows(self._reader)
         if self._pid:
             # A fork begins with the bad samples of its parent, but the limit is each process's own.
-            self._samples.forget_bad()
+            self._samples.forget_met()
             self._reported = (Met(0, 0, 0), *self._reported[1:])
         # Last, so that no other thread reads before the space is there.
         self._pid = os.getpid()
@@ -661,8 +676,9 @@ class LazyShardedDataset(Dataset[Any]):
         if met != self._reported:
             before, self._reported = self._reported, met
             waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
-            bad, dropped, filled = (new - old for new, old in zip(met[0], before[0], strict=True))
-            self._shared.report(bad, met[1] - before[1], waited_ms, dropped, filled)
+            now, then = ((*found[:3], *found.cache) for found in (met[0], before[0]))
+            bad, *others = (new - old for new, old in zip(now, then, strict=True))
+            self._shared.report(bad, met[1] - before[1], waited_ms, *others)
             if met[1] and not before[1] and not self._numbers[TOLD]:
                 self._tell_undone()
 

@@ -12,6 +12,7 @@ from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.storage import StreamReader
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.token_lengths import read_lengths
+from lazyshard.storage.window_lengths import lengths_not_ours
 
 __all__ = ["lengths_by_index", "lengths_by_sample"]
 
@@ -42,11 +43,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
             directory=str(directory),
         )
     if reader.stream_id is None:
-        raise LengthsMissing(
-            f"{directory}: another program fills it, so nothing says how long its samples are in tokens; make a stream "
-            f"of it with `lazyshard adopt`, and measure that with `lazyshard measure`",
-            directory=str(directory),
-        )
+        raise lengths_not_ours(directory)
     stream = open_now(directory)
     if stream.stream_id != reader.stream_id:
         raise StreamMismatch(

@@ -94,10 +94,10 @@ class LaneReader:
             lines = self._lines_ahead(index, count, epoch, space.step)
             if not lines:
                 lines = self._load(index, count, epoch, samples, located)[:count]
-            rows = self._rows(lines, samples)
+            rows = [] if self._samples.takes_lines else self._rows(lines, samples)
         except (ChunkCorrupt, RowInvalid) as cause:
             return [self._samples.substitute(int(samples[0]), cause)]
-        return self._made(rows, samples)
+        return self._samples.of_lines(lines, samples) if self._samples.takes_lines else self._made(rows, samples)
 
     def read_sample(self, sample: int) -> Any:
         """Returns a sample that is published, by its number.
@@ -108,10 +108,11 @@ class LaneReader:
         """
         samples = range(sample, sample + 1)
         try:
-            rows = self._rows(self._reader.lines_published(sample, sample + 1), samples)
+            lines = self._reader.lines_published(sample, sample + 1)
+            rows = [] if self._samples.takes_lines else self._rows(lines, samples)
         except (ChunkCorrupt, RowInvalid) as cause:
             return self._samples.substitute(sample, cause)
-        return self._made(rows, samples)[0]
+        return (self._samples.of_lines(lines, samples) if self._samples.takes_lines else self._made(rows, samples))[0]
 
     def _rows(self, lines: list[bytes], samples: _Samples) -> list[Any]:
         return (self.rows_of or self._parsed)(lines, samples) or self._parse(lines, samples)

@@ -228,6 +228,11 @@ class RowSteps:
         self._steps = [(step, f"steps[{number}], {step.describe()},") for number, step in enumerate(given)]
         self._encode = encoder
 
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, in order."""
+        return tuple(step for step, _ in self._steps)
+
     def __bool__(self) -> bool:
         """Returns whether anything is done with rows."""
         return bool(self._steps) or self._encode is not None

@@ -28,6 +28,8 @@ def only_of_a_stream(value: object) -> str | None:
             "number of workers can go on from; save `dataset.state_dict(consumed)` too: any ranks and workers can go "
             "on from that"
         )
+    if value.get("kind") == "sequences":
+        return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
     if HANDED_OUT in value:
         return (
             "it stands within a micro batch, where only a LazyShardedStream or LazyShardedIterable of as many ranks "

@@ -3,9 +3,11 @@
 - `names`: file names; `fields`: how JSON of other people's making is read
 - `manifest`, `head`, `end`, `owner`, `seal`, `tokens`, `retired`, `cursor`, `reading`: one file of the directory each
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
-- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams
+- `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams;
+  `sequence_state`: over sequences
 - `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
 - `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
+- `kept_sample`: not of the directory: an encoded sample in the cache of a node
 - `indexed`: not of the directory: the index of Megatron's IndexedDataset
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows
 
@@ -22,7 +24,7 @@ from lazyshard.format.fields import FORMAT
 from lazyshard.format.head import STATES, Head, ProducerState
 from lazyshard.format.manifest import Manifest, check_samples_per_chunk
 from lazyshard.format.owner import Owner
-from lazyshard.format.packed_row import PackedRow, decode_pack, encode_pack
+from lazyshard.format.packed_row import PackedRow, decode_pack, encode_encoded_pack, encode_pack
 from lazyshard.format.reading import ReadingMark
 from lazyshard.format.retired import Retired
 from lazyshard.format.row import check_line, check_row, encode_row, parse_row
@@ -60,6 +62,7 @@ __all__ = [
     "check_row",
     "check_samples_per_chunk",
     "decode_pack",
+    "encode_encoded_pack",
     "encode_pack",
     "encode_row",
     "has_duplicate_keys",

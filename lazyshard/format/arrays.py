@@ -13,6 +13,7 @@ Its offset counts from the first byte of its row, so a row's line and bytes stay
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,6 +51,10 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 _KEY_IN_LINE: Final = b'"$array":'
 
+_DESCRIBED: Final = re.compile(rb'(\{"\$array":\["[a-z0-9]+",\[[0-9,]*\],)([0-9]+)(?=\]\})')
+"""What stands for an array in a line that `pack_row` has made. In a text such a brace has a backslash behind it, and no
+other object of the row has this key."""
+
 
 class PackedRow(NamedTuple):
     """A row as it is published.
@@ -76,6 +81,16 @@ def pack_row(row: object) -> PackedRow:
     if line.count(_KEY_IN_LINE) != packing.count:
         refuse_array_key(row)
     return PackedRow(line, b"".join(packing.parts))
+
+
+def move_arrays(line: bytes, by: int) -> bytes:
+    """Returns a line whose arrays lie so many bytes further on, since those of other rows come before them.
+
+    Args:
+        line: a line that `pack_row` has made.
+        by: bytes, a multiple of `ALIGNMENT`.
+    """
+    return _DESCRIBED.sub(lambda found: b"%b%d" % (found[1], int(found[2]) + by), line) if by else line
 
 
 class _Packing:

@@ -4,14 +4,21 @@
 
 and no other key: as many lengths as rows, at least one, each 1 or more. A stream is known to be packed by its rows, all
 of which have this form. The length of the pack itself, in tokens, is in the seal like that of any row.
+
+Where rows hold arrays, the bytes of the rows of a pack lie one after the other in the side file, and the offsets in the
+pack count from the first byte of all of them: a pack is a row with arrays like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import orjson
+
+from lazyshard.format.arrays import move_arrays
+from lazyshard.format.encoded_row import EncodedRow
 
 PACK: Final = "pack"
 LENGTHS: Final = "lengths"
@@ -41,6 +48,18 @@ def encode_pack(lines: Sequence[bytes], lengths: Sequence[int]) -> bytes:
     """
     rows = b",".join(line.rstrip(b"\r\n") for line in lines)
     return b'{"pack":[' + rows + b'],"lengths":' + orjson.dumps(list(lengths)) + b"}\n"
+
+
+def encode_encoded_pack(rows: Sequence[EncodedRow], lengths: Sequence[int]) -> EncodedRow:
+    """Returns the pack of rows that hold arrays. The rows stay as they are, but for where their arrays lie.
+
+    Args:
+        rows: each as it would be published by itself; at least one.
+        lengths: tokens of each.
+    """
+    before = [0, *accumulate(len(row.arrays) for row in rows)]
+    lines = [move_arrays(row.line, by) for row, by in zip(rows, before, strict=False)]
+    return EncodedRow(encode_pack(lines, lengths), b"".join(row.arrays for row in rows), sum(lengths))
 
 
 def decode_pack(row: dict[str, Any]) -> PackedRow | None:

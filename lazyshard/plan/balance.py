@@ -86,7 +86,17 @@ class Cost:
     def of(self, tokens: npt.ArrayLike) -> _Floats:
         """Returns ``per_token * t + per_token_squared * t**2`` for lengths t in tokens, of the same shape."""
         lengths = np.asarray(tokens, np.float64)
-        found: _Floats = lengths * self.per_token + lengths * lengths * self.per_token_squared
+        return self.of_packs(lengths, lengths * lengths)
+
+    def of_packs(self, tokens: npt.ArrayLike, squares: npt.ArrayLike) -> _Floats:
+        """Returns what packs of several samples cost: the sum over the samples, none of which attends to another.
+
+        Args:
+            tokens: of each pack, the sum of the lengths of its samples; of any shape.
+            squares: of each pack, the sum of the squares of these lengths; of the same shape.
+        """
+        sums, of_squares = np.asarray(tokens, np.float64), np.asarray(squares, np.float64)
+        found: _Floats = sums * self.per_token + of_squares * self.per_token_squared
         return found
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Final, NamedTuple
 
-__all__ = ["BEGINNING", "Cut", "Piece", "SplitRule", "SplitSequence", "split_documents"]
+__all__ = ["BEGINNING", "Cut", "Piece", "SplitRule", "SplitSequence", "split_documents", "split_rest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +144,29 @@ def split_documents(lengths: Sequence[int], rule: SplitRule, start: Cut = BEGINN
         pieces = tuple(_piece(framed, rule, *span) for span in spans if span[1] < span[2])
         sequences.append(SplitSequence(pieces, bos, eos))
         at = after
+
+
+def split_rest(lengths: Sequence[int], rule: SplitRule, left: Cut, *, begun: bool) -> SplitSequence | None:
+    """Returns what is left over as a sequence of its own, shorter than the others; None if no token is left.
+
+    It is framed as every sequence is, and has no more tokens than the others even so.
+
+    Args:
+        lengths: own tokens of each document, as given to `split_documents`.
+        rule: how they are framed and cut.
+        left: where what is left over begins, as that has returned it.
+        begun: whether there is a sequence before; with an overlap, that one has the first of these tokens too.
+    """
+    framed = [index(length) + rule.bos + rule.eos for length in lengths]
+    at = _first_token(framed, left)
+    tokens = sum(framed[at.document :]) - at.offset
+    if tokens <= (rule.overlap if begun else 0):
+        return None
+    spans, _ = _take(framed, at, tokens)
+    assert spans is not None
+    pieces = tuple(_piece(framed, rule, *span) for span in spans)
+    bos = rule.every_bos and not (rule.bos and at.offset == 0)
+    return SplitSequence(pieces, bos, rule.every_eos and not rule.eos)
 
 
 def _first_token(framed: Sequence[int], cut: Cut) -> Cut:

@@ -7,6 +7,7 @@
   `places`: rows that another process has read; `shared_looks`, `node_file`: waiting processes of one node look together
 - `urls`: is it a directory or a URL; `objects`, `objects_failures`: what a store holds; `mirror` with `mirror_*`: its
   chunks, copied to this node
+- `kept_samples`, with `kept_file`, `kept_room`: encoded samples, kept on this node for all of its processes
 - `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is
   deleted
 - `run_state`: the state of a run and its course; `tracing` with `tracing_*`: what was trained when; `auditing` with

@@ -10,11 +10,11 @@ import contextlib
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from lazyshard.storage.chunk_arrays import ChunkArrays
 from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, again_if_stale, open_file, open_unread
 from lazyshard.storage.places import Place
 from lazyshard.storage.urls import UrlPath
+
+_T = TypeVar("_T")
+_Given = TypeVar("_Given")
 
 _SCAN_BYTES: Final = 1 << 20
 
@@ -97,6 +100,15 @@ class Chunk:
     def offset(self, row: int) -> int:
         """Byte at which a row starts."""
         return self._offsets[row]
+
+    def identity(self) -> bytes:
+        """Returns 16 bytes that tell the rows of this chunk, with their arrays, from those of others.
+
+        Where nobody took digests they tell where its rows lie, not what is in them: compare the line, too.
+        """
+        if self._digests is None:
+            return xxhash.xxh3_128_digest(os.fsencode(os.path.abspath(self.path)) + self._offsets.tobytes())
+        return xxhash.xxh3_128_digest(self._digests + (b"" if self.arrays is None else self.arrays.all_digests()))
 
     def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
         """Reads and checks rows of [first, stop), in one system call unless they are large, and returns their bytes.
@@ -205,14 +217,22 @@ class Chunk:
         """Bytes of the file."""
         return self._offsets[-1]
 
-    def data(self) -> bytes:
+    def read_into(self, memory: memoryview) -> None:
         """Reads the whole file; its rows are not checked yet: see `spans` and `check`.
+
+        Args:
+            memory: u8 of shape (size,), which may be changed whatever comes of it.
 
         Raises:
             ChunkCorrupt: the file was cut.
             OSError: the filesystem failed.
         """
-        return self._read(0, self._offsets[-1])
+        done = 0
+        while done < len(memory):
+            read = self._ask(os.preadv, [memory[done:]], done)
+            if not read:
+                raise self._ends_at(done)
+            done += read
 
     def spans(
         self, rows: npt.NDArray[np.int64]
@@ -247,25 +267,31 @@ class Chunk:
         return lines
 
     def _read(self, start: int, size: int) -> bytes:
-        tries = 0
         data = b""
         while len(data) < size:
+            part = self._ask(os.pread, size - len(data), start + len(data))
+            if not part:
+                raise self._ends_at(start + len(data))
+            data = data + part if data else part
+        return data
+
+    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
+        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
+        tries = 0
+        while True:
             # This reference keeps the descriptor open while another thread replaces a stale one.
             file = self._file
             try:
-                part = os.pread(file.fd, size - len(data), start + len(data))
+                return call(file.fd, given, start)
             except OSError as error:
                 tries += 1
                 if error.errno not in FORGOTTEN or tries > STALE_TRIES:
                     raise
                 # This descriptor is of no use any more; a sealed file is the same whenever it is opened.
                 self._file = open_file(file.path)
-                continue
-            if not part:
-                at = start + len(data)
-                raise self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {at}")
-            data = data + part if data else part
-        return data
+
+    def _ends_at(self, byte: int) -> ChunkCorrupt:
+        return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {byte}")
 
     def check(self, line: bytes, row: int) -> None:
         """Checks the bytes of a row. Raises as `rows` does."""

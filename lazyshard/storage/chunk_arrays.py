@@ -88,6 +88,10 @@ class ChunkArrays:
         """Returns the digests of the rows [first, stop)."""
         return self._digests[first:stop]
 
+    def all_digests(self) -> bytes:
+        """Returns the digests of all rows, 8 bytes each."""
+        return self._digests.astype("<u8").tobytes()
+
     def _read_into(self, view: memoryview, start: int) -> None:
         tries = done = 0
         while done < len(view):

@@ -1,12 +1,14 @@
 """How even the steps of a stream are: what the slowest rank costs over what ranks cost in the mean.
 
-Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Beside the
-stream as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
+Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Those of the
+samples of packs come from the packs, since what a pack costs does not follow from all of its tokens. Beside the stream
+as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import Seal
+from lazyshard.format import PackedRow, Seal, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import seal_name
 from lazyshard.plan import permutation
@@ -81,6 +83,7 @@ class BalanceReport:
         training: how it would be trained.
         looked_at: rows that were looked at.
         from_seals: how many of their lengths the seals told.
+        packed: whether rows are packs, of which each sample costs what it costs by itself.
         ranks: for the ranks that were asked for, half and twice as many; in rising order.
     """
 
@@ -91,6 +94,7 @@ class BalanceReport:
     training: Training
     looked_at: int
     from_seals: int
+    packed: bool
     ranks: tuple[RanksReport, ...]
 
 
@@ -127,17 +131,15 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
     dealing = None
     if size % training.micro_batch_size == 0 and not _is_made(made, training):
         dealing = Balance(ranks, size, training.micro_batch_size)
-    looked_at = from_seals = 0
+    looked_at = 0
     lengths = _Lengths(stream, training.length_field)
     for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths)):
-        tokens = np.concatenate([lengths.of(chunk) for chunk in chunks])
-        looked_at += len(tokens)
-        costs = training.cost.of(tokens)
+        costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+        looked_at += len(costs)
         ended = published.ended and chunks.stop == published.chunks
         orders = [costs, costs[permutation(len(costs), number)], None if dealing is None else _dealt(dealing, costs)]
         for look in looks:
             look.take(orders, ended)
-    from_seals = lengths.sealed
     return BalanceReport(
         published.samples,
         published.ended,
@@ -145,7 +147,8 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         made,
         training,
         looked_at,
-        from_seals,
+        lengths.sealed,
+        lengths.packed,
         tuple(look.report() for look in looks),
     )
 
@@ -169,23 +172,44 @@ class _Look:
 
 
 class _Lengths:
-    """Lengths of rows in tokens: from the seals, or from a field of the rows."""
+    """Lengths of rows in tokens: from the seals, from a field of the rows, or of packs from these."""
 
     def __init__(self, stream: Stream, field: str) -> None:
         self.sealed = 0
+        self.packed = False
         self._stream = stream
         self._field = field
 
     def are_sealed(self, chunk: int) -> bool:
-        """Whether the seal of a chunk tells them."""
-        return self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
+        """Whether the seal of a chunk tells them; notes whether its rows are packs, as all of the stream are then."""
+        with suppress(RowInvalid):  # who reads its rows says where it is
+            self.packed = _pack(self._stream.open_chunk(chunk).line(0)) is not None
+        return not self.packed and self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
 
-    def of(self, chunk: int) -> npt.NDArray[Any]:
-        """Returns those of the rows of a chunk, shape (rows,)."""
+    def costs(self, chunk: int, cost: Cost) -> _Floats:
+        """Returns what the rows of a chunk cost, shape (rows,)."""
+        if not self.packed:
+            return cost.of(self._of(chunk))
+        lengths = list(self._read_packs(chunk))
+        return cost.of_packs([sum(pack) for pack in lengths], [float(sum(map(_square, pack))) for pack in lengths])
+
+    def _of(self, chunk: int) -> npt.NDArray[Any]:
         if self._stream.stream_id is not None and (tokens := _seal(self._stream, chunk).tokens) is not None:
             self.sealed += len(tokens)
             return tokens
         return np.fromiter(self._read(chunk), np.int64)
+
+    def _read_packs(self, number: int) -> Iterator[list[int]]:
+        chunk = self._stream.open_chunk(number)
+        row = 0
+        while row < len(chunk):
+            # Without arrays: the lengths stand in the text.
+            for line in chunk.lines(row, len(chunk), 1, _READ_BYTES):
+                pack = _pack(line)
+                if pack is None:
+                    raise _no_pack(str(chunk.path), row, chunk.offset(row))
+                yield pack.lengths
+                row += 1
 
     def _read(self, number: int) -> Iterator[int]:
         chunk = self._stream.open_chunk(number)
@@ -231,6 +255,19 @@ def _is_made(made: DealtByCost | None, training: Training) -> bool:
 def _seal(stream: Stream, chunk: int) -> Seal:
     path = stream.directory / seal_name(chunk)
     return Seal.decode(read_file(path), chunk, str(path))
+
+
+def _pack(line: bytes) -> PackedRow | None:
+    return decode_pack(parse_row(line))
+
+
+def _square(tokens: int) -> int:
+    return tokens * tokens
+
+
+def _no_pack(file: str, row: int, byte: int) -> RowInvalid:
+    reason = "expected a pack, as the first row of the stream is one, found a row that is none"
+    return RowInvalid(f"{file}: row {row} (byte {byte}): {reason}", reason=reason, file=file, line=row + 1, byte=byte)
 
 
 def _no_length(file: str, row: int, byte: int, field: str, value: dict[str, Any]) -> RowInvalid:

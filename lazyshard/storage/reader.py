@@ -322,9 +322,9 @@ class StreamReader:
         data = self._read(chunk, lambda: arrays.read_rows(row, after))
         return CheckedArrays(data.tobytes(), arrays.ends(row, after), arrays.digests(row, after))
 
-    def data_published(self, chunk: Chunk) -> bytes:
-        """Returns all bytes of an open chunk, not checked yet. Raises as `lines_published`."""
-        return self._read(chunk, chunk.data)
+    def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
+        """Reads all bytes of an open chunk, not checked yet, into as much memory. Raises as `lines_published`."""
+        self._read(chunk, lambda: chunk.read_into(memory))
 
     def line(self, sample: int) -> bytes:
         """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -67,9 +67,6 @@ def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None]
     """
     sync_directory(directory)
     listing = _list(directory, manifest, check_owner)
-    if not manifest.arrays:
-        # Whatever has the name of a side file here is none of ours.
-        listing = replace(listing, arrays={})
     _check_gaps(directory, listing, manifest.arrays)
     last = _last_seal(directory, listing)
     if last is not None and last.samples > manifest.samples_per_chunk:
@@ -99,7 +96,7 @@ def _list(directory: Path, manifest: Manifest, check_owner: Callable[[], None]) 
     started = time.monotonic()
     told = False
     while True:
-        listing = list_kept(directory, manifest.stream_id)
+        listing = list_kept(directory, manifest.stream_id, arrays=manifest.arrays)
         unsealed = (chunk for names in (listing.data, listing.arrays) for chunk in names if chunk not in listing.seals)
         open_chunks = {listing.sealed, *unsealed}
         unlisted = [chunk for chunk in sorted(open_chunks) if os.path.lexists(directory / seal_name(chunk))]

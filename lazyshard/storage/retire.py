@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
@@ -117,18 +118,22 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
     return mark.chunks_before if mark.stream_id == stream_id else 0
 
 
-def list_kept(directory: Path, stream_id: str | None = None) -> Listing:
+def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = True) -> Listing:
     """Lists the chunks of a stream of ours, those that are retired left out.
 
     Args:
         directory: the stream's directory.
         stream_id: the stream's identity; None reads the manifest.
+        arrays: whether its rows may hold arrays. Where not, what has the name of a side file is none of the stream's:
+            it is not listed, nor a leftover.
 
     Raises:
         StreamInvalid, OSError: as `list_chunks`.
         RetiredInvalid, ManifestInvalid, VersionUnsupported: as `read_retired`.
     """
     found = list_chunks(directory)
+    if not arrays:
+        found = replace(found, arrays={})
     # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
     return found.starting_at(read_retired(directory, stream_id))
 

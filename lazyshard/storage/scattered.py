@@ -8,6 +8,7 @@ where they lie. Rows are checked as they are cut out, each time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
 from lazyshard.storage.chunk import LARGE_ROW_BYTES
+from lazyshard.storage.held_chunks import HeldChunks
 from lazyshard.storage.reader import StreamReader
 
 HELD_BYTES: Final = 64 << 20
@@ -37,12 +39,14 @@ class Held:
         row_bytes: the mean size of their rows, at least 1.
         spans: int64 of shape (3, samples): chunk, byte at which the row starts, byte before which it stops.
         digests: 8 bytes of each row; None where nobody took any.
+        chunks: the numbers of all their chunks.
     """
 
     samples: npt.NDArray[np.int64]
     row_bytes: int
     spans: npt.NDArray[np.int64]
     digests: bytes | None
+    chunks: frozenset[int]
 
 
 class ScatteredReader:
@@ -54,14 +58,16 @@ class ScatteredReader:
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
-        self._held: dict[int, bytes] = {}
+        # What is held, but for what a thread has taken out to read from it: taking out is one step, and so each has its
+        # own. A lock could be left locked by a fork.
+        self._idle: list[HeldChunks] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves what is held behind."""
-        return {"_reader": self._reader, "_held": {}}
+        return {"_reader": self._reader, "_idle": []}
 
     def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:
-        """Says what will be read soon, and lets go of chunks that hold none of it.
+        """Says what will be read soon.
 
         Args:
             samples: numbers of samples that are known to be published, at least one.
@@ -69,15 +75,14 @@ class ScatteredReader:
         Returns:
             What `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a good part of them is
             to be read, and their rows are not large. Otherwise None; so too where a chunk cannot be opened: who comes
-            to its rows is told.
+            to its rows is told. What is held is let go then.
         """
         try:
             found = self._find(samples)
         except (LazyShardError, OSError):
             found = None
-        kept = set() if found is None else set(found.spans[0].tolist())
-        # A new dictionary: another thread may be reading from the old one.
-        self._held = {number: data for number, data in list(self._held.items()) if number in kept}
+        if found is None:
+            self._idle = []
         return found
 
     def _find(self, samples: npt.NDArray[np.int64]) -> Held | None:
@@ -86,7 +91,8 @@ class ScatteredReader:
         spans[0] = numbers
         digests: npt.NDArray[np.int64] | None = np.empty(len(samples), dtype=np.int64)
         whole = 0
-        for number in np.unique(numbers).tolist():
+        chunks = frozenset(np.unique(numbers).tolist())
+        for number in sorted(chunks):
             chunk = self._reader.chunk(number)
             whole += chunk.size
             if whole > HELD_BYTES:
@@ -101,7 +107,7 @@ class ScatteredReader:
         row_bytes = max(1, wanted // len(samples))
         if whole > _WORTH * wanted or row_bytes > LARGE_ROW_BYTES:
             return None
-        return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes())
+        return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes(), chunks)
 
     def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
         """Returns the checked lines of samples, out of chunks that are held from now on.
@@ -118,23 +124,34 @@ class ScatteredReader:
             ChunkCorrupt, RowInvalid: the first one is bad.
             ChunkRetired, ChunkMissing, OSError: as `StreamReader.lines_published`.
         """
+        try:
+            chunks = self._idle.pop()
+        except IndexError:
+            chunks = HeldChunks()
+        try:
+            return self._cut(chunks, held, first, stop)
+        finally:
+            self._idle.append(chunks)
+
+    def _cut(self, chunks: HeldChunks, held: Held, first: int, stop: int) -> list[bytes]:
         numbers, starts, stops = held.spans[:, first:stop].tolist()
-        data = self._held
+        data = chunks.data
         try:
             lines = [data[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
         except KeyError:
-            return self.lines(held, first, first + self._hold(numbers))
+            return self._cut(chunks, held, first, first + self._hold(chunks, held, numbers))
         if held.digests is not None and b"".join(map(_digest, lines)) == held.digests[8 * first : 8 * stop]:
             return lines
         return self._good(lines, held.samples[first:stop].tolist())
 
-    def _hold(self, numbers: list[int]) -> int:
-        """Holds chunks; returns how many from the first on are held, and raises if that one cannot be."""
+    def _hold(self, chunks: HeldChunks, held: Held, numbers: list[int]) -> int:
+        """Reads chunks; returns how many from the first on are held, and raises if that one cannot be."""
         for place, number in enumerate(numbers):
-            if number in self._held:
+            if number in chunks.data:
                 continue
             try:
-                self._held[number] = self._reader.data_published(self._reader.chunk(number))
+                chunk = self._reader.chunk(number)
+                chunks.read(number, chunk.size, held.chunks, partial(self._reader.read_published_into, chunk))
             except ChunkCorrupt:
                 if not place:
                     raise

@@ -137,15 +137,17 @@ def _rows(settings: Settings) -> str:
         parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
     if settings.shuffle:
         parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
+    lengths = repr(settings.length_field) if settings.encode is None else "the encoder's length"
+    if settings.pack:
+        among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
+        among += show_bytes(settings.pack_buffer_bytes)
+        parts.append(f"packed to {settings.pack:,} tokens by {lengths}, {among}")
     if settings.balance is not None:
         held = settings.balance * settings.samples_per_chunk
         parts.append(
             f"dealt by cost to {count(settings.balance, 'rank')}, {held:,} at a time, micro batches of "
-            f"{settings.micro_batch_size}, lengths in {settings.length_field!r}"
+            f"{settings.micro_batch_size}, lengths in {lengths}"
         )
-    if settings.pack:
-        among = f"among {settings.pack_buffer:,} rows at a time"
-        parts.append(f"packed to {settings.pack:,} tokens by {settings.length_field!r}, {among}")
     if settings.rate is not None:
         parts.append(f"at most {settings.rate:g} a second")
     return "; ".join(parts) or "as they are"

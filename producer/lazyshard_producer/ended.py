@@ -51,11 +51,11 @@ def complete_end(out: str, end: End) -> None:
     Raises:
         LazyShardError, OSError: as `ChunkWriter` raises them.
     """
-    if not _is_complete(Path(out), end):
+    manifest = read_manifest(Path(out), None)
+    assert manifest is not None
+    if not _is_complete(Path(out), end, manifest.arrays):
         # Opening does it. One that holds the lock is at it.
         with contextlib.suppress(StreamEnded, ProducerLocked):
-            manifest = read_manifest(Path(out), None)
-            assert manifest is not None
             ChunkWriter(out, arrays=manifest.arrays, encoding=manifest.encoding)
     clear_journals(out)
 
@@ -66,14 +66,14 @@ def clear_journals(out: str) -> None:
         remove_journals(Path(out, DIRECTORY))
 
 
-def _is_complete(out: Path, end: End) -> bool:
+def _is_complete(out: Path, end: End, arrays: bool) -> bool:
     try:
         head = Head.decode(read_file(out / HEAD), str(out / HEAD))
     except (FileNotFoundError, LazyShardError):
         return False
     told = head.ended and (head.chunks, head.samples) == (end.chunks, end.samples)
     # Deleting may have failed as the run was ending, which has told of it and gone on.
-    return told and not os.path.lexists(out / TEMPORARY) and not list_kept(out).leftovers
+    return told and not os.path.lexists(out / TEMPORARY) and not list_kept(out, arrays=arrays).leftovers
 
 
 def notes_on_end(out: str, end: End, sources: Sequence[str]) -> list[str]:

@@ -34,8 +34,9 @@ class RunPosition:
     made, so that it comes out the same even where a source has grown, and `skipped` tells whether it has.
 
     A unit that is dealt by cost ends after a certain number of rows, which may be in the middle of those that were made
-    of one source row. The next one then begins with that source row, and the rows of it that belong to the unit before
-    are its `lead`: they are skipped as they were made, before the others are dealt.
+    of one source row, or of the packs of one block. The next one then begins with that source row or block, and those
+    of its rows that belong to the unit before are its `lead`: they are skipped as they were made, before the others
+    are dealt.
 
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.

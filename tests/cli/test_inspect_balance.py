@@ -92,6 +92,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "cost_per_token_squared": 0.0,
         "looked_at": 4,
         "lengths_from_seals": 4,
+        "packed": False,
         "ranks": [
             {
                 "ranks": 1,

@@ -60,7 +60,7 @@ def test_rows_are_those_that_were_drawn(
     expected = [open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES).draw(i).sample for i in indices]
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
     assert got == expected
-    assert bool(dataset._lanes._windows._scattered._held) == held
+    assert bool(dataset._lanes._windows._scattered._idle) == held
 
 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:

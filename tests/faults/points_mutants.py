@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage import durable, publishing, recovery
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
-from lazyshard.storage.writer_opening import Workplace
+from tests.faults import points_arrays_mutants as arrays
+from tests.faults.points_planting import everywhere, keep_begun
 from tests.producer.kill_points import When
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -32,6 +32,7 @@ class Mutant(NamedTuple):
         kind: of the faults.
         when: where in a call they come.
         step: every how manieth call has one.
+        first: none before this one has.
     """
 
     install: Callable[[], None]
@@ -40,20 +41,12 @@ class Mutant(NamedTuple):
     kind: str = "kill"
     when: When = "before"
     step: int = 2
+    first: int = 1
 
     @property
     def broken(self) -> tuple[str]:
         """What `Stage` takes."""
-        return (f"{__name__}:{self.install.__name__}",)
-
-
-def _everywhere(original: Any, broken: Any) -> None:
-    """Puts something else in a function's place, wherever it was imported."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("lazyshard"):
-            for key, value in list(vars(module).items()):
-                if value is original:
-                    setattr(module, key, broken)
+        return (f"{self.install.__module__}:{self.install.__name__}",)
 
 
 def seal_before_data() -> None:
@@ -66,18 +59,12 @@ def seal_before_data() -> None:
         durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
 
-    _everywhere(publishing.publish_chunk, publish)
+    everywhere(publishing.publish_chunk, publish)
 
 
 def torn_chunk_kept() -> None:
     """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
-    original = Workplace.path
-
-    def path(self: Workplace, name: str) -> Path:
-        return self.directory.with_name(f"{name}.part") if name.endswith(".jsonl") else original(self, name)
-
-    Workplace.path = path  # type: ignore[method-assign]
-    _everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+    keep_begun(".jsonl")
 
 
 def position_ahead() -> None:
@@ -108,14 +95,14 @@ def deleted_before_acknowledged() -> None:
     """Deletes all but the newest chunk, whoever still needs it."""
     from lazyshard_producer.holding import limits
 
-    _everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+    everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
 
 
 def never_deleted() -> None:
     """Deletes nothing, whatever is acknowledged."""
     from lazyshard_producer.holding import limits
 
-    _everywhere(limits.deletable, lambda claims, limits, published: 0)
+    everywhere(limits.deletable, lambda claims, limits, published: 0)
 
 
 def refused_row_forgotten() -> None:
@@ -169,7 +156,7 @@ def sealed_again() -> None:
             durable.publish_bytes(seal.encode(), path, directory / ".again")
         return found
 
-    _everywhere(original, recover)
+    everywhere(original, recover)
 
 
 def failed_sync_ignored() -> None:
@@ -179,7 +166,7 @@ def failed_sync_ignored() -> None:
         with contextlib.suppress(OSError):
             os.fsync(fd)
 
-    _everywhere(durable.sync, sync)
+    everywhere(durable.sync, sync)
 
 
 def failed_write_ignored() -> None:
@@ -190,7 +177,7 @@ def failed_write_ignored() -> None:
         with contextlib.suppress(OSError):
             original(fd, data)
 
-    _everywhere(original, write_all)
+    everywhere(original, write_all)
 
 
 def short_write_ignored() -> None:
@@ -199,7 +186,7 @@ def short_write_ignored() -> None:
     def write_all(fd: int, data: bytes) -> None:
         os.write(fd, data)
 
-    _everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, write_all)
 
 
 def journal_not_written() -> None:
@@ -218,7 +205,7 @@ def traceback_shown() -> None:
         except OSError as cause:
             raise RuntimeError("write") from cause
 
-    _everywhere(durable.write_all, write_all)
+    everywhere(durable.write_all, write_all)
 
 
 def written_uncounted() -> None:
@@ -251,6 +238,15 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
     Mutant(journal_not_written, "does not get through", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
+    Mutant(arrays.side_file_named_after_the_seal, ".arrays missing", "encoded", step=1, first=24),
+    Mutant(arrays.torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
+    Mutant(arrays.side_file_error_ignored, "exit status 0", "encoded", kind="EIO", step=1, first=24),
+    Mutant(arrays.side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
+    Mutant(arrays.side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
+    Mutant(arrays.side_files_never_deleted, "leftover", "encoded retained", step=5),
+    Mutant(arrays.side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
 )
 
 MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

@@ -20,6 +20,7 @@ from typing import Any, Final, TypedDict
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format import Cursor
+from lazyshard.format.arrays import pack_row
 from lazyshard.storage import write_cursor
 from tests.faults.points_sealed import SealedChunks, Violation
 from tests.producer.commands import environment
@@ -37,12 +38,14 @@ class Watched(TypedDict):
     """A stream to be read: the arguments of `SealedChunks`, and of a consumer.
 
     Attributes:
+        arrays: the bytes of each row's arrays, in hexadecimal digits; None where rows hold none.
         behind: chunks that it has read and does not acknowledge yet; None if it never acknowledges.
         acknowledged: chunks that are acknowledged already.
     """
 
     out: str
     lines: list[str]
+    arrays: list[str] | None
     per_chunk: int
     ordered: bool
     behind: int | None
@@ -130,8 +133,10 @@ class _Consumer:
     def __init__(self, stream: Watched) -> None:
         self._out = Path(stream["out"])
         self._stream = stream
+        told = stream["arrays"]
+        self._arrays = None if told is None else [bytes.fromhex(data) for data in told]
         self._sealed = SealedChunks(
-            self._out, stream["lines"], stream["per_chunk"], ordered=stream["ordered"], known={}
+            self._out, stream["lines"], stream["per_chunk"], ordered=stream["ordered"], known={}, arrays=self._arrays
         )
         self._reader: StreamReader | None = None
         self._places = {line: number for number, line in enumerate(stream["lines"])}
@@ -185,6 +190,10 @@ class _Consumer:
         place = self._places.get(line)
         if place is None or place in self._read or (self._stream["ordered"] and place != sample):
             raise Violation(f"the reader was given {line!r} as sample {sample}")
+        if self._arrays is not None:
+            row = reader.read(sample)
+            if pack_row(row) != (f"{line}\n".encode(), self._arrays[place]):
+                raise Violation(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
         self._read.append(place)
 
     def _acknowledge(self, reader: StreamReader, behind: int) -> None:

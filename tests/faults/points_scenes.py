@@ -21,7 +21,9 @@ _MAKES: Final = (
     *("--where", "tests.producer.killed_rows:four_of_five"),
     *("--shuffle", "4", "--seed", "3"),
 )
-_RETAINS: Final = (*_KEEPS, "--retain", "consumed", "--consumers", CONSUMER)
+_RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
+_RETAINS: Final = (*_KEEPS, *_RETENTION)
+_ENCODES: Final = (*_KEEPS, "--encode", "tests.producer.killed_arrays:encoded")
 
 QUICK_LOOKS: Final = "tests.faults.points_scenes:look_quickly"
 
@@ -38,6 +40,7 @@ class Scene:
         live: whether its sources change while they are read, so that each run needs its own.
         behind: chunks that the consumer has read and does not acknowledge yet; None if there is none.
         prepare: functions that the command calls first.
+        encoded: whether its rows hold the arrays that `killed_arrays` makes.
     """
 
     make: Callable[[Path], list[FedSource]]
@@ -47,6 +50,7 @@ class Scene:
     live: bool = False
     behind: int | None = None
     prepare: tuple[str, ...] = ()
+    encoded: bool = False
 
 
 def look_quickly() -> None:
@@ -116,6 +120,15 @@ SCENES: Final[dict[str, Scene]] = {
         live=True,
         behind=1,
         prepare=(QUICK_LOOKS,),
+    ),
+    "encoded": Scene(_one("plain"), _ENCODES, encoded=True),
+    "encoded retained": Scene(
+        _one("plain", count=13),
+        (*_ENCODES, *_RETENTION, "--max-ahead", "4 chunks"),
+        per_chunk=2,
+        behind=2,
+        prepare=(QUICK_LOOKS,),
+        encoded=True,
     ),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""

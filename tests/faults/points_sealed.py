@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Final
 import xxhash
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import End, Head, Seal, parse_row
-from lazyshard.format.names import END, HEAD, chunk_name, parse_chunk_name, seal_name
+from lazyshard.format import End, Head, Seal, SealedArrays, parse_row
+from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
 from lazyshard.storage import read_retired
 
 __all__ = ["SealedChunks", "Violation"]
@@ -30,17 +31,26 @@ class SealedChunks:
         per_chunk: rows in a chunk.
         ordered: whether their order is fixed; else only that each comes once.
         known: what was seen of it before, by file name.
+        arrays: the bytes of each row's arrays, in the order of `lines`; None where there are to be no side files.
 
     Attributes:
-        known: data and seals, by file name, as they were seen first.
+        known: data, seals and side files, by file name, as they were seen first.
     """
 
     def __init__(
-        self, out: Path, lines: Sequence[str], per_chunk: int, *, ordered: bool, known: dict[str, bytes]
+        self,
+        out: Path,
+        lines: Sequence[str],
+        per_chunk: int,
+        *,
+        ordered: bool,
+        known: dict[str, bytes],
+        arrays: Sequence[bytes] | None = None,
     ) -> None:
         self.known: Final[dict[str, bytes]] = dict(known)
         self._out = out
         self._lines = lines
+        self._arrays = arrays
         self._places = {line: number for number, line in enumerate(lines)}
         self._per_chunk = per_chunk
         self._ordered = ordered
@@ -98,26 +108,30 @@ class SealedChunks:
             raise Violation(f"what is published cannot be read: {error}") from error
 
     def _look_at(self, chunk: int, acknowledged: int) -> None:
-        names = chunk_name(chunk), seal_name(chunk)
-        found = [_read(self._out / name) for name in names]
-        data, seal = found
-        if data is None or seal is None:
+        names = [chunk_name(chunk), seal_name(chunk)]
+        if self._arrays is not None:
+            names.append(arrays_name(chunk))
+        found = {name: content for name in names if (content := _read(self._out / name)) is not None}
+        missing = [name for name in names if name not in found]
+        if missing:
             if chunk < self._mark(acknowledged):
                 return
-            missing = [name for name, content in zip(names, found, strict=True) if content is None]
             raise Violation(
                 f"{' and '.join(missing)} missing: chunk {chunk} or one behind it is sealed, nothing deleted"
             )
-        before = tuple(self.known.get(name) for name in names)
-        if before == (data, seal):
+        before = {name: self.known[name] for name in names if name in self.known}
+        if before == found:
             return
-        if before != (None, None):
-            raise Violation(f"chunk {chunk} has changed after it was sealed")
-        self._check(chunk, data, seal)
+        if before:
+            changed = [name for name in names if before[name] != found[name]]
+            raise Violation(f"{' and '.join(changed)} of chunk {chunk} changed after it was sealed")
+        data = found[names[0]]
+        sealed = self._check(chunk, data, found[names[1]])
         self._take_rows(chunk, data)
-        self.known.update(zip(names, (data, seal), strict=True))
+        self._check_arrays(chunk, sealed.arrays, found.get(arrays_name(chunk)))
+        self.known.update(found)
 
-    def _check(self, chunk: int, data: bytes, seal: bytes) -> None:
+    def _check(self, chunk: int, data: bytes, seal: bytes) -> Seal:
         try:
             decoded = Seal.decode(seal, chunk)
             lines = data.splitlines(keepends=True)
@@ -127,6 +141,23 @@ class SealedChunks:
                 parse_row(line)
         except LazyShardError as error:
             raise Violation(f"chunk {chunk} cannot be read: {error}") from error
+        return decoded
+
+    def _check_arrays(self, chunk: int, sealed: SealedArrays | None, data: bytes | None) -> None:
+        """Checks a side file against the seal, and both against what the rows, taken already, are to hold."""
+        if self._arrays is None or data is None:
+            if sealed is not None:
+                raise Violation(f"the seal of chunk {chunk} tells of a side file, its rows hold no arrays")
+            return
+        wanted = [self._arrays[row] for row in self._chunks[chunk]]
+        if data != b"".join(wanted):
+            raise Violation(f"{arrays_name(chunk)} is not what was to be sealed: {data!r}, expected {wanted}")
+        if sealed is None:
+            raise Violation(f"the seal of chunk {chunk} tells of no side file")
+        ends = [0, *itertools.accumulate(map(len, wanted))]
+        digests = [xxhash.xxh3_64_intdigest(part) for part in wanted]
+        if (sealed.offsets.tolist(), sealed.digests.tolist()) != (ends, digests):
+            raise Violation(f"the seal of chunk {chunk} tells of other arrays than {wanted}")
 
     def _take_rows(self, chunk: int, data: bytes) -> None:
         rows = []

@@ -11,6 +11,7 @@ from typing import Any, Final
 from tests.faults.points_reader import Reader
 from tests.faults.points_scenes import Scene
 from tests.faults.points_sealed import Violation
+from tests.producer.killed_arrays import side_bytes
 from tests.producer.killed_rows import is_refused, made
 from tests.producer.killed_sources import FedSource
 from tests.producer.killed_streams import Stream
@@ -31,12 +32,14 @@ class Whole:
         seals: its seals, but for their times.
         refused: its refused rows, but for their times.
         calls: how many calls that change a file it takes.
+        arrays: the bytes of each row's arrays, in order; None where rows hold none.
     """
 
     lines: list[str]
     seals: list[dict[str, Any]]
     refused: list[dict[str, Any]]
     calls: int
+    arrays: list[bytes] | None = None
 
 
 class Stage:
@@ -83,15 +86,22 @@ class Stage:
         if status:
             raise Violation(f"not even a run to which nothing happens gets through: {status}: {said}")
         whole = Whole(
-            [line.decode() for line in stream.lines()], stream.seals(), stream.refused(), self.nursery.counted.calls
+            [line.decode() for line in stream.lines()],
+            stream.seals(),
+            stream.refused(),
+            self.nursery.counted.calls,
+            [side_bytes(number) for number, _ in stream.rows()] if self.scene.encoded else None,
         )
-        makes = "--transform" in options
+        makes, encodes = "--transform" in options, self.scene.encoded
         rows = [row for source in sources for row in source.rows]
-        expected, found = made(rows, transform=makes, where=makes), stream.rows()
+        expected, found = made(rows, transform=makes, where=makes, encode=encodes), stream.rows()
         plain = self.scene.ordered and not makes
         if (found if plain else sorted(map(str, found))) != (expected if plain else sorted(map(str, expected))):
             raise Violation(f"a run to which nothing happens gives {found}, expected {expected}")
-        refused = sum(is_refused(row, transform=False) for row in rows)
+        refused = sum(is_refused(row, transform=encodes) for row in rows)
         if len(whole.refused) < refused or (not makes and len(whole.refused) > refused):
             raise Violation(f"a run to which nothing happens refuses {whole.refused}, expected {refused} rows")
+        beside = b"".join(path.read_bytes() for path in sorted(stream.out.glob("chunk_*.arrays")))
+        if beside != b"".join(whole.arrays or []):
+            raise Violation(f"a run to which nothing happens makes arrays of {beside!r}, expected {whole.arrays}")
         return whole

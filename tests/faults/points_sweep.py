@@ -34,13 +34,15 @@ from tests.producer.nursery import Nursery
 
 __all__ = ["Sweeper", "stage", "sweep"]
 
-_ERRONEOUS: Final = ("plain", "made", "followed", "retained", "small disk")
+_ERRONEOUS: Final = ("plain", "made", "followed", "retained", "small disk", "encoded", "encoded retained")
 """Scenes that have every error; the others differ from them in how they read, which changes no file."""
 
 _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
     "plain": (("kill", "before", 1), ("kill", "half", 1), ("kill", "after", 3), ("EIO", "before", 3)),
     "made": (("kill", "before", 5), ("kill", "half", 3), ("EIO", "before", 7)),
     "retained": (("kill", "before", 7), ("kill", "half", 5), ("EIO", "before", 11)),
+    "encoded": (("kill", "before", 5), ("kill", "half", 3), ("EIO", "before", 7)),
+    "encoded retained": (("kill", "before", 13),),
 }
 """First faults, each at every call, and the every how manieth call of the run after it that has a second one."""
 
@@ -72,6 +74,7 @@ class Sweeper:
         step: every how manieth call is tried.
         seed: with which of them it begins.
         most: after so many violations it tries no more.
+        first: calls before this one are not tried.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Sweeper:
         step: int = 1,
         seed: int = 0,
         most: int = _MOST_VIOLATIONS,
+        first: int = 1,
     ) -> None:
         self._stage = stage
         self._tally = tally
@@ -89,6 +93,7 @@ class Sweeper:
         self._step = step
         self._begins = itertools.count(seed)
         self._most = len(tally.violations) + most
+        self._first = first
 
     def at_every_call(self, kind: str, when: When, *, always: bool = False) -> int:
         """Puts a fault of one kind at every call of a first run; returns at how many."""
@@ -137,7 +142,7 @@ class Sweeper:
 
     def _count(self, play: Callable[[int], bool], step: int) -> int:
         met = unmet = 0
-        for number in range(1 + next(self._begins) % step, _MOST_CALLS, step):
+        for number in range(self._first + next(self._begins) % step, _MOST_CALLS, step):
             if len(self._tally.violations) >= self._most:
                 break
             if play(number):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Head
 from lazyshard.format.cursor import CURSORS
-from lazyshard.format.names import HEAD, QUARANTINE, RETIRED, chunk_name, seal_name
+from lazyshard.format.names import HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.storage import read_retired
 from lazyshard.storage.verification import verify
 from tests.faults.points_faults import Fault
@@ -59,11 +59,15 @@ class Trial:
         self._acknowledged: int = 0 if before is None else before._acknowledged
         self._first: Final = self._acknowledged
         known: dict[str, bytes] = {} if before is None else before._sealed.known
-        self._sealed: SealedChunks = SealedChunks(self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known)
+        arrays = stage.whole.arrays
+        self._sealed: SealedChunks = SealedChunks(
+            self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known, arrays=arrays
+        )
         stage.reader.watch(
             {
                 "out": str(self.out),
                 "lines": lines,
+                "arrays": None if arrays is None else [data.hex() for data in arrays],
                 "per_chunk": scene.per_chunk,
                 "ordered": scene.ordered,
                 "behind": scene.behind,
@@ -190,7 +194,8 @@ class Trial:
     def _check_names(self, mark: int) -> None:
         """Nothing is left over, nor anything of what was deleted."""
         chunks = range(mark, len(self._stage.whole.seals))
-        expected = LASTING | {name(chunk) for chunk in chunks for name in (chunk_name, seal_name)}
+        of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
+        expected = LASTING | {name(chunk) for chunk in chunks for name in of_chunk}
         if self._stage.whole.refused:
             expected |= {QUARANTINE}
         if mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import xxhash
 
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format import End, Head, Seal
-from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, chunk_name, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
 from lazyshard.storage import StreamReader, list_consumers, read_retired
 from lazyshard.storage.retire import list_kept
 from lazyshard.storage.verification import verify
@@ -37,12 +38,14 @@ class Whole:
         seals: the seals, but for the time in them; none if they differ from run to run.
         refused: the rows in quarantine, as `(source, line)`, in order.
         in_order: whether rows come in one order.
+        arrays: the side file of each chunk, as it is; none where rows hold no arrays.
     """
 
     chunks: tuple[bytes, ...]
     seals: tuple[dict[str, Any], ...]
     refused: tuple[tuple[str, int], ...]
     in_order: bool = True
+    arrays: tuple[bytes, ...] = ()
 
     @property
     def samples(self) -> Counter[bytes]:
@@ -56,7 +59,7 @@ class Found:
 
     Attributes:
         first: chunks below this one are retired.
-        files: chunks and seals from there on, by name.
+        files: chunks, seals and side files from there on, by name.
         committed: the chunks that the consumer is done with.
     """
 
@@ -69,7 +72,9 @@ def read_whole(out: Path, *, seals: bool) -> Whole:
     """Reads a stream that was made without a fault, and all of which is there; `seals`: whether they are to be kept."""
     count = End.decode((out / END).read_bytes()).chunks
     chunks = tuple((out / chunk_name(chunk)).read_bytes() for chunk in range(count))
-    return Whole(chunks, tuple(_seal(out, chunk) for chunk in range(count)) if seals else (), refused(out))
+    arrays = tuple((out / arrays_name(chunk)).read_bytes() for chunk in sorted(list_kept(out).arrays))
+    found = tuple(_seal(out, chunk) for chunk in range(count)) if seals else ()
+    return Whole(chunks, found, refused(out), arrays=arrays)
 
 
 def refused(out: Path) -> tuple[tuple[str, int], ...]:
@@ -121,7 +126,7 @@ def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
     end = End.decode((out / END).read_bytes())
     if (end.chunks, end.samples) != (len(whole.chunks), whole.samples.total()):
         raise Violation(f"{END} says {end}, there are {len(whole.chunks)} chunks with {whole.samples.total()} samples")
-    rows = Counter(b"".join(data for name, data in files.items() if not name.endswith(".completed")).splitlines())
+    rows = Counter(b"".join(data for name, data in files.items() if name.endswith(".jsonl")).splitlines())
     if not found.first and rows != whole.samples:
         raise Violation(f"rows lost: {whole.samples - rows}, twice: {rows - whole.samples}")
     if sorted(refused(out)) != sorted(whole.refused):
@@ -153,6 +158,8 @@ def _check(out: Path, whole: Whole, told: Told, before: Found) -> Found:
         rows = (out / listing.data[chunk]).read_bytes()
         files[listing.data[chunk]], files[listing.seals[chunk]] = rows, (out / listing.seals[chunk]).read_bytes()
         _check_chunk(out, chunk, rows, whole)
+        if whole.arrays:
+            files[arrays_name(chunk)] = _check_arrays(out, chunk, whole)
         samples.update(rows.splitlines())
     if samples - whole.samples:
         raise Violation(f"there twice, or never given: {samples - whole.samples}")
@@ -180,6 +187,23 @@ def _check_chunk(out: Path, chunk: int, rows: bytes, whole: Whole) -> None:
         raise Violation(f"chunk {chunk} holds {rows!r}, expected {whole.chunks[chunk]!r}")
     if whole.seals and _seal(out, chunk) != whole.seals[chunk]:
         raise Violation(f"the seal of chunk {chunk} is {_seal(out, chunk)}, expected {whole.seals[chunk]}")
+
+
+def _check_arrays(out: Path, chunk: int, whole: Whole) -> bytes:
+    """Checks a side file, and returns it; in such streams rows have one order."""
+    path = out / arrays_name(chunk)
+    if not path.exists():
+        raise Violation(f"chunk {chunk} is sealed, {path.name} is missing")
+    data = path.read_bytes()
+    sealed = Seal.decode((out / seal_name(chunk)).read_bytes(), chunk).arrays
+    if sealed is None or sealed.size != len(data):
+        raise Violation(f"{path.name} has {len(data)} bytes, and is not what was sealed")
+    parts = itertools.pairwise(sealed.offsets.tolist())
+    if [xxhash.xxh3_64_intdigest(data[begin:end]) for begin, end in parts] != sealed.digests.tolist():
+        raise Violation(f"{path.name} holds {data!r}, which is not what was sealed")
+    if data != whole.arrays[chunk]:
+        raise Violation(f"{path.name} holds {data!r}, expected {whole.arrays[chunk]!r}")
+    return data
 
 
 def _check_consumers(out: Path, told: Told, before: Found, published: int, first: int) -> int:

@@ -105,6 +105,64 @@ def what_comes_back_stays() -> None:
     _module("lazyshard.storage.recovery").complete_retirement = _nothing
 
 
+def side_file_not_synced() -> None:
+    """The arrays of a chunk are not on the device when its seal is."""
+    _module("lazyshard.storage.open_chunk").OpenChunk.finish = _finish_rows_alone
+
+
+def _finish_rows_alone(chunk: Any) -> None:
+    chunk._file.finish()
+    piece = _module("lazyshard.storage.piece_file")
+    sync, piece.sync = piece.sync, _nothing
+    chunk.arrays.file.finish()
+    piece.sync = sync
+
+
+def side_file_named_after_the_seal() -> None:
+    """The file of a chunk's arrays gets its name when the chunk is sealed already."""
+    publishing = _module("lazyshard.storage.publishing")
+    rename, publish_bytes = publishing.rename, publishing.publish_bytes
+    late = []
+
+    def rename_rows(source: Path, target: Path) -> None:
+        if target.suffix == ".arrays":
+            late.append((source, target))
+        else:
+            rename(source, target)
+
+    def publish_and_name(data: bytes, target: Path, temporary: Path) -> None:
+        publish_bytes(data, target, temporary)
+        while late:
+            rename(*late.pop())
+
+    publishing.rename, publishing.publish_bytes = rename_rows, publish_and_name
+
+
+def side_file_made_again() -> None:
+    """A start writes the last side file anew, with other bytes."""
+    _module("tests.faults.points_arrays_mutants").side_file_made_again()
+
+
+def other_arrays_after_a_restart() -> None:
+    """A run that goes on seals arrays that are whole, and none of its rows'."""
+    _module("tests.faults.points_arrays_mutants").other_arrays_after_a_restart()
+
+
+def side_files_that_come_back_stay() -> None:
+    """Of retired chunks that a cut has brought back, or left in half, the side files are not deleted."""
+    retire = _module("lazyshard.storage.retire")
+    there = retire._is_there
+    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
+
+    def complete(directory: Path, listing: Any) -> None:
+        for name in listing.leftovers:
+            if not name.endswith(".arrays"):
+                retire.remove(directory / name)
+        retire.sync_directory(directory)
+
+    _module("lazyshard.storage.recovery").complete_retirement = complete
+
+
 def cursor_not_synced() -> None:
     """The name of a cursor is durable, what is in it is not."""
     _module("lazyshard.storage.cursor").sync = _nothing

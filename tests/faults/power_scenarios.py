@@ -11,6 +11,7 @@ from tests.faults.power_trials import RETAINS, Scenario
 from tests.producer.killed_sources import FedSource
 
 _KEEPS: Final = ("--on-bad-row", "quarantine")
+_ENCODES: Final = ("--encode", "tests.producer.killed_arrays:encoded")
 
 
 def _lines(first: int, last: int) -> list[bytes]:
@@ -58,9 +59,26 @@ def retained(folder: Path) -> Scenario:
     return Scenario("retained", FedSource(str(path), _lines(0, 14)), 2, RETAINS, commits=True)
 
 
+def encoded(folder: Path) -> Scenario:
+    """A file whose rows get arrays: two chunks and a part of one, a row that is refused, a chunk without a byte."""
+    path = folder / "encoded.jsonl"
+    path.write_bytes(b"\n".join([*_lines(4, 12), b""]))
+    return Scenario("encoded", FedSource(str(path), _lines(4, 12)), 3, (*_KEEPS, *_ENCODES))
+
+
+def encoded_retained(folder: Path) -> Scenario:
+    """A file of ten rows in chunks of two, which are deleted behind a consumer together with their side files."""
+    path = folder / "encoded-retained.jsonl"
+    path.write_bytes(b"\n".join([*_lines(8, 18), b""]))
+    source = FedSource(str(path), _lines(8, 18))
+    return Scenario("encoded retained", source, 2, (*_ENCODES, *RETAINS), commits=True)
+
+
 SCENARIOS: Final[dict[str, Callable[[Path], Scenario]]] = {
     "plain": plain,
     "gzipped": gzipped,
     "followed": followed,
     "retained": retained,
+    "encoded": encoded,
+    "encoded retained": encoded_retained,
 }

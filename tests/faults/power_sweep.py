@@ -28,7 +28,14 @@ from tests.producer.power import FILESYSTEMS, Disk
 _ROOM: Final = 512 << 20
 """Bytes that images and what is beside them may take of memory."""
 
-_STACKED_EVERY: Final = {"plain": 6, "gzipped": 18, "followed": 6, "retained": 36}
+_STACKED_EVERY: Final = {
+    "plain": 6,
+    "gzipped": 18,
+    "followed": 6,
+    "retained": 36,
+    "encoded": 18,
+    "encoded retained": 36,
+}
 """Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones."""
 
 

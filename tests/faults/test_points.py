@@ -67,7 +67,7 @@ def test_killed_at_calls(scene: str, stages: dict[str, Stage], place: Path, nurs
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("scene", ["plain", "made", "followed", "small disk"])
+@pytest.mark.parametrize("scene", ["plain", "made", "followed", "small disk", "encoded"])
 def test_error_at_calls(
     scene: str, kind: str, stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader
 ) -> None:
@@ -94,7 +94,8 @@ def test_mutant_is_found(name: str, place: Path, nursery: Nursery, reader: Reade
     # It works as long as nothing happens, or there would be no stage.
     stage = Stage(SCENES[mutant.scene], nursery, reader, place / name, mutant.broken)
     tally = Tally(name)
-    Sweeper(stage, tally, mutant.scene, step=mutant.step, most=1).at_every_call(mutant.kind, mutant.when)
+    sweeper = Sweeper(stage, tally, mutant.scene, step=mutant.step, most=1, first=mutant.first)
+    sweeper.at_every_call(mutant.kind, mutant.when)
     assert len(tally.violations) == 1
     assert mutant.found in tally.violations[0]
 
@@ -148,8 +149,11 @@ def traced(scene: str, place: Path, kill_at: int, nursery: Nursery, reader: Read
     return found
 
 
-def test_every_system_call_that_changes_a_file_is_counted(place: Path, nursery: Nursery, reader: Reader) -> None:
-    found = traced("plain", place, 0, nursery, reader)
+@pytest.mark.parametrize("scene", ["plain", "encoded"])
+def test_every_system_call_that_changes_a_file_is_counted(
+    scene: str, place: Path, nursery: Nursery, reader: Reader
+) -> None:
+    found = traced(scene, place, 0, nursery, reader)
     assert found.uncounted == []
     expected = {"openat", "write", "fsync", "rename", "mkdir", "rmdir"}
     assert expected - set(found.counted) == set()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.storage import list_kept, retire
 from lazyshard.storage.durable import publish_new_bytes
 from lazyshard_producer.ended import complete_end, find_end
@@ -86,3 +86,18 @@ def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_ne
     owner = (out / "stream.owner").read_bytes()
     complete_end(str(out), end)
     assert (out / "stream.owner").read_bytes() == owner
+
+
+def test_file_of_somebody_elses_is_no_work_that_is_left_behind_the_end(tmp_path: Path) -> None:
+    """A stream whose rows hold no arrays has no side files, so what is called like one was not left by a deletion."""
+    out = tmp_path / "out"
+    with ChunkWriter(out, 1) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+        retire.retire(out, 2, 3)
+    (out / arrays_name(0)).write_bytes(b"somebody's")
+    end = find_end(str(out), 1)
+    assert end is not None
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    complete_end(str(out), end)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -76,7 +76,17 @@ def beginning(place: Place) -> Beginning:
     return begin(place.forks, place.folder)
 
 
-@pytest.mark.parametrize(("name", "every"), [("plain", 31), ("gzipped", 31), ("followed", 37), ("retained", 71)])
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("plain", 31),
+        ("gzipped", 31),
+        ("followed", 37),
+        ("retained", 71),
+        ("encoded", 43),
+        ("encoded retained", 101),
+    ],
+)
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
 def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     filesystem: Filesystem, name: str, every: int, place: Place
@@ -94,6 +104,7 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
         ("ext4", "plain", True, 251),
         ("xfs", "plain", False, 251),
         ("xfs", "retained", False, 701),
+        ("ext4", "encoded", False, 307),
     ],
 )
 def test_power_cut_in_the_recovery_loses_repeats_and_tears_nothing(
@@ -131,6 +142,11 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
         ("deleted_before_the_mark", "ext4", "retained", 72, "sealed are [1, 2], with data"),
         ("deleting_only_once", "ext4", "retained", 78, "No such file"),
         ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
+        ("side_file_not_synced", "xfs", "encoded", 34, "chunk_00000.arrays has 0 bytes"),
+        ("side_file_named_after_the_seal", "ext4", "encoded", 30, "sealed, chunk_00000.arrays is missing"),
+        ("side_file_made_again", "ext4", "encoded", 50, "which is not what was sealed"),
+        ("other_arrays_after_a_restart", "xfs", "encoded", 50, "the seal of chunk "),
+        ("side_files_that_come_back_stay", "xfs", "encoded retained", 84, "left over: ['chunk_00000.arrays']"),
     ],
 )
 def test_a_cut_of_the_power_shows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 Row = dict[str, Any]
@@ -55,6 +56,14 @@ def measured(row: Row) -> Any:
     return [one | {"length": len(one["text"]) + 1} for one in found]
 
 
+def encoded(row: Row) -> Row:
+    """An encoder: a token for each letter and one at the end, in an array, and the length. Refuses some."""
+    if row["id"] % 17 == 3:
+        raise ValueError("three")
+    ids = np.frombuffer(row["text"].encode() + b"!", np.uint8).astype(np.int32)
+    return {"id": row["id"], "copy": row.get("copy"), "length": len(ids), "input_ids": ids}
+
+
 def four_of_five(row: Row, index: int) -> bool:
     """Whether a row is kept, by its number among all rows."""
     return index % 5 != 4
@@ -67,14 +76,14 @@ def numbered(position: int | None) -> Iterator[tuple[Row | bytes, int]]:
             yield line, number + 1
 
 
-def made(rows: Sequence[bytes], *, transform: bool, where: bool) -> list[tuple[int, int | None]]:
-    """What comes of rows, in order: ids, and the numbers of copies."""
+def made(rows: Sequence[bytes], *, transform: bool, where: bool, encode: bool = False) -> list[tuple[int, int | None]]:
+    """What comes of rows, in order: ids, and the numbers of copies; an encoder refuses what the transform does."""
     found: list[tuple[int, int | None]] = []
     for index, line in enumerate(rows):
         if is_refused(line, transform=False):
             continue
         row = orjson.loads(line)
-        if (where and not four_of_five(row, index)) or is_refused(line, transform=transform):
+        if (where and not four_of_five(row, index)) or is_refused(line, transform=transform or encode):
             continue
         copies = thirds(row) if transform else row
         for copy in [] if copies is None else [copies] if isinstance(copies, dict) else copies:

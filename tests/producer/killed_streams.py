@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.format import Seal
-from lazyshard.format.names import QUARANTINE, chunk_name, seal_name
+from lazyshard.format.names import QUARANTINE, arrays_name, chunk_name, seal_name
 from lazyshard.storage.verification import verify
 from tests.producer.commands import ids, rows_of, run_arguments
 from tests.producer.kill_points import WHENS
@@ -107,7 +107,7 @@ class Stream:
     def check_ended(self) -> None:
         """Checks that the stream is whole, and that nothing is there which is of no use."""
         names = {path.name for path in self.out.iterdir()}
-        chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name)}
+        chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name, arrays_name)}
         assert names - chunks == LASTING | ({QUARANTINE} & names)
         assert verify(self.out, jobs=1).findings == ()
         assert lazyshard(["verify", str(self.out), "--jobs", "1"]) == 0
@@ -118,11 +118,12 @@ class Stream:
         return len(list(self.out.glob("chunk_*.completed")))
 
     def chunk_bytes(self) -> dict[str, bytes]:
-        """Files of all sealed chunks, and their seals."""
+        """Files of all sealed chunks, those of their arrays, and their seals."""
         found = {}
         for path in self.out.glob("chunk_*.completed"):
-            for file in (path, path.with_suffix("")):
-                found[file.name] = file.read_bytes()
+            for file in (path, path.with_suffix(""), self.out / arrays_name(int(path.name[6:11]))):
+                if file.exists():
+                    found[file.name] = file.read_bytes()
         return found
 
     def seals(self) -> list[dict[str, Any]]:

@@ -85,7 +85,9 @@ def test_workers_may_not_change() -> None:
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
 
 
-@pytest.mark.parametrize(("name", "value"), [("length_field", "tokens"), ("pack_buffer", 100)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("length_field", "tokens"), ("pack_buffer", 100), ("pack_buffer_bytes", 100)]
+)
 def test_how_rows_are_packed_may_not_change(name: str, value: Any) -> None:
     old = replace(OLD, pack=8192)
     assert reloaded(old, replace(old, **{name: value})) == (old, [name])
@@ -103,7 +105,7 @@ def test_the_spool_may_not_change() -> None:
 
 
 def test_every_setting_is_decided_upon() -> None:
-    others = {"workers", "spool", "pack_buffer", *OF_SWIFT}
+    others = {"workers", "spool", "pack_buffer", "pack_buffer_bytes", *OF_SWIFT}
     assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | others
 
 

@@ -23,6 +23,17 @@ SHUFFLES: Final = (*FILTERS, "--shuffle", "16", "--seed", "3")
 
 PACKS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:measured", "--pack", "48", "--pack-buffer", "30")
 
+ENCODES: Final = (*MAKES, "--encode", "tests.producer.killed_rows:encoded")
+DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
+
+COMBINED: Final = {
+    "encoded packs": (*ENCODES, "--pack", "48", "--pack-buffer", "30"),
+    "encoded rows, dealt": (*ENCODES, *DEALS),
+    "packs, dealt": (*PACKS, *DEALS),
+    "encoded packs, dealt": (*ENCODES, "--pack", "48", "--pack-buffer", "30", *DEALS),
+    "encoded packs of small buffers, dealt": (*ENCODES, "--pack", "48", "--pack-buffer-bytes", "1500", *DEALS),
+}
+
 RECIPES: Final = {"as they are": KEEPS, "made": FILTERS, "shuffled": SHUFFLES}
 
 MOST_CALLS: Final = 90
@@ -96,6 +107,21 @@ def test_packs(kind: str, nursery: Nursery, tmp_path: Path) -> None:
     expected = [str(one) for one in made(source.rows, transform=True, where=False) if one[0] % 50 < 48]
     assert sorted(map(str, stream.rows())) == sorted(expected)
     assert any("more than the 48 of a pack" in entry["reason"] for entry in stream.refused())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind"), list(zip(COMBINED, ("plain", "zstd", "pipe", "plain", "parquet"), strict=True))
+)
+def test_encoded_packed_and_dealt(recipe: str, kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    source, options = KINDS[kind](tmp_path, 0), COMBINED[recipe]
+    # Packs are few: a start and a chunk or two.
+    stream = check_killed(nursery, tmp_path, [source], options, 60)
+    expected = made(source.rows, transform=True, where=False)
+    if "encoded" in recipe:
+        expected = [one for one in expected if one[0] % 17 != 3]
+    if "packs" in recipe:
+        expected = [one for one in expected if one[0] % 50 < 48]
+    assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
 
 
 @pytest.mark.parametrize("kind", ["plain", "pipe"])

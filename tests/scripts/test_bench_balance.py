@@ -45,5 +45,10 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("sys.argv", ["bench_balance.py", *arguments, "--global-batch", "32"])
     assert main() == 0
     printed = capsys.readouterr().out
-    for order in ("1 a micro batch, as they come", "8 a micro batch, dealt by cost", "DpBalancedScheduler's rule"):
+    for order in (
+        "1 a micro batch, as they come",
+        "8 a micro batch, dealt by cost",
+        "dealt by their samples",
+        "DpBalancedScheduler's rule",
+    ):
         assert order in printed

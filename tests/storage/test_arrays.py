@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamInvalid, StreamMismatch, WriterFailed
+from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
 from lazyshard.format import Seal, check_lines
 from lazyshard.storage import durable, list_kept
 from lazyshard.storage.adoption import adopt
@@ -151,6 +151,17 @@ def test_producer_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path:
     (tmp_path / A1).write_bytes(b"somebody's")
     ChunkWriter(tmp_path, 2).close(end=False)
     assert (tmp_path / A1).read_bytes() == b"somebody's"
+
+
+def test_deleting_chunks_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 1) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+        (tmp_path / A0).write_bytes(b"somebody's")
+        assert retire(tmp_path, 2, 3) == 2
+    with pytest.raises(StreamEnded):
+        ChunkWriter(tmp_path, 1)
+    assert (tmp_path / A0).read_bytes() == b"somebody's"
 
 
 def test_large_rows_are_written_in_pieces_and_read_one_by_one(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.storage import StreamReader, scattered
+from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.scattered import Held, ScatteredReader
 from tests.storage.streams import foreign, produce
 
@@ -19,7 +22,7 @@ ORDER = np.array([7, 0, 9, 4, 11, 1, 2])
 
 @pytest.fixture
 def reader(tmp_path: Path) -> StreamReader:
-    return StreamReader(produce(tmp_path / "s", 12, 4), max_wait=0)
+    return StreamReader(produce(tmp_path / "s", 16, 4), max_wait=0)
 
 
 def damage(reader: StreamReader, sample: int) -> None:
@@ -59,21 +62,47 @@ def test_each_chunk_is_read_once_while_it_is_held(reader: StreamReader, monkeypa
     held = prepared(rows)
     assert held.row_bytes == sum(len(reader.line(sample)) for sample in ORDER.tolist()) // 7
     reads: list[int] = []
-    real = os.pread
+    real = os.preadv
 
-    def counted(fd: int, size: int, at: int) -> bytes:
-        reads.append(size)
-        return real(fd, size, at)
+    def counted(fd: int, into: list[memoryview], at: int) -> int:
+        reads.append(len(into[0]))
+        return real(fd, into, at)
 
-    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", counted)
     for start in range(6):
         assert len(rows.lines(held, start, 7)) == 7 - start
     assert reads == [reader.chunk(number).size for number in (0, 1, 2)]
-    # What is in none of those that come next is let go, the rest is not read again.
+    # What is in none of those that come next makes room for them, the rest is not read again.
     held = prepared(rows, np.array([5, 4]))
-    assert list(rows._held) == [1]
     rows.lines(held, 0, 2)
     assert len(reads) == 3
+    held = prepared(rows, np.array([4, 14]))
+    rows.lines(held, 0, 2)
+    assert list(rows._idle[0].data) == [1, 3]
+    assert reads[3:] == [reader.chunk(3).size]
+
+
+def test_threads_do_not_read_over_what_another_one_reads_from(reader: StreamReader) -> None:
+    rows = ScatteredReader(reader)
+    begun, done = threading.Event(), threading.Event()
+
+    class Slow(StreamReader):
+        def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
+            begun.set()
+            assert done.wait(60)
+            super().read_published_into(chunk, memory)
+
+    slow = ScatteredReader(Slow(reader.directory, max_wait=0))
+    slow._idle = rows._idle
+    # Its memory holds chunk 0, which the other thread has in use while this one reads over what it does not want.
+    rows.lines(prepared(rows, np.array([0])), 0, 1)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(slow.lines, prepared(slow, np.array([0, 4])), 0, 2)
+        assert begun.wait(60)
+        assert rows.lines(prepared(rows, np.array([8, 9])), 0, 2) == [reader.line(8), reader.line(9)]
+        done.set()
+        assert found.result(60) == [reader.line(0), reader.line(4)]
+    assert len(rows._idle) == 2
 
 
 def test_chunks_that_do_not_fit_are_not_held(reader: StreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +112,7 @@ def test_chunks_that_do_not_fit_are_not_held(reader: StreamReader, monkeypatch: 
     assert rows.prepare(ORDER) is not None
     monkeypatch.setattr(scattered, "HELD_BYTES", sum(sizes) - 1)
     assert rows.prepare(ORDER) is None
-    assert rows._held == {}
+    assert rows._idle == []
 
 
 def test_chunks_of_which_little_is_read_are_not_held(tmp_path: Path) -> None:
@@ -137,5 +166,5 @@ def test_what_is_held_does_not_travel(reader: StreamReader) -> None:
     held = prepared(rows)
     lines = rows.lines(held, 0, 7)
     copy: ScatteredReader = pickle.loads(pickle.dumps(rows))
-    assert (len(rows._held), copy._held) == (3, {})
+    assert (len(rows._idle[0].data), copy._idle) == (3, [])
     assert copy.lines(held, 0, 7) == lines

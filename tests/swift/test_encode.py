@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +14,10 @@ from lazyshard import StreamReader
 from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
 from tests.swift.commands import Run, swift_sft
+from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE, environment_of, produce
 from tests.swift.streams import ROOT, row, write_stream
-from tests.swift.unit.programs import environment
 
-SIZE = 8
 ROWS = 40
-MAX_LENGTH = 512
-TEMPLATE = "qwen2_5"
 OPTIONS = ("template=" + TEMPLATE, f"max_length={MAX_LENGTH}", "model_type=qwen3")
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "what " * 600}, {"role": "assistant", "content": "one"}]
@@ -32,34 +28,6 @@ ODD: list[dict[str, Any]] = [
     {"instruction": "translate", "input": "fox", "output": "dog"},
     {"messages": [*row(3)["messages"][:1], {"role": "assistant", "content": "quick", "loss": False}]},
 ]
-
-
-def environment_of(folder: Path) -> dict[str, str]:
-    return environment(
-        HOME=str(folder),
-        MODELSCOPE_CACHE=str(folder / "ms"),
-        HF_HUB_OFFLINE="1",
-        CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / "producer", ROOT / "integrations" / "swift"))),
-        OMP_NUM_THREADS="1",
-    )
-
-
-def produce(out: Path, rows: list[dict[str, Any]], model: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    source = out.parent / f"{out.name}.jsonl"
-    source.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-    arguments = ["run", "--source", source, "--out", out, "--samples-per-chunk", SIZE, "--no-progress"]
-    encoding = ["--encode", "swift", "--model", model, "--template", TEMPLATE, "--max-length", MAX_LENGTH]
-    encoding += ["--encode-option", "model_type=qwen3"]
-    return subprocess.run(
-        [sys.executable, "-m", "lazyshard_producer", *map(str, [*arguments, *encoding, *options])],
-        env=environment_of(out.parent),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")

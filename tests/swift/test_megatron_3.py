@@ -133,6 +133,8 @@ def swift_args(save: Path, **changed: Any) -> SimpleNamespace:
         "sharded_lazy_consumer": "run",
         "sharded_lazy_on_end": "stop",
         "sharded_lazy_skip": None,
+        "sharded_lazy_encode_cache": None,
+        "sharded_lazy_encode_cache_size": None,
         "sharded_lazy_take_over": False,
     }
     return SimpleNamespace(**{**values, **changed})

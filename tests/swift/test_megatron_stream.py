@@ -177,6 +177,8 @@ def test_tp2_dp2_live_puts_data_sharding_aside(tmp_path: Path, model: Path) -> N
         "sharded_lazy_on_bad_sample": None,
         "sharded_lazy_on_end": "stop",
         "sharded_lazy_skip": None,
+        "sharded_lazy_encode_cache": None,
+        "sharded_lazy_encode_cache_size": None,
         "sharded_lazy_take_over": False,
     }
 

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, StreamReader
 from lazyshard.format import encode_pack, encode_row
 from tests.swift.commands import Run, ids_by_dp, megatron_sft
+from tests.swift.encoding import produce
 from tests.swift.streams import producing, row, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -87,3 +88,33 @@ def test_packs_of_the_producer_while_it_still_packs(tmp_path: Path, model: Path)
     assert sorted(by_rank[0] + by_rank[1]) == list(range(ROWS + 4))
     assert all(len(batch.ids) == CAPACITY // LONGEST for batch in run.batches)
     assert "the stream has ended with 16 samples: training stops after step 4 of 9" in run.output
+
+
+def test_encoded_packs_dealt_by_cost_are_trained_as_raw_packs_are(tmp_path: Path, model: Path) -> None:
+    """On four processes, of which each two tensor-parallel peers are one data-parallel rank."""
+    training = {**OPTIONS, "processes": 2 * RANKS, "tensor_model_parallel_size": 2, "num_train_epochs": 1}
+    options = ("--pack", CAPACITY, "--pack-buffer", 40, "--balance", RANKS)
+    made = produce(tmp_path / "encoded", list(map(row, range(ROWS))), model, *options, samples_per_chunk=2)
+    assert made.returncode == 0, made.stderr
+    # Whatever is encoded in training shows in the order of the words.
+    encoded = megatron_sft(tmp_path / "of encoded", model, dataset=tmp_path / "encoded", sharded_lazy=True, **training)
+    assert encoded.returncode == 0, encoded.tail()
+    rows = list(StreamReader(tmp_path / "encoded"))
+    assert sum(len(row["pack"]) for row in rows) == ROWS
+    trained = {batch.ids: batch.tokens for batch in encoded.batches}
+    assert len(trained) == len(rows) // 4 * 4
+    assert max(map(len, trained)) > 3
+    assert sum(trained.values()) > 0.8 * CAPACITY * len(trained)
+    order = {(batch.step, batch.micro, batch.dp): batch.ids for batch in encoded.batches}
+    raw = megatron_sft(
+        tmp_path / "of raw",
+        model,
+        dataset=write_packs(tmp_path / "raw", [order[at] for at in sorted(order)]),
+        sharded_lazy=True,
+        sharded_lazy_unit="sample",
+        train_dataloader_shuffle=False,
+        **training,
+    )
+    assert raw.returncode == 0, raw.tail()
+    assert fed(encoded) == fed(raw)
+    assert encoded.losses == raw.losses

@@ -16,9 +16,13 @@ from lazyshard import (
     Filter,
     LazyShardedDataset,
     LazyShardedIterable,
+    LazyShardedSequences,
     LazyShardedStream,
     Map,
     MessageTransform,
+    Pack,
+    Pad,
+    Split,
     StreamReader,
     as_tensor,
     check_config,
@@ -101,8 +105,18 @@ def to_messages(row: dict[str, Any]) -> dict[str, Any]:
 
 def train_with_steps(directory: Path) -> None:
     steps = [Filter(keep, with_indices=True), Map("my_rows:add", remove_columns=["id"]), MessageTransform(to_messages)]
-    dataset = LazyShardedDataset(directory, encode, steps=steps, max_error_count=None)
+    dataset = LazyShardedDataset(
+        directory,
+        encode,
+        steps=steps,
+        max_error_count=None,
+        encode_cache=Path("/dev/shm/cache"),
+        encode_cache_bytes=10**9,
+        encode_fingerprint={"max_length": 512, "template": None},
+    )
     assert_type(dataset.stats().dropped, int)
+    assert_type(dataset.stats().encoded, int)
+    assert_type(dataset.stats().from_cache, int)
     assert_type(dataset.stats().filled, int)
 
 
@@ -135,6 +149,32 @@ def resume(directory: Path, saved: dict[str, Any]) -> None:
     assert_type(samples.state_dict(), dict[str, Any])
     for batch in DataLoader(samples, batch_size=4):
         print(batch)
+
+
+def pack_while_training(directory: Path, saved: dict[str, Any]) -> None:
+    for form in (Pack(8192), Pad(4096, token=0), Split(size=4096, bos=1, eos=2, every_bos=None, overlap=0)):
+        sequences = LazyShardedSequences(
+            directory,
+            encode,
+            form=form,
+            batch_size=2,
+            dp_rank=0,
+            dp_size=2,
+            window=8,
+            seed=0,
+            at_end="complete",
+            too_long="drop",
+            max_wait=600.0,
+            on_bad_sample="raise",
+            max_bad_samples=100,
+        )
+        sequences.load_state_dict(saved)
+        sequences.set_epoch(1)
+        assert_type(sequences.state_dict(8), dict[str, Any])
+        assert_type(sequences.window, int)
+        assert_type(sequences.consumed, int)
+        for batch in DataLoader(sequences, batch_size=2):
+            print(batch)
 
 
 def without_a_length(directory: Path, saved: dict[str, Any]) -> None:

@@ -142,6 +142,29 @@ _FIELDS: list[tuple[str, Any, Any]] = [
         ),
     ),
     (
+        "sharded_lazy_encode_cache",
+        str | None,
+        field(
+            default=None,
+            metadata={
+                "help": "Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams are "
+                "kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later "
+                "epochs and for restarts. Not for templates that encode a row otherwise each time."
+            },
+        ),
+    ),
+    (
+        "sharded_lazy_encode_cache_size",
+        str | None,
+        field(
+            default=None,
+            metadata={
+                "help": "Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was used "
+                "longest ago goes first. Default: 16GiB."
+            },
+        ),
+    ),
+    (
         "sharded_lazy_take_over",
         bool,
         field(

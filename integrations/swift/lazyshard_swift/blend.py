@@ -7,16 +7,17 @@ blend's own state, which the checkpoints hold beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lazyshard import BlendedDataset
 from lazyshard.data.rank import Rank
+from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BlendState
-from lazyshard_swift import settings
+from lazyshard_swift import encode_cache, packed, settings
 from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused
@@ -25,7 +26,7 @@ from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import BLENDED, Position
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
-from lazyshard_swift.stream import ENDLESS, TrainStream, begin, check_whole, facts_of, open_samples
+from lazyshard_swift.stream import ENDLESS, NO_CACHE, TrainStream, begin, check_whole, facts_of, open_samples
 
 __all__ = ["BlendStream", "open_blend"]
 
@@ -40,6 +41,7 @@ class BlendStream(TrainStream):
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
+        cache: options of the cache of encoded samples.
 
     Raises:
         ResumeRefused: the checkpoint's state does not fit one of the streams.
@@ -54,8 +56,10 @@ class BlendStream(TrainStream):
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
         samples_per_chunk: int | None,
+        cache: Mapping[str, Any] = NO_CACHE,
     ) -> None:
         self.gate: _Gate
+        self._cache = cache.get("encode_cache")
         own: dict[str, Any] = {
             "samples_per_chunk": samples_per_chunk,
             "shuffle_window": plan.window,
@@ -69,7 +73,7 @@ class BlendStream(TrainStream):
             "micro_batches_per_step": plan.state.parts[-1].draws_per_step // plan.batch_size or None,
         }
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
-        waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer}
+        waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer} | dict(cache)
         self._dataset: BlendedDataset = streams.open(plan.rank, encode, waiting, of_blend)  # type: ignore[assignment]
         for dataset in self._dataset.datasets:
             dataset.reader.quiet = True
@@ -112,6 +116,10 @@ class BlendStream(TrainStream):
         some = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the streams"
         return f"BlendStream({some}; rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
+
+    def stats(self) -> Sequence[Stats]:
+        """Returns what this rank and its workers have met so far, of each stream."""
+        return self._dataset.stats()
 
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
@@ -205,13 +213,15 @@ def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream
         ended, samples = False, sum(one.samples for one in facts)
     plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
     streams = replace(streams, units=units_of(args, streams, plan))
+    cache = encode_cache.options(args, template)
     stream = BlendStream(
         plan,
         streams,
-        encoders(directories, template, raw),
+        encoders(directories, template, raw, packed.packing_length(args)),
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,
+        cache=cache,
     )
     for number, directory in enumerate(directories):
         name = stream.names[number]

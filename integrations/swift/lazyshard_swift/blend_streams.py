@@ -11,6 +11,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
 from lazyshard.storage.urls import stream_name
 from lazyshard_swift import parallel
+from lazyshard_swift.encode_cache import for_stream
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import SettingsRefused, StreamTooShort
 from lazyshard_swift.logs import notice
@@ -63,14 +64,14 @@ class Streams:
         Args:
             rank: whose.
             encode: makes samples of rows, one for each stream; None gives the rows.
-            own: options of each stream's data set.
+            own: options of each stream's data set; those of a cache are for streams of raw rows.
             of_blend: options of the blend.
         """
         place: dict[str, Any] = {"dp_rank": rank.dp_rank, "dp_size": rank.dp_size}
         units: list[dict[str, Any]] = [{"unit": unit} for unit in self.units] or [{} for _ in self.directories]
         each: Sequence[Encode | None] = encode or [None] * len(self.directories)
         parts = [
-            (LazyShardedDataset(directory, one, **place, **unit, **own), weight)
+            (LazyShardedDataset(directory, one, **place, **unit, **for_stream(own, one)), weight)
             for directory, one, weight, unit in zip(self.directories, each, self.weights, units, strict=True)
         ]
         return BlendedDataset(parts, stopping=self.stopping, **of_blend)

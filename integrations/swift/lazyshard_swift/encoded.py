@@ -9,6 +9,7 @@ from lazyshard.format import Encoding
 from lazyshard.format.encoding import differences
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.urls import stream_path
+from lazyshard_swift import packed
 from lazyshard_swift.encoded_values import unpack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import OF_ROWS, fingerprint
@@ -16,13 +17,16 @@ from lazyshard_swift.fingerprint import OF_ROWS, fingerprint
 Encode: TypeAlias = Callable[..., Any]
 
 
-def encoders(directories: Sequence[str], template: Any, raw: Encode) -> tuple[Encode, ...]:
+def encoders(
+    directories: Sequence[str], template: Any, raw: Encode, packing_length: int | None = None
+) -> tuple[Encode, ...]:
     """Returns what makes samples of the rows of each of these streams, which are there.
 
     Args:
         directories: of the streams.
         template: ms-swift's, in its training mode.
         raw: makes samples of rows that are not encoded.
+        packing_length: most tokens of a pack, where rows are packs; None where they are not.
 
     Raises:
         SettingsRefused: a stream's rows were encoded otherwise than the template would encode them.
@@ -34,16 +38,28 @@ def encoders(directories: Sequence[str], template: Any, raw: Encode) -> tuple[En
             found.append(raw)
         else:
             check(directory, manifest.encoding, fingerprint(template))
-            found.append(EncodedRows())
+            found.append(EncodedRows(packing_length))
     return tuple(found)
 
 
 class EncodedRows:
-    """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`."""
+    """Turns encoded rows into what the template has returned; an `encode_fn` for `LazyShardedDataset`.
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the sample."""
-        return unpack(row)
+    Args:
+        packing_length: most tokens of a pack, where rows are packs; None where they are not.
+    """
+
+    def __init__(self, packing_length: int | None = None) -> None:
+        self._packing_length = packing_length
+
+    def __call__(self, row: dict[str, Any]) -> Any:
+        """Returns the sample; of a pack the list of its samples.
+
+        Raises:
+            ValueError: it is a pack and was to be none, or the other way round; or it has more tokens than a pack may
+                have.
+        """
+        return packed.encode(row, self._packing_length, unpack)
 
 
 def check(directory: str, stream: Encoding, own: Encoding) -> None:

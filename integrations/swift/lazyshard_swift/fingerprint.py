@@ -50,8 +50,8 @@ def fingerprint(template: Any) -> dict[str, Any]:
         "ms_swift": versions.installed(),
         "template": meta.template_type,
         "system": meta.default_system,
-        "template_text": _digest(_texts(meta)),
-        "tokenizer": _digest(_tokenizer(template)),
+        "template_text": digest(_texts(meta)),
+        "tokenizer": digest(_tokenizer(template)),
         "processor": _processor(getattr(template, "processor", None)),
     }
     return facts | {name: _plain(getattr(template, place, None)) for name, place in _ATTRIBUTES.items()}
@@ -96,10 +96,10 @@ def _tokenizer(template: Any) -> Any:
 def _processor(processor: Any) -> str | None:
     parts: dict[str, Any] = {name: getattr(processor, name, None) for name in _PROCESSORS}
     found = {name: part.to_dict() for name, part in parts.items() if hasattr(part, "to_dict")}
-    return _digest(found) if found else None
+    return digest(found) if found else None
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
     """Returns XXH3 (64 bits) of a value in JSON with sorted keys, 16 hexadecimal digits."""
     data = orjson.dumps(value, default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return xxhash.xxh3_64_hexdigest(data)

@@ -81,6 +81,9 @@ def _attach(trainer: Any, stream: Any) -> None:
                 f"{stream.plan.left_over(consumed, samples)} left over, fewer than a step takes"
             )
 
+        def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            stream.tell_cache()
+
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(Steps())
 

@@ -39,7 +39,7 @@ class _StreamEnded(Exception):
 
 
 class _Steps:
-    """A callback of the trainer, and what this run keeps. Any event but one passes by.
+    """A callback of the trainer, and what this run keeps. Any other event passes by.
 
     Args:
         trainer: ms-swift's.
@@ -66,6 +66,10 @@ class _Steps:
         first = plan.draws_after(trainer.state.consumed_train_samples)
         if not self.stream.gate.allows(first, first + trainer.args.global_batch_size // plan.rank.dp_size):
             raise _StreamEnded
+
+    def on_train_end(self, *rest: Any, **options: Any) -> None:
+        """Tells of the cache of encoded samples."""
+        self.stream.tell_cache()
 
 
 def _pass_by(*rest: Any, **options: Any) -> None:

@@ -231,6 +231,7 @@ def _check_own(args: Any) -> None:
             raise _refused(
                 "sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}; give another, or none"
             ) from cause
+    _check_encode_cache(args.sharded_lazy_encode_cache, args.sharded_lazy_encode_cache_size)
     if args.sharded_lazy_skip is not None:
         try:
             parse_skips(args.sharded_lazy_skip)
@@ -240,6 +241,43 @@ def _check_own(args: Any) -> None:
         value = getattr(args, name)
         if value is not None and value not in get_args(choices):
             raise _refused(name, f"--{name} is one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def _check_encode_cache(directory: str | None, size: str | None) -> None:
+    if directory is not None and (not directory or "\0" in directory):
+        raise _refused("sharded_lazy_encode_cache", "--sharded_lazy_encode_cache is a directory of this node")
+    if size is None:
+        return
+    if directory is None:
+        raise _refused(
+            "sharded_lazy_encode_cache_size",
+            f"--sharded_lazy_encode_cache_size {size} bounds the cache that --sharded_lazy_encode_cache DIR makes: "
+            f"give both, or none",
+        )
+    try:
+        parse_size(size)
+    except ValueError as cause:
+        raise _refused("sharded_lazy_encode_cache_size", f"--sharded_lazy_encode_cache_size: {cause}") from cause
+
+
+def parse_size(text: str | int) -> int:
+    """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024).
+
+    >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
+    (20000000000, 1572864, 512)
+
+    Raises:
+        ValueError: it is none, or 0.
+    """
+    found = re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b?", str(text).strip(), re.IGNORECASE)
+    size = 0
+    if found is not None:
+        whole, part, prefix, binary = found.groups("")
+        unit = (1024 if binary else 1000) ** ("kmgt".index(prefix.lower()) + 1) if prefix else 1
+        size = int(whole + part) * unit // 10 ** len(part)
+    if size < 1:
+        raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
+    return size
 
 
 def parse_unit(given: str | int | None) -> str | int | None:

@@ -7,8 +7,9 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,13 @@ from torch.utils.data import Dataset
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
 from lazyshard.data.dealt_order import is_dealt
 from lazyshard.data.rank import Rank
+from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import packed, parallel, settings
+from lazyshard_swift import encode_cache, packed, parallel, settings
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
@@ -37,6 +39,9 @@ from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
 
+NO_CACHE: Final[Mapping[str, Any]] = MappingProxyType({})
+"""What `lazyshard_swift.encode_cache.options` returns where no cache is asked for."""
+
 
 class TrainStream(Dataset[Any]):
     """A stream as ms-swift's training data set.
@@ -47,6 +52,7 @@ class TrainStream(Dataset[Any]):
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
+        cache: options of the cache of encoded samples; see `lazyshard_swift.encode_cache`.
     """
 
     def __init__(
@@ -57,8 +63,10 @@ class TrainStream(Dataset[Any]):
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
         samples_per_chunk: int | None,
+        cache: Mapping[str, Any] = NO_CACHE,
     ) -> None:
         self.plan = plan
+        self._cache = cache.get("encode_cache")
         common: dict[str, Any] = {
             "dp_rank": plan.rank.dp_rank,
             "dp_size": plan.rank.dp_size,
@@ -77,6 +85,7 @@ class TrainStream(Dataset[Any]):
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
             consumer=plan.consumer,
+            **encode_cache.for_stream(cache, encoder),
             **common,
         )
         self._dataset.reader.quiet = True
@@ -116,6 +125,15 @@ class TrainStream(Dataset[Any]):
             f"TrainStream({plan.directory}, {state}, {facts.samples} samples published, {facts.samples_per_chunk} per "
             f"chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
         )
+
+    def stats(self) -> Sequence[Stats]:
+        """Returns what this rank and its workers have met so far, of each stream."""
+        return [self._dataset.stats()]
+
+    def tell_cache(self) -> None:
+        """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
+        if self._cache is not None:
+            encode_cache.tell(self._cache, self.stats())
 
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
@@ -241,7 +259,8 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         return open_blend(args, rank, template, _encoder(args, template))
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
-    (encoder,) = encoders([directory], template, _encoder(args, template))
+    (encoder,) = encoders([directory], template, _encoder(args, template), packed.packing_length(args))
+    cache = encode_cache.options(args, template)
     plan = decide(args, directory, facts, rank)
     stream = TrainStream(
         plan,
@@ -249,6 +268,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,
+        cache=cache,
     )
     if plan.saved is None:
         check_whole(directory, plan.stream_id, plan.consumer)

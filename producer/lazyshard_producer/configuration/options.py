@@ -255,8 +255,8 @@ OPTIONS: Final = (
         "rows",
         WHOLE_OR_NONE,
         "RANKS|none",
-        "Deal rows by cost, a chunk for each of so many data-parallel ranks at a time, so that the rows that meet in a "
-        "step cost the same. Holds all rows of these chunks in memory. Default: none, the order in which they come.",
+        "Deal rows, or packs, by cost, a chunk for each of so many data-parallel ranks at a time, so that those that "
+        "meet in a step cost the same. Holds all rows of these chunks in memory. Default: none, as they come.",
         "64",
     ),
     Option(
@@ -298,7 +298,8 @@ OPTIONS: Final = (
         "rows",
         TEXT,
         "NAME",
-        "Where --pack and --balance find the tokens of a row: a whole number under this key. Default: length.",
+        "Where --pack and --balance find the tokens of a row: a whole number under this key. With --encode the encoder "
+        "tells them. Default: length.",
         '"length"',
     ),
     Option(
@@ -308,6 +309,15 @@ OPTIONS: Final = (
         "N",
         "Rows among which --pack looks for those that fit together. Default: 10000.",
         "10000",
+    ),
+    Option(
+        "pack_buffer_bytes",
+        "rows",
+        BYTES,
+        "SIZE",
+        "Bytes of these rows, as they are published, with which they are packed though they are fewer; bounds the "
+        "memory. Default: 1GiB.",
+        '"1GiB"',
     ),
     Option(
         "workers",

@@ -201,6 +201,7 @@ def _of_numbers(settings: Settings) -> Iterator[Problem]:
         ("--seed", settings.seed, 0, MAX_SEED),
         ("--pack", settings.pack, 0, _MAX_TOKENS),
         ("--pack-buffer", settings.pack_buffer, 1, _MAX_SHUFFLE),
+        ("--pack-buffer-bytes", settings.pack_buffer_bytes, 1, _MAX_AMOUNT),
         ("--workers", settings.workers, 0, _MAX_WORKERS),
         ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
     ):
@@ -246,9 +247,6 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
     if settings.shuffle:
         text = "rows dealt by cost are in an order by chance already, as far as costs allow; leave out one of --shuffle"
         yield Problem("--balance", f"{text} {settings.shuffle} and --balance {ranks}")
-    if settings.pack:
-        text = f"packs of {settings.pack} tokens are of one size already; leave out one of --pack and --balance {ranks}"
-        yield Problem("--balance", text)
     if batch < 1 or settings.samples_per_chunk % batch:
         text = f"a number of rows of which --samples-per-chunk {settings.samples_per_chunk} is a multiple is needed"
         yield Problem("--micro-batch-size", f"{text}, got {batch}")
@@ -266,29 +264,34 @@ def _of_packing(settings: Settings) -> Iterator[Problem]:
         if settings.shuffle:
             text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
             yield Problem("--shuffle", f"{text}, and shuffle packs in training")
+        if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
+            text = "--pack is for samples of one sequence, and ms-swift trains no packs with mode=rlhf; leave one out"
+            yield Problem("--encode-option", text)
         names = [new for new, _ in settings.columns]
         # A transform may add it.
-        if names and settings.length_field not in names and settings.transform is None:
+        if names and settings.length_field not in names and settings.transform is None and settings.encode is None:
             text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
             yield Problem("--columns", f"{text}, or name another with --length-field")
         return
-    if settings.pack_buffer != _default(settings, "pack_buffer"):
-        yield Problem("--pack-buffer", "it is for --pack, and there is none; leave it out")
+    for name in ("pack_buffer", "pack_buffer_bytes"):
+        if getattr(settings, name) != _default(settings, name):
+            yield Problem(_flag(name), "it is for --pack, and there is none; leave it out")
 
 
 def _of_lengths(settings: Settings) -> Iterator[Problem]:
     if not settings.length_field:
         yield Problem("--length-field", "the name of a key is needed, got an empty one")
-    elif settings.length_field != _default(settings, "length_field") and not settings.pack and settings.balance is None:
+    elif settings.length_field == _default(settings, "length_field"):
+        return
+    elif not settings.pack and settings.balance is None:
         yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
+    elif settings.encode is not None:
+        text = "the encoder tells the tokens of a row, as the 'length' of what it returns; leave it out"
+        yield Problem("--length-field", text)
 
 
 def _of_encoding(settings: Settings) -> Iterator[Problem]:
     swift = settings.encode == SWIFT
-    if settings.encode is not None and (settings.pack or settings.balance is not None):
-        option = "--pack" if settings.pack else "--balance"
-        text = f"{option} goes by lengths that rows tell before they are encoded, and takes no encoded rows yet"
-        yield Problem("--encode", f"{text}; leave out one of them")
     if settings.encode is not None and not swift and not _FUNCTION.fullmatch(settings.encode):
         yield Problem("--encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}")
     if swift and not settings.model:

@@ -23,6 +23,10 @@ PACK_BUFFER: Final = 10_000
 """Rows that are packed together by default: enough that the last packs of a buffer, which stay the emptiest, weigh
 nothing, and few enough that a restart reads them again at once."""
 
+PACK_BUFFER_BYTES: Final = 1 << 30
+"""Bytes of these at the most by default: ten thousand rows of text come nowhere near, and rows with the features of
+images do not fill the memory."""
+
 STORE_PATIENCE_S: Final = 600.0
 """How long an object store may be away by default, in seconds: an outage of minutes passes, a mistake is reported."""
 
@@ -129,8 +133,9 @@ class Settings:
         cost_per_token: what a token costs by itself, with `balance`.
         cost_per_token_squared: what a row costs for the square of its tokens, with `balance`.
         pack: tokens of a pack, where rows are packed; 0 for rows as they are.
-        length_field: the key of a row under which its tokens stand, with `balance` or `pack`.
+        length_field: the key of a row under which its tokens stand, with `balance` or `pack`, unless it is encoded.
         pack_buffer: rows that are packed together.
+        pack_buffer_bytes: bytes of these with which a buffer ends before.
         encode: "swift" or "MODULE:FUNCTION", by which rows are encoded; None for rows that are not.
         model, template, max_length, encode_option: see `EncodingSettings`.
         workers: processes that run transform and encoder; 0 for this one.
@@ -165,6 +170,7 @@ class Settings:
     pack: int = 0
     length_field: str = LENGTH_FIELD
     pack_buffer: int = PACK_BUFFER
+    pack_buffer_bytes: int = PACK_BUFFER_BYTES
     encode: str | None = None
     model: str | None = None
     template: str | None = None

@@ -2,7 +2,8 @@
 
 A position is the place before a unit, a source row or where they are shuffled or packed a block of them, together with
 how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
-by the next run is compared with a digest of those: sources and functions may have changed.
+by the next run is compared with a digest of those: sources and functions may have changed. Where packs are dealt by
+cost, blocks go on into `stripes`, whose units are made of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import xxhash
 from lazyshard.errors import RowInvalid
 from lazyshard.storage.patience import Patience
 from lazyshard_producer.position import RunPosition
-from lazyshard_producer.rows.blocks import Arrange, MadeRow
+from lazyshard_producer.rows.blocks import Blocks, MadeRow, made_rows
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
 from lazyshard_producer.rows.recipe import Line, Made, Maker
@@ -91,10 +92,9 @@ class RecipeFeed:
         maker: makes rows, where there are no workers.
         workers: make rows.
         begun: the unit with which to begin, if a part of it is published.
-        block: source rows that are shuffled or packed together; 0 keeps the order.
-        arrange: does that with the rows made of a block; None where there are no blocks.
+        blocks: of rows that are shuffled or packed together; None keeps the order.
         measured: whether the rows' lengths are known.
-        stripes: deals the rows by cost; None where they are not dealt.
+        stripes: deals the rows, or packs, by cost, and goes on in its units; None where they are not dealt.
         warn: is told what is odd.
         patience: is told what is asked of the maker.
     """
@@ -106,8 +106,7 @@ class RecipeFeed:
         workers: Workers | None,
         *,
         begun: BegunUnit | None,
-        block: int,
-        arrange: Arrange | None,
+        blocks: Blocks | None,
         measured: bool,
         stripes: Stripes | None = None,
         warn: Callable[[str], None],
@@ -116,9 +115,8 @@ class RecipeFeed:
         self._book = book
         self._maker = maker
         self._workers = workers
-        self._unit_begun = begun
-        self._block = block
-        self._arrange = arrange
+        self._unit_begun = begun if stripes is None else None
+        self._blocks = blocks
         self._measured = measured
         self._stripes = stripes
         self._warn = warn
@@ -131,7 +129,8 @@ class RecipeFeed:
         self._made: Iterator[Batch] = iter(())
         self._rows: list[MadeRow] = []
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
-        self._held = 0
+        self._held = 0  # of these
+        self._bytes = 0  # of `_rows`
         self._before = self._last = book.spot(book.mixer.standing())
 
     def read(self) -> Batch | None:
@@ -212,38 +211,51 @@ class RecipeFeed:
                 self._book.refusals.take(row.refused, place, line if isinstance(line, bytes) else None)
             before = self._last if index else Spot(piece.before, self._last.counts)
             self._last = self._book.spot(piece.after(index))
-            if self._stripes is not None:
-                yield from self._stripes.add(row, piece.source, place, (before, self._last))
+            rows = made_rows(row, place)
+            if self._stripes is not None and self._blocks is None:
+                yield from self._stripes.add(rows, {piece.source: 1}, (before, self._last))
                 continue
-            if self._measured:
-                pairs = zip(row.lines, row.tokens, strict=True)
-                self._rows += [MadeRow(line, place, tokens) for line, tokens in pairs]
-            else:
-                self._rows += [MadeRow(line, place) for line in row.lines]
+            self._rows += rows
+            self._bytes += sum(one.size for one in rows)
             self._held += 1
             self._unit[piece.source] = self._unit.get(piece.source, 0) + 1
-            if self._held >= (self._block if self._unit_begun is None else self._unit_begun.rows):
-                batch = self._batch()
-                if batch.lines:
-                    yield batch
+            if self._is_full():
+                yield from self._end_block()
+
+    def _is_full(self) -> bool:
+        """Whether the source rows that are held are all of a block, or the one of which rows are made."""
+        if self._unit_begun is not None:
+            return self._held >= self._unit_begun.rows
+        if self._blocks is None:
+            return True
+        left = None if self._stripes is None else self._stripes.source_rows_left
+        if self._held >= (self._blocks.rows if left is None else min(left, self._blocks.rows)):
+            return True
+        return self._blocks.most_bytes is not None and self._bytes >= self._blocks.most_bytes
 
     def _flush(self) -> Batch | None:
-        if self._stripes is not None:
-            return self._stripes.rest()
-        return self._batch() if self._rows or self._unit_begun is not None else None
+        if self._held or self._unit_begun is not None:
+            self._made = self._end_block()
+            for batch in self._made:
+                return batch
+        return None if self._stripes is None else self._stripes.rest()
 
-    def _batch(self) -> Batch:
-        """Returns what is held, shuffled or packed if it is to be."""
+    def _end_block(self) -> Iterator[Batch]:
+        """Yields what is held, shuffled or packed if it is to be; or what is dealt now that this is there."""
         rows: Sequence[MadeRow] = self._rows
-        if self._arrange is not None:
-            rows = self._arrange(rows, self._book.blocks)
+        if self._blocks is not None:
+            rows = self._blocks.arrange(rows, self._book.blocks)
             self._book.blocks += 1
             self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
-        spots = (self._before, self._last)
-        batch = _MadeBatch(self._book, rows, self._skip(rows), spots, self._unit, self._measured)
+        spots, unit = (self._before, self._last), self._unit
         self._before = self._last
-        self._rows, self._held, self._unit = [], 0, {}
-        return batch
+        self._rows, self._held, self._bytes, self._unit = [], 0, 0, {}
+        if self._stripes is not None:
+            yield from self._stripes.add(rows, unit, spots)
+            return
+        batch = _MadeBatch(self._book, rows, self._skip(rows), spots, unit, self._measured)
+        if batch.lines:
+            yield batch
 
     def _skip(self, rows: Sequence[MadeRow]) -> int:
         """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.

@@ -1,4 +1,4 @@
-"""The lengths of rows that are to be packed or dealt by cost, as the rows themselves tell them."""
+"""The lengths of rows that are to be packed or dealt by cost, as the rows themselves or their encoder tell them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard.format.packed_row import ADDED_LEVELS
 
 _MAX_LEVELS: Final = 1024
@@ -27,7 +28,7 @@ class Measure:
     """Tells how many tokens a row has.
 
     Args:
-        field: the key under which they stand.
+        field: the key under which they stand, in rows that are not encoded.
         pack: tokens of a pack; 0 where rows are not packed.
     """
 
@@ -55,15 +56,31 @@ class Measure:
         if type(tokens) is not int or tokens < 1:
             found = repr(tokens)[:_SHOWN] if self._field in row else "none"
             raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self._field!r}, found {found}")
+        self._check_pack(tokens, f"under {self._field!r}", line)
+        return tokens
+
+    def encoded_tokens(self, row: EncodedRow) -> int:
+        """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
+        tokens, option = row.tokens, "--pack" if self._pack else "--balance"
+        if tokens is None:
+            raise _refuse(f"{option}: --encode returned no length: expected a whole number of tokens under 'length'")
+        if not self._pack:
+            return tokens
+        if not tokens:
+            raise _refuse("--pack: --encode returned a length of 0, expected one from 1")
+        self._check_pack(tokens, "as --encode returned it", row.line)
+        return tokens
+
+    def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
+        """Looks whether a row can lie in a pack."""
         if tokens > self._pack:
-            raise _refuse(f"--pack: {tokens} tokens under {self._field!r}, more than the {self._pack} of a pack")
+            raise _refuse(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
         # Every level takes an opening bracket, so few rows are parsed a second time.
         if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
             try:
                 orjson.loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
                 raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
-        return tokens
 
 
 def key_names(row: dict[str, Any]) -> str:

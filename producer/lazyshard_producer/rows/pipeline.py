@@ -12,7 +12,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
-from lazyshard_producer.rows.blocks import Arrange, packing, shuffling
+from lazyshard_producer.rows.blocks import Blocks, packing, shuffling
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.feed import Feed, PlainFeed
 from lazyshard_producer.rows.making import RecipeFeed
@@ -25,7 +25,7 @@ from lazyshard_producer.rows.workers import Workers
 from lazyshard_producer.sources.source import Context, Source
 
 _NO_END: Final = 1 << 62
-"""Rows of a block that never ends: how many source rows a stripe takes shows only as they are made."""
+"""Rows of a unit that never ends: how many source rows a stripe or a pack buffer takes shows only as they are made."""
 
 
 class Pipeline:
@@ -76,12 +76,12 @@ class Pipeline:
             pack=settings.pack,
             length_field=settings.length_field if measured else None,
         )
-        block, arrange = _blocks(settings)
+        blocks = _blocks(settings)
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
         described = describe(settings)
         if committed is not None:
             start = _same_recipe(start, described, warn)
-        maker = Maker(recipe) if recipe or block else None
+        maker = Maker(recipe) if recipe or blocks is not None else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
         self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
         try:
@@ -91,7 +91,7 @@ class Pipeline:
                 weights,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=block if settings.balance is None else _NO_END,
+                block=_NO_END if measured else settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 patience=patience,
@@ -124,8 +124,7 @@ class Pipeline:
                 maker,
                 self._workers,
                 begun=begun,
-                block=block,
-                arrange=arrange,
+                blocks=blocks,
                 measured=measured,
                 stripes=stripes,
                 warn=warn,
@@ -165,11 +164,11 @@ def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable
     )
 
 
-def _blocks(settings: Settings) -> tuple[int, Arrange | None]:
-    """Returns how many rows form a block, 0 for none, and what is done with one."""
+def _blocks(settings: Settings) -> Blocks | None:
+    """Returns the blocks of rows that are packed or shuffled together, None where there are none."""
     if settings.pack:
-        return settings.pack_buffer, packing(settings.pack)
-    return settings.shuffle, shuffling(settings.seed) if settings.shuffle else None
+        return packing(settings.pack_buffer, settings.pack_buffer_bytes, settings.pack)
+    return shuffling(settings.shuffle, settings.seed) if settings.shuffle else None
 
 
 def _begun_unit(start: RunPosition, settings: Settings) -> BegunUnit | None:
@@ -199,6 +198,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "pack": settings.pack,
         "length_field": settings.length_field if settings.pack else None,
         "pack_buffer": settings.pack_buffer if settings.pack else None,
+        "pack_buffer_bytes": settings.pack_buffer_bytes if settings.pack else None,
     }
     if settings.balance is not None:
         # As `lazyshard.format.dealt` reads it.
@@ -214,8 +214,8 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
     if not changed:
         return start
     names = ", ".join(f"{name} (was {before.get(name)!r}, now {described.get(name)!r})" for name in changed)
-    # Stripes of which several rows are made of one source row go over into each other.
-    goes_over = "balance" in before and "transform" in before
+    # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
+    goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
     if start.skip and (set(changed) != {"weights"} or goes_over):
         raise SettingInvalid(
             f"rows are to be made in another way than those of which the last chunk holds a part: {names}; go on with "

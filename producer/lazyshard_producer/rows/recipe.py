@@ -43,7 +43,8 @@ class Recipe:
         encoding: how rows are encoded; None where they are not.
         max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
         pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
-        length_field: the key under which the tokens of the rows made stand; None where nobody asks for them.
+        length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
+            nobody asks for them.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
@@ -118,7 +119,7 @@ class Maker:
         if self._measure is None:
             return Made(lines, None, duplicate)
         tokens = [
-            self._measure.tokens(row, line if isinstance(line, bytes) else line.line)
+            self._measure.tokens(row, line) if isinstance(line, bytes) else self._measure.encoded_tokens(line)
             for row, line in zip(rows, lines, strict=False)
         ]
         return Made(lines, None, duplicate, tokens)

@@ -10,12 +10,15 @@ in the middle of those. Then the next one begins with that source row, behind it
     stripes of 5       `---------' `---------'
     positions          before a, n skipped | before c, 1 + n skipped, the first of them as lead
 
-Memory: the rows of a stripe, and what is made of one source row.
+Where rows are packed, a block of source rows stands in the place of a source row, and the packs made of it in that of
+the rows made of one.
+
+Memory: the rows of a stripe, and what is made of one source row or block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -24,26 +27,19 @@ import xxhash
 from lazyshard.errors import RowInvalid
 from lazyshard.plan.balance import Balance, Cost
 from lazyshard_producer.position import RunPosition
+from lazyshard_producer.rows.blocks import MadeRow
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
-from lazyshard_producer.rows.recipe import Line, Made
+from lazyshard_producer.rows.recipe import Line
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.sources.source import Place
 
 
-class _Row(NamedTuple):
-    """A row that was made."""
-
-    line: bytes
-    tokens: int
-    place: Place
-
-
 class _Start(NamedTuple):
-    """Where a stripe begins: behind the `lead`, which was made of the first source row after the spot."""
+    """Where a stripe begins: behind the `lead`, which was made of the first source row or block after the spot."""
 
     spot: Spot
-    lead: Sequence[bytes]
+    lead: Sequence[MadeRow]
     unit: Mapping[int, int]
 
     def position(self, book: Book, dealt: int, digest: xxhash.xxh3_64) -> RunPosition:
@@ -53,6 +49,15 @@ class _Start(NamedTuple):
             return book.position(self.spot)
         unit = tuple(self.unit.get(source, 0) for source in range(len(book.mixer.names)))
         return book.position(self.spot, skip=skip, lead=len(self.lead), unit=unit, skipped=digest.hexdigest())
+
+
+class _Added(NamedTuple):
+    """Rows made of a source row or of a block of them, of how many of which sources, and the places around these."""
+
+    made: Sequence[MadeRow]
+    of: Mapping[int, int]
+    before: Spot
+    after: Spot
 
 
 class _DealtBatch:
@@ -68,12 +73,12 @@ class _DealtBatch:
 
     checked = True
 
-    def __init__(self, book: Book, rows: Sequence[_Row], skipped: int, start: _Start, following: _Start) -> None:
+    def __init__(self, book: Book, rows: Sequence[MadeRow], skipped: int, start: _Start, following: _Start) -> None:
         self._rows = rows[skipped:]
         self.lines: Sequence[Line | RowInvalid] = [row.line for row in self._rows]
         self.tokens: Sequence[int] | None = [row.tokens for row in self._rows]
         self._book = book
-        self._dealt = [row.line for row in rows]
+        self._dealt = rows
         self._skipped = skipped
         self._start = start
         self._following = following
@@ -84,8 +89,8 @@ class _DealtBatch:
         if index == len(self.lines) - 1:
             return self._following.position(self._book, 0, _digest(self._following.lead))
         stop = self._skipped + index + 1
-        for line in self._dealt[self._digested : stop]:
-            self._digest.update(line)
+        for row in self._dealt[self._digested : stop]:
+            self._digest.update(row.data)
         self._digested = stop
         return self._start.position(self._book, stop, self._digest)
 
@@ -106,7 +111,7 @@ class Stripes:
         cost: of rows, by their lengths.
         samples: rows that are published.
         begun: the unit with which to begin, if a part of it is published.
-        lead: rows made of its first source row that belong to the unit before.
+        lead: rows made of its first source row or block that belong to the unit before.
         warn: is told what is odd.
     """
 
@@ -131,16 +136,20 @@ class Stripes:
         self._start: _Start | None = None
         self._last: Spot | None = None
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
-        self._rows: list[_Row] = []
+        self._rows: list[MadeRow] = []
 
-    def add(self, made: Made, source: int, place: Place, spots: tuple[Spot, Spot]) -> Iterator[Batch]:
-        """Takes what was made of a source row, and yields the stripes that it fills.
+    @property
+    def source_rows_left(self) -> int | None:
+        """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
+        return None if self._begun is None else self._begun.rows - sum(self._unit.values())
+
+    def add(self, made: Sequence[MadeRow], of: Mapping[int, int], spots: tuple[Spot, Spot]) -> Iterator[Batch]:
+        """Takes what was made of a source row or of a block of them, and yields the stripes that it fills.
 
         Args:
             made: the rows.
-            source: number of its source.
-            place: where it lies there.
-            spots: the places before and after it.
+            of: how many source rows these are, by number of the source.
+            spots: the places before and after them.
 
         Raises:
             SourceRefused: the unit with which the run has begun comes out otherwise than it was published.
@@ -149,14 +158,16 @@ class Stripes:
         self._last = after
         if self._start is None:
             self._start = _Start(before, (), {})
-        self._rows += [_Row(line, tokens, place) for line, tokens in zip(_plain(made.lines), made.tokens, strict=True)]
-        self._unit[source] = self._unit.get(source, 0) + 1
+        self._rows += made
+        for source, rows in of.items():
+            self._unit[source] = self._unit.get(source, 0) + rows
+        added = _Added(made, of, before, after)
         if self._begun is not None:
             if sum(self._unit.values()) < self._begun.rows:
                 return
-            yield from self._go_on(self._begun, made, source, before, after)
+            yield from self._go_on(self._begun, added)
         while len(self._rows) >= (room := self._balance.room(self._first)):
-            yield self._fill(room, made, source, before, after)
+            yield self._fill(room, added)
 
     def rest(self) -> Batch | None:
         """Returns the rows that fill no stripe, dealt as well as they can be, at the end of the sources.
@@ -172,21 +183,21 @@ class Stripes:
         assert self._last is not None
         return self._deal(len(self._rows), _Start(self._last, (), {}), 0)
 
-    def _go_on(self, begun: BegunUnit, made: Made, source: int, before: Spot, after: Spot) -> Iterator[Batch]:
+    def _go_on(self, begun: BegunUnit, added: _Added) -> Iterator[Batch]:
         """Goes on in the unit of which a part is published, now that its source rows are there."""
         lead, published = self._lead, begun.skip - self._lead
-        lines = [row.line for row in self._rows[:lead]]
+        of_before = self._rows[:lead]
         own = self._rows[lead : lead + self._balance.room(self._first)]
-        dealt = (own[index].line for index in self._order(own)) if published else ()
-        if not begun.find(chain(lines, dealt)):
+        dealt = (own[index] for index in self._order(own)) if published else ()
+        if not begun.find(row.data for row in chain(of_before, dealt)):
             self._lose(begun)
             return
         assert self._start is not None
         self._begun = None
-        self._rows, self._start = self._rows[lead:], self._start._replace(lead=lines)
+        self._rows, self._start = self._rows[lead:], self._start._replace(lead=of_before)
         # Where none is published but the lead, the stripe is not collected yet.
         if published:
-            yield self._fill(len(own), made, source, before, after, published)
+            yield self._fill(len(own), added, published)
 
     def _lose(self, begun: BegunUnit) -> None:
         """Goes on with new rows in the place of those of the unit, if they come from an input that is a new one.
@@ -203,14 +214,13 @@ class Stripes:
         self._begun = None
         self._first += begun.skip - self._lead
 
-    def _fill(self, count: int, made: Made, source: int, before: Spot, after: Spot, skipped: int = 0) -> Batch:
-        """Returns the batch of the first so many rows; what is left of the last source row begins the next stripe."""
+    def _fill(self, count: int, added: _Added, skipped: int = 0) -> Batch:
+        """Returns the batch of the first so many rows; what is left of those added last begins the next stripe."""
         left = len(self._rows) - count
         if left:
-            used = len(made.lines) - left
-            following = _Start(before, _plain(made.lines[:used]), {source: 1})
+            following = _Start(added.before, added.made[: len(added.made) - left], added.of)
         else:
-            following = _Start(after, (), {})
+            following = _Start(added.after, (), {})
         return self._deal(count, following, skipped)
 
     def _deal(self, count: int, following: _Start, skipped: int) -> Batch:
@@ -225,18 +235,14 @@ class Stripes:
         self._start = following if self._rows else None
         return batch
 
-    def _order(self, rows: Sequence[_Row]) -> list[int]:
-        found: list[int] = self._balance.order(self._cost.of([row.tokens for row in rows]), self._first).tolist()
+    def _order(self, rows: Sequence[MadeRow]) -> list[int]:
+        costs = self._cost.of_packs([row.tokens for row in rows], [float(row.squares) for row in rows])
+        found: list[int] = self._balance.order(costs, self._first).tolist()
         return found
 
 
-def _plain(lines: Sequence[Line]) -> list[bytes]:
-    """Returns the same lines: none is an encoded row, as settings with --balance do not encode."""
-    return [line for line in lines if isinstance(line, bytes)]
-
-
-def _digest(lines: Sequence[bytes]) -> xxhash.xxh3_64:
+def _digest(rows: Iterable[MadeRow]) -> xxhash.xxh3_64:
     digest = xxhash.xxh3_64()
-    for line in lines:
-        digest.update(line)
+    for row in rows:
+        digest.update(row.data)
     return digest

@@ -1,9 +1,11 @@
-"""The same groups of rows through ms-swift's `PackingDataset` and, as rows that are packs, through our `RowEncoder`.
+"""The same groups of rows through ms-swift's `PackingDataset` and, as rows that are packs, raw ones through our
+`RowEncoder` and encoded ones through our `EncodedRows`; and packed as they are read.
 
     python packing_program.py MODEL ROWS.jsonl FOUND.json
 
-A process of its own, since importing ms-swift warns. Found is, for both ways, the samples, and what ms-swift's collator
-makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours"}.
+A process of its own, since importing ms-swift warns. Found is, for each way, the samples, and what ms-swift's collator
+makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours",
+"encoded", "groups_at_run_time", "at_run_time"}.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format import check_row, encode_pack, encode_row
+import numpy as np
+
+from lazyshard import ChunkWriter, LazyShardedSequences, Pack
+from lazyshard.format import EncodedRow, check_row, encode_encoded_pack, encode_pack, encode_row
+from lazyshard.format.arrays import fill_row, pack_row
+from lazyshard.plan import pack_samples
+from lazyshard_swift.encoded import EncodedRows
+from lazyshard_swift.encoded_values import pack as pack_values
 from lazyshard_swift.rows import RowEncoder
 
 CAPACITY = 300
@@ -43,6 +52,19 @@ def collated(template: Any, samples: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
+def encoded_packs(template: Any, rows: list[Any], groups: list[list[int]]) -> list[dict[str, Any]]:
+    """Returns the rows of a stream of encoded packs, as readers give them."""
+    encode, found = RowEncoder(template), []
+    for group in groups:
+        packed = [pack_row(pack_values(encode(rows[index]))) for index in group]
+        samples = [EncodedRow(one.line, one.arrays) for one in packed]
+        made = encode_encoded_pack(samples, [encode(rows[index])["length"] for index in group])
+        row = check_row(made.line)
+        fill_row(row, np.frombuffer(made.arrays, np.uint8))
+        found.append(row)
+    return found
+
+
 def main() -> int:
     model, source, target = sys.argv[1:]
     swift_dataset, datasets = importlib.import_module("swift.dataset"), importlib.import_module("datasets")
@@ -59,11 +81,21 @@ def main() -> int:
         for group in packing.packed_idx
     ]
     ours = [encoder(check_row(pack)) for pack in packs]
+    # Shorter packs, so that others come together, of a raw stream by the template itself.
+    shorter = CAPACITY * 2 // 3
+    with ChunkWriter(Path(target).with_name("raw"), 5) as writer:
+        for row, length in zip(rows, lengths, strict=True):
+            writer.write(row, tokens=sum(length))
+    read = list(LazyShardedSequences(writer.directory, template.encode, form=Pack(shorter), dp_rank=0, dp_size=1))
+    stored = [EncodedRows(CAPACITY)(row) for row in encoded_packs(template, rows, packing.packed_idx)]
     found = {
         "lengths": [sum(length) for length in lengths],
         "groups": packing.packed_idx,
         "ordinary": {"samples": ordinary, "batches": collated(template, ordinary)},
         "ours": {"samples": ours, "batches": collated(template, ours)},
+        "encoded": {"samples": stored, "batches": collated(template, stored)},
+        "groups_at_run_time": pack_samples([sum(length) for length in lengths], shorter),
+        "at_run_time": {"samples": read, "batches": collated(template, read)},
     }
     Path(target).write_text(json.dumps(found), encoding="utf-8")
     return 0

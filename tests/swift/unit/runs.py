@@ -33,6 +33,8 @@ _OURS = {
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",
     "sharded_lazy_skip": None,
+    "sharded_lazy_encode_cache": None,
+    "sharded_lazy_encode_cache_size": None,
     "sharded_lazy_take_over": False,
 }
 _BOTH = {

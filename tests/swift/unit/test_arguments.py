@@ -128,6 +128,8 @@ OURS = {
     "sharded_lazy_on_bad_sample": None,
     "sharded_lazy_on_end": "stop",
     "sharded_lazy_skip": None,
+    "sharded_lazy_encode_cache": None,
+    "sharded_lazy_encode_cache_size": None,
     "sharded_lazy_take_over": False,
 }
 
@@ -161,6 +163,10 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
         ("--sharded_lazy true --sharded_lazy_on_bad_sample raise", {"sharded_lazy_on_bad_sample": "raise"}),
         ("--sharded_lazy true --sharded_lazy_on_end repeat", {"sharded_lazy_on_end": "repeat"}),
         ("--sharded_lazy true --sharded_lazy_take_over true", {"sharded_lazy_take_over": True}),
+        (
+            "--sharded_lazy true --sharded_lazy_encode_cache /c --sharded_lazy_encode_cache_size 20GB",
+            {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "20GB"},
+        ),
     ],
 )
 def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None:

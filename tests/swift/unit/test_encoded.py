@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.data.rank import Rank
 from lazyshard_swift.blend_streams import Streams
 from lazyshard_swift.encoded import EncodedRows, encoders
@@ -54,6 +54,16 @@ def encoded(directory: Path, **options: Any) -> str:
     return str(directory)
 
 
+def encoded_packs(directory: Path) -> str:
+    """Packs of two samples each, of 2 and 3 tokens."""
+    facts = of_producer(template(), {"text1": "query"}, True)
+    with ChunkWriter(directory, 2, arrays=True, encoding=facts) as writer:
+        for number in range(2):
+            samples = [pack({"input_ids": [number] * size, "length": size, "lengths": [size]}) for size in (2, 3)]
+            writer.write({"pack": samples, "lengths": [2, 3]})
+    return str(directory)
+
+
 def raw(directory: Path) -> str:
     with ChunkWriter(directory, 2) as writer:
         for number in range(4):
@@ -75,6 +85,31 @@ def test_encoder_is_asked_for_samples_of_raw_streams_alone(tmp_path: Path) -> No
     blend = streams.open(Rank(0, 1), found, {}, {"layout": "strided"})
     samples = sorted((blend[index]["input_ids"] for index in range(8)), key=str)
     assert samples == sorted([[0, 1], [1, 1], [2, 1], [3, 1], [0], [-1], [-2], [-3]], key=str)
+
+
+def test_packs_become_the_lists_that_the_collator_takes(tmp_path: Path) -> None:
+    directory = encoded_packs(tmp_path / "packs")
+    (encoder,) = encoders([directory], template(), of_raw, 5)
+    dataset = LazyShardedDataset(directory, encoder, dp_rank=0, dp_size=1)
+    assert dataset[1] == [
+        {"input_ids": [1, 1], "length": 2, "lengths": [2]},
+        {"input_ids": [1, 1, 1], "length": 3, "lengths": [3]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("packs", "most", "text"),
+    [
+        (True, None, "its rows are packs .*: give --packing true"),
+        (True, 4, r"its pack has 5 tokens, more than the 4 of --packing_length: .* \[2, 3\] as encoded here"),
+        (False, 4, "its rows are no packs"),
+    ],
+)
+def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | None, text: str, tmp_path: Path) -> None:
+    directory = (encoded_packs if packs else encoded)(tmp_path / "stream")
+    (encoder,) = encoders([directory], template(), of_raw, most)
+    with pytest.raises(ValueError, match=text):
+        encoder(next(iter(StreamReader(directory))))
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,34 @@ def test_samples_are_the_lists_of_ms_swifts_packing_dataset(found: dict[str, Any
     assert sorted(itertools.chain(*groups)) == list(range(ROWS))
     assert any(len(group) > 2 for group in groups)
     assert found["ours"]["samples"] == found["ordinary"]["samples"]
+    assert found["encoded"]["samples"] == found["ordinary"]["samples"]
     assert [len(sample) for sample in found["ours"]["samples"]] == [len(group) for group in groups]
 
 
 def test_batches_have_the_positions_and_borders_of_every_row(found: dict[str, Any]) -> None:
     assert found["ours"]["batches"] == found["ordinary"]["batches"]
+    assert found["encoded"]["batches"] == found["ordinary"]["batches"]
     for number, batch in enumerate(found["ours"]["batches"]):
         lengths = [found["lengths"][row] for group in found["groups"][2 * number : 2 * number + 2] for row in group]
         assert batch["position_ids"] == [list(itertools.chain(*map(range, lengths)))]
         assert batch["cu_seqlens"] == [0, *itertools.accumulate(lengths)]
         assert len(batch["input_ids"][0]) == len(batch["labels"][0]) == sum(lengths)
+
+
+def test_packs_made_while_training_are_lists_of_the_same_rows_with_their_borders(found: dict[str, Any]) -> None:
+    groups = found["groups_at_run_time"]
+    assert sorted(itertools.chain(*groups)) == list(range(ROWS))
+    assert any(len(group) > 1 for group in groups)
+    encoded = {
+        row: sample
+        for group, pack in zip(found["groups"], found["ordinary"]["samples"], strict=True)
+        for row, sample in zip(group, pack, strict=True)
+    }
+    assert found["at_run_time"]["samples"] == [[encoded[row] for row in group] for group in groups]
+    for number, batch in enumerate(found["at_run_time"]["batches"]):
+        lengths = [found["lengths"][row] for group in groups[2 * number : 2 * number + 2] for row in group]
+        assert batch["position_ids"] == [list(itertools.chain(*map(range, lengths)))]
+        assert batch["cu_seqlens"] == [0, *itertools.accumulate(lengths)]
 
 
 def test_a_pack_becomes_the_list_of_its_rows() -> None:

@@ -45,6 +45,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dataset", {"dataset": ["/a", ""]}, "an empty name"),
     ("sharded_lazy_skip", {"dataset": ["/a", "/b"], "sharded_lazy_skip": "samples 1:2"}, "names samples of one stream"),
     ("dataset", {"dataset": ["/a#500"]}, "give the stream directory alone"),
+    ("sharded_lazy_encode_cache", {"sharded_lazy_encode_cache": ""}, "is a directory of this node"),
+    ("sharded_lazy_encode_cache_size", {"sharded_lazy_encode_cache_size": "20GB"}, "give both, or none"),
+    (
+        "sharded_lazy_encode_cache_size",
+        {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "20 apples"},
+        "expected a number of bytes such as 20GB",
+    ),
     ("dataset", {"dataset": ["AI-ModelScope/alpaca#7"]}, "give the stream directory alone"),
     ("dataset", {"dataset": ["/a\0b"]}, "NUL"),
     ("streaming", {"streaming": True}, "leave out --streaming"),
@@ -155,6 +162,7 @@ def test_refusal_of_the_hugging_face_trainer_alone(argument: str, changes: dict[
         {"sharded_lazy_on_bad_sample": "raise", "sharded_lazy_on_end": "repeat"},
         {"sharded_lazy_consumer": "run 1"},
         {"sharded_lazy_skip": "samples 1:2, steps 3:4", "sharded_lazy_take_over": True},
+        {"sharded_lazy_encode_cache": "cache", "sharded_lazy_encode_cache_size": "1.5 GiB"},
     ],
 )
 def test_what_works_is_not_refused(changes: dict[str, Any]) -> None:

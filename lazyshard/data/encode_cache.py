@@ -1,0 +1,273 @@
+"""The cache of encoded samples that all processes of a node share: what a data set asks it, and when it is given up.
+
+Peers that draw the same rows at the same time share the work: who comes to a row that another one is encoding goes on
+to the next one of its batch, and comes back. The cache is never needed: where it fails it is left alone from then on,
+and rows are encoded as without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from lazyshard.data.encode import EncodeFn
+from lazyshard.data.exact_values import pack, unpack
+from lazyshard.data.steps import RowSteps, Step
+from lazyshard.errors import RowInvalid, SkipSample
+from lazyshard.format.encoding import Encoding, Fact, check_encoding
+from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.storage import StreamReader
+from lazyshard.storage.kept_samples import KeptSamples
+
+__all__ = ["BUSY", "ENCODE_CACHE_BYTES", "MISSING", "CacheCounts", "EncodeCache", "open_encode_cache"]
+
+ENCODE_CACHE_BYTES: Final = 16 << 30
+"""What a machine can spare that trains; 100 million tokens and their labels take 1 GB."""
+
+MISSING: Final = object()
+"""Nothing is kept of a row, which is the caller's to encode."""
+
+BUSY: Final = object()
+"""Nothing is kept of a row yet, and another process is encoding it."""
+
+_WAIT_S: Final = 60.0
+"""How long to wait for another process to encode a row: one that takes longer was stopped, or has died of it."""
+
+_FIRST_PAUSE_S: Final = 0.001
+_LAST_PAUSE_S: Final = 0.02
+
+_MOST_KEYS: Final = 4096
+"""Chunks whose keys are remembered."""
+
+_digest = xxhash.xxh3_64_intdigest
+_log = logging.getLogger("lazyshard")
+
+
+class CacheCounts(NamedTuple):
+    """What a process has met; see `lazyshard.data.shared.Stats`."""
+
+    encoded: int = 0
+    from_cache: int = 0
+    not_cached: int = 0
+
+
+class EncodeCache:
+    """The cache, for one data set.
+
+    Args:
+        reader: of the stream.
+        directory: where it is.
+        most: bytes.
+        encoding: all that decides about what is made of a row.
+    """
+
+    def __init__(self, reader: StreamReader, directory: Path, most: int, encoding: Encoding) -> None:
+        self._reader = reader
+        self._kept = KeptSamples(directory, most)
+        self._encoding = dict(encoding)
+        self._keys: dict[int, tuple[bytes, int]] = {}
+        self._off = self._full = False
+        self._told: set[str] = set()
+        self._encoded = self._found = self._not_kept = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves behind what this process has met."""
+        fresh = {"_keys": {}, "_off": False, "_full": False, "_told": set(), "_encoded": 0, "_found": 0, "_not_kept": 0}
+        return self.__dict__ | fresh
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What this process has met."""
+        return CacheCounts(self._encoded, self._found, self._not_kept)
+
+    def forget_counts(self) -> None:
+        """Starts counting anew."""
+        self._encoded = self._found = self._not_kept = 0
+
+    def begin(self, sample: int, line: bytes, *, wait: bool) -> Any:
+        """Returns what is kept of a sample, as new; `MISSING` where the caller is to encode it, and to `end` that.
+
+        Args:
+            sample: its number.
+            line: its line, checked.
+            wait: whether to wait for another process that is encoding it. Otherwise it is `BUSY` then.
+
+        Raises:
+            SkipSample: what is kept is that it was dropped, with this reason.
+            ChunkRetired, ChunkMissing, LazyShardError, OSError: its chunk cannot be opened.
+        """
+        key, rows, row = self._place(sample)
+        found = self._ask(key, rows, row, _digest(line), wait)
+        if found is BUSY:
+            return BUSY
+        if found is MISSING:
+            self._encoded += 1
+            return MISSING
+        self._found += 1
+        if found.dropped is not None:
+            raise SkipSample(found.dropped)
+        return unpack(found.sample)
+
+    def end(self, sample: int) -> None:
+        """Lets others encode a sample that this process has begun."""
+        key, _, row = self._place(sample)
+        self._kept.release(key, row)
+
+    def keep(self, sample: int, line: bytes, made: Any) -> None:
+        """Keeps what was made of a sample, if it can be kept as it is."""
+        key, rows, row = self._place(sample)
+        digest = _digest(line)
+        try:
+            record = encode_sample(pack(made), key, row, digest)
+        except MemoryError:
+            raise
+        except Exception as cause:
+            # Whatever a value of somebody else's class, or a tensor of a kind that we do not know, may raise.
+            self._not_kept += 1
+            reason = cause.reason if isinstance(cause, RowInvalid) else str(cause)
+            self._tell("odd", f"a sample holds what would not come back as it is, and is not cached: {reason:.200}")
+            return
+        self._not_kept += not self._write(lambda: self._kept.keep(key, rows, row, digest, record))
+
+    def drop(self, sample: int, line: bytes, cause: SkipSample) -> None:
+        """Keeps that a sample was dropped, unless more was said of it than a reason."""
+        if type(cause) is not SkipSample or len(cause.args) != 1 or type(cause.args[0]) is not str:
+            return
+        key, rows, row = self._place(sample)
+        digest = _digest(line)
+        try:
+            record = encode_dropped(cause.args[0], key, row, digest)
+        except RowInvalid:
+            return
+        self._write(lambda: self._kept.keep(key, rows, row, digest, record))
+
+    def _begun(self, key: bytes, rows: int, row: int, line: int, wait: bool) -> Any:
+        """Takes the right to encode a row of which nothing is kept, waiting for it if asked to."""
+        due, pause = time.monotonic() + _WAIT_S, _FIRST_PAUSE_S
+        while True:
+            if self._full:
+                # Nobody waits for what is not kept.
+                return MISSING
+            if self._kept.claim(key, row):
+                # Between the look and the claim another one may have come to its end.
+                found = self._find(key, rows, row, line)
+                if found is None:
+                    return MISSING
+                self._kept.release(key, row)
+                return found
+            if not wait:
+                return BUSY
+            if time.monotonic() >= due:
+                return MISSING
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE_S)
+            found = self._find(key, rows, row, line)
+            if found is not None:
+                return found
+
+    def _find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
+        damaged = self._kept.damaged
+        found = self._kept.find(key, rows, row, line)
+        if self._kept.damaged > damaged:
+            self._tell("damaged", "a cached sample has been changed or lost since it was written; it is encoded anew")
+        return found
+
+    def _place(self, sample: int) -> tuple[bytes, int, int]:
+        """Returns key and rows of a sample's chunk, and its row there."""
+        size = self._reader.samples_per_chunk
+        number, row = divmod(sample, size)
+        known = self._keys.get(number)
+        if known is None:
+            chunk = self._reader.chunk(number)
+            rows = len(chunk)
+            if len(self._keys) >= _MOST_KEYS:
+                self._keys.clear()
+            known = self._keys[number] = chunk_key(self._encoding, number, size, rows, chunk.identity()), rows
+        return *known, row
+
+    def _ask(self, key: bytes, rows: int, row: int, line: int, wait: bool) -> Any:
+        """Looks into the cache; gives it up where the filesystem does not do what is asked for."""
+        if self._off:
+            return MISSING
+        try:
+            found = self._find(key, rows, row, line)
+            return self._begun(key, rows, row, line, wait) if found is None else found
+        except OSError as error:
+            self._off = self._full = True
+            self._tell("off", f"the cache cannot be used, and all rows are encoded from here on: {error}")
+            return MISSING
+
+    def _write(self, call: Callable[[], bool]) -> bool:
+        """Adds to the cache; only reads it from then on where the filesystem refuses."""
+        if self._full:
+            return False
+        try:
+            return call()
+        except OSError as error:
+            self._full = True
+            self._tell("full", f"nothing more is cached, what is there is still read: {error}")
+            return False
+
+    def _tell(self, kind: str, what: str) -> None:
+        """Says something, once in a process."""
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.warning("%s: %s", self._kept.folder, what)
+
+
+def open_encode_cache(
+    reader: StreamReader,
+    directory: str | os.PathLike[str] | None,
+    most: int,
+    fingerprint: Mapping[str, Fact] | None,
+    encode_fn: EncodeFn | None,
+    pipeline: RowSteps,
+) -> EncodeCache | None:
+    """Returns the cache that a data set is given, None where it is given none.
+
+    Args:
+        reader: of the stream.
+        directory: `encode_cache`.
+        most: `encode_cache_bytes`.
+        fingerprint: `encode_fingerprint`.
+        encode_fn: what encodes; its attribute `fingerprint`, if it has one, stands for a fingerprint that is not given.
+        pipeline: steps and encoder.
+
+    Raises:
+        ValueError: nothing is encoded, it is not known by what, or there is no room.
+    """
+    if directory is None:
+        return None
+    if not pipeline:
+        raise ValueError("encode_cache keeps what encode_fn or steps make of rows, and neither is given: leave it out")
+    if type(most) is not int or most < 1:
+        raise ValueError(f"encode_cache_bytes is a number of bytes from 1 on, got {most!r}")
+    steps = [_described(step) for step in pipeline.steps]
+    if fingerprint is None:
+        own = getattr(encode_fn, "fingerprint", None)
+        if own is None or steps:
+            raise ValueError(
+                "encode_cache needs to know by what rows are encoded, so that nothing comes back that was encoded "
+                "otherwise: give encode_fingerprint={...}, plain facts by name that change whenever "
+                f"{'encode_fn or steps' if steps else 'encode_fn'} would make another sample of a row (tokenizer, "
+                "template, greatest length, a version of your own)"
+            )
+        name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
+        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(own)
+    facts = check_encoding(fingerprint)
+    if steps:
+        facts["lazyshard.steps"] = "; ".join(steps)
+    return EncodeCache(reader, Path(os.path.abspath(os.path.expanduser(directory))), most, facts)
+
+
+def _described(step: Step) -> str:
+    """Returns kind and function of a step, and what else it says."""
+    others = [f"{one.name}={getattr(step, one.name)!r}" for one in dataclasses.fields(step)[1:]]  # type: ignore[arg-type]
+    return " ".join([step.describe(), *others])

@@ -1,0 +1,240 @@
+"""Which sequences a stream has, one window after the other, by the lengths of its rows alone."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.data.samples import where_bad
+from lazyshard.errors import StateMismatch
+from lazyshard.format.sequence_state import Place
+from lazyshard.plan import permutation
+from lazyshard.plan.sequences import Rule, make_sequences
+from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
+from lazyshard.storage import StreamReader
+from lazyshard.storage.window_lengths import WindowLengths
+
+__all__ = ["PlannedWindow", "SequencePlanner", "SequenceWalk", "TooLong"]
+
+TooLong = Literal["raise", "drop"]
+"""What becomes of a row that is longer than a sequence, where rows stay whole."""
+
+_Numbers = npt.NDArray[np.int64]
+
+_log = logging.getLogger("lazyshard")
+
+
+class PlannedWindow(NamedTuple):
+    """The sequences of a window.
+
+    Attributes:
+        place: the window, and where they begin.
+        sequences: in order; their pieces name samples of the stream.
+        after: where the next window begins; None at the end of the stream.
+        dropped: rows of the window that are in no sequence.
+    """
+
+    place: Place
+    sequences: list[SplitSequence]
+    after: Place | None
+    dropped: int
+
+    @property
+    def stop(self) -> int:
+        """Sequences of the epoch up to the end of this window."""
+        return self.place.before + len(self.sequences)
+
+
+class SequencePlanner:
+    """Makes the sequences of any window.
+
+    Args:
+        reader: the stream.
+        rule: how sequences are made.
+        chunks: how many chunks a window has.
+        seed: of the order of the rows within a window; None keeps them as they are.
+        too_long: what becomes of a row that is longer than a sequence, where rows stay whole.
+
+    Attributes:
+        tells: whether to log the first row that is left out as it is too long.
+    """
+
+    def __init__(self, reader: StreamReader, rule: Rule, chunks: int, seed: int | None, too_long: TooLong) -> None:
+        self.tells = False
+        self._reader = reader
+        self._rule = rule
+        self._lengths = WindowLengths(reader, chunks)
+        self._seed = seed
+        self._too_long = too_long
+
+    def plan(self, place: Place, epoch: int) -> PlannedWindow:
+        """Returns the sequences of a window, waiting until all of it is published, or the stream has ended.
+
+        Raises:
+            BadSample: a row is longer than a sequence.
+            LengthsMissing, WaitTimeout, ChunkRetired, OSError: as `WindowLengths.of`.
+        """
+        size = self._lengths.rows
+        samples, lengths = self._rows(place, epoch)
+        kept = lengths > 0
+        if not isinstance(self._rule, SplitRule):
+            fits = lengths <= self._rule.size
+            if not fits.all():
+                self._meet_too_long(int(samples[~fits][0]), int(lengths[~fits][0]), self._rule.size)
+            kept &= fits
+        documents, positions = samples[kept], place.position + np.flatnonzero(kept)
+        # A window that is not full is the last one. One that is may be, too: who asks for the next one finds out.
+        last = len(self._lengths.of(place.window)) < size
+        # The row in which to go on has tokens: it is the first of these.
+        start = Cut(0, place.offset)
+        made = make_sequences(lengths[kept].tolist(), self._rule, start, last=last, begun=place.before > 0)
+        numbers = documents.tolist()
+        # Not by `_replace`, which takes three times as long, for rows of which most are other ranks'.
+        sequences = [
+            SplitSequence(tuple([Piece(numbers[piece[0]], *piece[1:]) for piece in pieces]), bos, eos)
+            for pieces, bos, eos in made.sequences
+        ]
+        after = None
+        if not last:
+            document, offset = made.left
+            end = (place.window + 1) * size
+            position = int(positions[document]) if document < len(positions) else end
+            after = Place(place.window + 1, place.before + len(sequences), position, offset)
+        first = place.window * size - place.position
+        return PlannedWindow(place, sequences, after, int(np.count_nonzero(~kept[first:])))
+
+    def digest(self, place: Place, consumed: int) -> str:
+        """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
+        return self._lengths.digest(place.position // self._lengths.rows, place.window + (consumed > place.before))
+
+    def check(self, place: Place, consumed: int, lengths: str) -> None:
+        """Refuses a place of which sequences were made by other lengths.
+
+        Raises:
+            StateMismatch: with the way out; or the stream does not have these rows.
+            Others: as `plan`.
+        """
+        size = self._lengths.rows
+        begin = place.window * size
+        possible = place.position <= begin
+        if not isinstance(self._rule, SplitRule):
+            # Whole rows leave nothing over for the next window.
+            possible = (place.position, place.offset) == (begin, 0)
+        if possible and self.digest(place, consumed) == lengths:
+            return
+        where = self._reader.directory
+        raise StateMismatch(
+            f"{where}: the lengths of the rows from {place.position} on are not those of which the run has made its "
+            f"sequences, so it cannot go on with the next one: were they measured anew since? Measure them as they "
+            f"were, with `lazyshard measure --replace`, or begin an epoch anew",
+            directory=str(where),
+            field="lengths",
+            expected=lengths,
+            actual="others",
+        )
+
+    def length_of(self, sample: int) -> int:
+        """Returns how many tokens a sample has, of a window that was planned."""
+        window, row = divmod(sample, self._lengths.rows)
+        return int(self._lengths.of(window)[row])
+
+    def _rows(self, place: Place, epoch: int) -> tuple[_Numbers, _Numbers]:
+        """Returns the samples from a place on up to the end of its window, in their order, and their lengths."""
+        size, first = self._lengths.rows, place.position // self._lengths.rows
+        samples, lengths = [], []
+        for window in range(first, place.window + 1):
+            tokens = self._lengths.of(window).astype(np.int64)
+            order = np.arange(len(tokens))
+            if self._seed is not None:
+                order = permutation(len(tokens), self._seed, epoch, window)
+            samples.append(window * size + order)
+            lengths.append(tokens[order])
+        skip = place.position - first * size
+        return np.concatenate(samples)[skip:], np.concatenate(lengths)[skip:]
+
+    def _meet_too_long(self, sample: int, tokens: int, size: int) -> None:
+        if self._too_long == "drop" and not self.tells:
+            return
+        where = where_bad(self._reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
+        if self._too_long == "raise":
+            where.args = (f"{where}: take longer sequences, or leave such rows out with too_long='drop'",)
+            raise where
+        self.tells = False
+        _log.warning("%s; it is left out, and so are all that are longer", where)
+
+
+class SequenceWalk:
+    """Goes through the sequences of an epoch, forwards, and holds those that are near.
+
+    Args:
+        planner: makes them.
+        place: where to begin.
+        epoch: which one.
+
+    Attributes:
+        total: how many sequences the epoch has; None as long as its end was not met.
+        dropped: rows of the windows met that are in no sequence.
+    """
+
+    def __init__(self, planner: SequencePlanner, place: Place, epoch: int) -> None:
+        self._planner = planner
+        self._epoch = epoch
+        self._next: Place | None = place
+        self._windows: deque[PlannedWindow] = deque()
+        self.total: int | None = None
+        self.dropped = 0
+
+    def sequences(self, first: int, stop: int) -> list[SplitSequence]:
+        """Returns the sequences [first, stop) of the epoch; fewer where it ends before.
+
+        Args:
+            first: not before the place where the walk began, nor before one that was let go of.
+            stop: behind the last one.
+
+        Raises: as `SequencePlanner.plan`, and waits as that does.
+        """
+        self._plan_up_to(stop)
+        found: list[SplitSequence] = []
+        for window in self._windows:
+            before = window.place.before
+            found += window.sequences[max(0, first - before) : max(0, stop - before)]
+        return found
+
+    def let_go(self, first: int) -> None:
+        """Forgets the windows that end before a sequence."""
+        while self._windows and self._windows[0].stop <= first and self._windows[0].after is not None:
+            self._windows.popleft()
+
+    def holds(self, number: int) -> bool:
+        """Returns whether a sequence was not let go of, and the walk did not begin behind it."""
+        first = self._windows[0].place if self._windows else self._next
+        return first is not None and first.before <= number
+
+    def window_of(self, number: int) -> PlannedWindow:
+        """Returns the window of a sequence that is held; the last one for what is behind the end."""
+        return next((window for window in self._windows if window.stop > number), self._windows[-1])
+
+    def place_of(self, number: int) -> Place:
+        """Returns the place from which a sequence that is held, or the first behind the last, can be made again.
+
+        Waits no longer than until the sequence before it is known.
+        """
+        self._plan_up_to(number)
+        for window in self._windows:
+            if number < window.stop or window.after is None:
+                return window.place
+        assert self._next is not None
+        return self._next
+
+    def _plan_up_to(self, stop: int) -> None:
+        while self._next is not None and self._next.before < stop:
+            window = self._planner.plan(self._next, self._epoch)
+            self._windows.append(window)
+            self.dropped += window.dropped
+            self._next = window.after
+            if window.after is None:
+                self.total = window.stop

@@ -1,0 +1,409 @@
+"""`LazyShardedSequences`: packs, pieces of exactly so many tokens, or padded rows, made of raw rows while training."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from lazyshard.data.bad_samples import BadSamples, OnBadSample
+from lazyshard.data.encode import EncodeFn, Encoder
+from lazyshard.data.rank import Rank, resolve_rank
+from lazyshard.data.samples import Met
+from lazyshard.data.sequence_forms import Form, Pack, Pad, Split, facts_of
+from lazyshard.data.sequence_maker import SequenceMaker
+from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk, TooLong
+from lazyshard.data.sequence_states import Standing, read_state, write_state
+from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
+from lazyshard.data.worker_parent import parent_of_worker, watch_forks
+from lazyshard.errors import LazyShardError
+from lazyshard.format.sequence_state import Place
+from lazyshard.plan.sequences import completed
+from lazyshard.plan.splitting import SplitSequence
+from lazyshard.storage import StreamReader
+from lazyshard.storage.window_lengths import lengths_not_ours
+
+__all__ = ["LazyShardedSequences"]
+
+AtEnd = Literal["drop", "complete"]
+"""What becomes of the sequences left over: not drawn, or drawn in one more micro batch of every rank."""
+
+_WINDOW_ROWS: Final = 10_000
+"""Rows of a window, if not said otherwise: with so many, packs are 99.9 % full (docs/packing.md)."""
+
+_log = logging.getLogger("lazyshard")
+
+
+class _Progress(NamedTuple):
+    """What a pass in this process has handed out.
+
+    Attributes:
+        epoch: of the pass.
+        first: first sequence of the micro batch of all ranks that it is at.
+        within: sequences of this rank's part of it that were handed out.
+        place: where that micro batch can be made again.
+        walk: through the sequences.
+    """
+
+    epoch: int
+    first: int
+    within: int
+    place: Place
+    walk: SequenceWalk
+
+
+class LazyShardedSequences(IterableDataset[Any]):
+    """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
+
+    They are made of raw rows whose lengths are known, from the seals or by `lazyshard measure`, window by window::
+
+        sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)
+        loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
+
+    Which sequences there are, and in which order, follows from the stream, the form, the window, the seed and the
+    epoch. They are dealt to the ranks by micro batches, so every rank has as many as the others, also with another
+    number of ranks and of workers: see `lazyshard.plan.sequences`. Workers take micro batches in turn, so a loader
+    whose batches are as large gives the same order whatever their number. A pass over a live stream waits for what is
+    still to come.
+
+    Every row is in one sequence of an epoch, and every token that is cut, but for what `at_end`, `too_long` and
+    `on_bad_sample` say. Rows that were measured to have 0 tokens are in none.
+
+    Every rank, and each of its workers, reads the lengths of all rows; of the rows themselves only those of its own
+    sequences, in whichever chunks of the window they lie.
+
+    Args:
+        directory: the stream's directory, or its URL in an object store; if there is no stream in it yet, the
+            constructor waits for one. Not one that another program fills.
+        encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
+            were measured (`Split`), or at most as many.
+        form: `Pack(size)`, `Split(size=...)` or `Pad(size)`.
+        batch_size: sequences of one rank in a micro batch.
+        dp_rank: this data-parallel rank; None asks as `LazyShardedDataset` does.
+        dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
+        window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has
+            rows of one window alone. Without a seed it makes no difference to what `Split` cuts.
+        seed: shuffles the rows within each window, in each epoch differently; None keeps their order. Packs hold about
+            the same rows in each epoch, since their lengths decide that.
+        at_end: what becomes of the sequences left over, fewer than dp_size * batch_size. "drop": they are not drawn,
+            which is logged. "complete": every rank draws one more micro batch with all of them. For that packs are
+            taken apart until there are enough; where rows do not suffice, and with the other forms, some come twice.
+        too_long: what becomes of a row with more tokens than a sequence, with `Pack` and `Pad`: "raise", or "drop" for
+            leaving it out, which `stats().dropped` counts.
+        max_wait: how many seconds to wait at the most for anything that is still to be published.
+        on_bad_sample: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
+            "substitute" leaves it out of its sequence, and takes another sequence of the window where nothing is left
+            of that; "raise" raises, and so does `Split` always, as all tokens behind would move.
+        max_bad_samples: how many different bad rows one process leaves out before it raises; None for any number.
+
+    Raises:
+        WaitTimeout: no stream has appeared.
+        LengthsMissing: another program fills the directory.
+        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
+        RankInvalid: rank and size are impossible.
+        ValueError, TypeError: another argument is.
+
+    Not offered: a length, a map-style form, blends, and a cursor for the producer: where that deletes chunks or waits
+    for readers (`--retain consumed`, `--max-ahead`), it knows nothing of this one.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        encode_fn: EncodeFn | None = None,
+        *,
+        form: Form,
+        batch_size: int = 1,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        window: int | None = None,
+        seed: int | None = None,
+        at_end: AtEnd = "drop",
+        too_long: TooLong = "raise",
+        max_wait: float = 600.0,
+        on_bad_sample: OnBadSample = "substitute",
+        max_bad_samples: int | None = 100,
+    ) -> None:
+        if not isinstance(form, (Pack, Pad, Split)):
+            raise TypeError(f"form is Pack(SIZE), Split(size=SIZE) or Pad(SIZE), got {form!r:.100}")
+        for name, given, known in (("at_end", at_end, get_args(AtEnd)), ("too_long", too_long, get_args(TooLong))):
+            if given not in known:
+                raise ValueError(f"{name} is one of {', '.join(known)}, got {given!r}")
+        self._batch_size = _at_least("batch_size", batch_size, 1)
+        if seed is not None:
+            seed = _at_least("seed", seed, 0)
+        if window is not None:
+            window = _at_least("window", window, 1)
+        self._bad = BadSamples(on_bad_sample, max_bad_samples, instead="it is left out")
+        self._encoder = None if encode_fn is None else Encoder(encode_fn)
+        self._form = form
+        self._at_end = at_end
+        self._too_long: TooLong = too_long
+        self._seed = seed
+        self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
+        if not max_wait >= 0:
+            raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
+        try:
+            self._reader = StreamReader(directory, max_wait=max_wait)
+        except ValueError as cause:
+            if isinstance(cause, LazyShardError):
+                raise
+            # It asks for the size of chunks, which is all that it misses.
+            raise lengths_not_ours(directory) from cause
+        self._window = -(-_WINDOW_ROWS // self._reader.samples_per_chunk) if window is None else window
+        self._shared = SharedNumbers()
+        self._start = Standing(0, 0, Place(), 0)
+        # Which the main process cannot see of its workers: only that they do.
+        self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        self._attach()
+
+    def _attach(self) -> None:
+        self._planner = SequencePlanner(self._reader, self._form.rule, self._window, self._seed, self._too_long)
+        self._maker = SequenceMaker(self._reader, self._encoder, self._form, self._bad.fresh(), self._planner.length_of)
+        self._progress: _Progress | None = None
+        # Of the epoch that is set, to count with.
+        self._counting: tuple[Standing, SequenceWalk] | None = None
+        self._reported = (Met(0, 0, 0), 0, 0.0, 0)
+        watch_forks(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settles the rank first: a spawned worker can ask neither Megatron nor torch.distributed."""
+        self._rank = self.rank
+        left = ("_planner", "_maker", "_progress", "_counting", "_reported")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes up what is not pickled."""
+        self.__dict__.update(state)
+        self._attach()
+
+    @property
+    def directory(self) -> Path:
+        """The stream's directory; shows the URL where it is none."""
+        return self._reader.directory
+
+    @property
+    def form(self) -> Form:
+        """What is made of the rows."""
+        return self._form
+
+    @property
+    def window(self) -> int:
+        """Chunks that are looked at together."""
+        return self._window
+
+    @property
+    def rank(self) -> Rank:
+        """Data-parallel rank and size."""
+        if self._rank is None:
+            self._rank = resolve_rank()
+        return self._rank
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is set: 0 at first, that of the state once one is loaded."""
+        return self._shared.view[EPOCH]
+
+    @property
+    def consumed(self) -> int:
+        """Sequences of this epoch that were trained in the loaded state, over all ranks; else 0."""
+        return self._standing().consumed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the passes to come, in running workers too.
+
+        Raises:
+            ValueError: the epoch is negative.
+        """
+        self._shared.view[EPOCH] = _at_least("epoch", epoch, 0)
+
+    def stats(self) -> Stats:
+        """Returns what this process and its DataLoader workers have met so far.
+
+        `dropped` counts rows that are in no sequence, on rank 0 alone, and those that the encoder has skipped; `filled`
+        sequences in whose places others stand.
+        """
+        return self._shared.stats()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass, one at a time.
+
+        Raises:
+            BadSample: a row is longer than a sequence; or as `on_bad_sample` says.
+            LengthsMissing: how long the rows of a chunk are is not known.
+            WaitTimeout: what comes next was not published within `max_wait`.
+            ChunkRetired: a chunk was deleted by the producer.
+        """
+        worker = get_worker_info()
+        self._workers_read[0] = worker is not None
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        standing, micro = self._standing(), self.rank.dp_size * self._batch_size
+        first, within = standing.consumed, standing.within
+        if not standing.begun:
+            first += number * micro
+            within = 0 if number else within
+        walk = SequenceWalk(self._planner, standing.place, self.epoch)
+        self._progress = None
+        self._reported = (*self._reported[:3], 0)
+        rank = f"rank {self.rank.dp_rank} of {self.rank.dp_size}"
+        self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
+        apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
+        self._reader.parent = parent_of_worker() if apart else None
+        self._planner.tells = self.rank.dp_rank == 0 and number == 0
+        return self._pass(walk, (first, within), workers * micro, counts=self._planner.tells)
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
+
+        Any ranks and workers go on from it. But one within a micro batch, where none was given, is only for as many
+        ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
+
+        Args:
+            consumed: sequences of this epoch that were trained, over all ranks: whole micro batches, also the one that
+                completes the epoch. It takes some milliseconds for each window since the last call. None for what this
+                pass has handed out, in this process.
+
+        Raises:
+            ValueError: these are no whole micro batches of all ranks, fewer sequences than the loaded state had
+                trained, or more than there are.
+            TypeError: it is no integer.
+            RuntimeError: None, but workers hand the sequences out, which this process cannot count.
+            WaitTimeout: so many sequences are not published.
+        """
+        worker, progress = get_worker_info(), self._progress
+        if consumed is not None:
+            return self._state_of(consumed)
+        if worker is None and self._workers_read[0]:
+            raise RuntimeError(
+                f"{self.directory}: DataLoader workers hand the sequences out, and this process cannot see how many "
+                f"were trained; save `state_dict(consumed)`, or a StatefulDataLoader's own state"
+            )
+        standing = self._standing()
+        if progress is not None and progress.epoch == self.epoch:
+            _, first, within, place, walk = progress
+            standing = Standing(self.epoch, first, place, within, begun=worker is not None)
+            if worker is None and within == self._batch_size:
+                behind = first + self.rank.dp_size * self._batch_size
+                behind = behind if walk.total is None else min(behind, walk.total)
+                standing = Standing(self.epoch, behind, walk.place_of(behind), 0)
+        if worker is not None:
+            standing = standing._replace(worker=(worker.id, worker.num_workers))
+        return write_state(standing, self._planner, self._reader, self._facts(), self.rank.dp_size, self._batch_size)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
+
+        Args:
+            state: what `state_dict` returned; of the same stream, form, window and seed.
+
+        Raises:
+            StateInvalid, VersionUnsupported: it cannot be used; it stands within a micro batch of other ranks; or it is
+                that of a worker and this is not the same one.
+            StateMismatch: it is of another stream or of other settings, or the lengths of the rows are others since.
+            ChunkRetired: it goes on with chunks that are deleted.
+        """
+        worker = get_worker_info()
+        here = None if worker is None else (worker.id, worker.num_workers)
+        try:
+            found = read_state(
+                state, self._planner, self._reader, self._facts(), (self.rank.dp_size, self._batch_size), here
+            )
+        except LazyShardError as error:
+            if worker is not None:
+                error.carry_fields()
+            raise
+        self._start = found
+        self._shared.view[EPOCH] = found.epoch
+        self._progress = self._counting = None
+        self._workers_read[0] = False
+
+    def _standing(self) -> Standing:
+        """Returns where the passes over the epoch that is set begin."""
+        return self._start if self._start.epoch == self.epoch else Standing(self.epoch, 0, Place(), 0)
+
+    def _facts(self) -> dict[str, int | str | bool | None]:
+        return facts_of(self._form) | {"window": self._window, "seed": self._seed}
+
+    def _pass(self, walk: SequenceWalk, start: tuple[int, int], step: int, *, counts: bool) -> Iterator[Any]:
+        rank, size, epoch = self.rank.dp_rank, self._batch_size, self.epoch
+        micro = self.rank.dp_size * size
+        first, within = start
+        try:
+            while True:
+                walk.let_go(first)
+                planned = walk.sequences(first, first + micro)
+                if len(planned) < micro and not (planned := self._last(planned, micro, walk)):
+                    return
+                place = walk.place_of(first)
+                for number in range(rank * size + within, (rank + 1) * size):
+                    made = self._maker.make(planned[number], walk.window_of(first + number))
+                    within += 1
+                    self._progress = _Progress(epoch, first, within, place, walk)
+                    self._report(walk.dropped if counts else 0)
+                    yield made
+                first, within = first + step, 0
+        except LazyShardError as error:
+            if get_worker_info() is not None:
+                error.carry_fields()
+            raise
+        finally:
+            self._report(walk.dropped if counts else 0)
+
+    def _last(self, left: list[SplitSequence], places: int, walk: SequenceWalk) -> list[SplitSequence]:
+        """Returns what the epoch ends with, behind its whole micro batches."""
+        if not left:
+            return []
+        drops = self._at_end == "drop"
+        if self.rank.dp_rank == 0:
+            done = "they are not drawn" if drops else "one more micro batch of each rank draws them"
+            _log.warning(
+                "%s: %s sequences; left over at the end of the epoch: %d, fewer than dp_size * batch_size = %d * %d; "
+                "at_end=%r: %s",
+                *(self.directory, walk.total, len(left), self.rank.dp_size, self._batch_size, self._at_end, done),
+            )
+        return [] if drops else completed(left, places, self._form.rule)
+
+    def _state_of(self, consumed: int) -> dict[str, Any]:
+        try:
+            count = operator.index(consumed)
+        except TypeError:
+            raise TypeError(f"consumed is a number of sequences, an int, got {consumed!r}") from None
+        standing, micro = self._standing(), self.rank.dp_size * self._batch_size
+        known = self._counting
+        if known is None or known[0] != standing or not known[1].holds(count):
+            known = self._counting = standing, SequenceWalk(self._planner, standing.place, self.epoch)
+        walk = known[1]
+        place = walk.place_of(max(count, standing.consumed))
+        whole = count if walk.total is None else min(count, walk.total)
+        completes = self._at_end == "complete" and count - whole < micro
+        if count < standing.consumed or (count - standing.consumed) % micro or (whole < count and not completes):
+            most = "" if walk.total is None else f", {walk.total} of the epoch at the most"
+            raise ValueError(
+                f"{self.directory}: consumed counts whole micro batches of dp_size * batch_size = "
+                f"{self.rank.dp_size} * {self._batch_size} sequences from {standing.consumed} on{most}; got {count}"
+            )
+        walk.let_go(whole)
+        found = Standing(self.epoch, whole, place, standing.within if whole == standing.consumed else 0)
+        return write_state(found, self._planner, self._reader, self._facts(), self.rank.dp_size, self._batch_size)
+
+    def _report(self, dropped: int) -> None:
+        met = (self._maker.met, self._reader.chunks_opened, self._reader.waited_s, dropped)
+        if met == self._reported:
+            return
+        before, self._reported = self._reported, met
+        waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
+        bad, skipped, filled = (new - old for new, old in zip(met[0][:3], before[0][:3], strict=True))
+        self._shared.report(bad, met[1] - before[1], waited_ms, skipped + met[3] - before[3], filled)
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    found = operator.index(value)
+    if found < least:
+        raise ValueError(f"{name} is {least} or more, got {found}")
+    return found

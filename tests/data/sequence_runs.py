@@ -1,0 +1,101 @@
+"""Streams of rows of tokens, and the sequences of them by brute force, as lists."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lazyshard import ChunkWriter, LazyShardedSequences, Pack, Pad, Split
+from lazyshard.plan import pack_samples, permutation
+from tests.data.workers import DEADLINE_S
+
+Written = list[int]
+"""A sequence as the ids of its rows (`Pack`), or its tokens."""
+
+
+def tokens_of_row(number: int, length: int) -> list[int]:
+    """Returns token ids that tell row and place."""
+    return [100 * number + place for place in range(length)]
+
+
+def write_rows(directory: Path, lengths: list[int], per_chunk: int = 3, *, end: bool = True) -> Path:
+    """Adds rows with their tokens up to as many as there are lengths."""
+    writer = ChunkWriter(directory, per_chunk)
+    for number in range(writer.published_samples, len(lengths)):
+        row = {"id": number, "input_ids": tokens_of_row(number, lengths[number])}
+        writer.write(row, tokens=lengths[number])
+    writer.close(end)
+    return directory
+
+
+def open_sequences(directory: Path, form: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedSequences:
+    """Opens those of one rank."""
+    return LazyShardedSequences(
+        directory, form=form, dp_rank=rank, dp_size=dp, **{"window": 2, "max_wait": DEADLINE_S, **options}
+    )
+
+
+def written(sequence: Any) -> Written:
+    """Returns what is to be compared of what was handed out."""
+    if isinstance(sequence, list):
+        return [row["id"] for row in sequence]
+    found: Written = sequence["input_ids"].tolist()
+    return found
+
+
+def all_written(sequences: list[Any]) -> list[Written]:
+    """Collates."""
+    return list(map(written, sequences))
+
+
+def loader_of(sequences: Any, workers: int = 0, batch_size: int = 1, **options: Any) -> DataLoader[Any]:
+    """Returns a loader of micro batches."""
+    waiting: dict[str, Any] = {"timeout": DEADLINE_S, "multiprocessing_context": "fork"} if workers else {}
+    arguments = {"batch_size": batch_size, "num_workers": workers, "collate_fn": all_written, **waiting, **options}
+    return DataLoader(sequences, **arguments)
+
+
+def expected(lengths: list[int], form: Any, rows: int, seed: int | None = None, epoch: int = 0) -> list[Written]:
+    """Returns all sequences of an epoch, by brute force.
+
+    Args:
+        lengths: of the rows.
+        form: without BOS and EOS of every sequence.
+        rows: of a window.
+        seed: of their order.
+        epoch: which one.
+    """
+    windows = []
+    for first in range(0, len(lengths), rows):
+        numbers = list(range(first, min(first + rows, len(lengths))))
+        if seed is not None:
+            numbers = [numbers[place] for place in permutation(len(numbers), seed, epoch, first // rows)]
+        windows.append([number for number in numbers if lengths[number]])
+    if isinstance(form, Pack):
+        return [
+            [window[place] for place in pack]
+            for window in windows
+            for pack in pack_samples([lengths[number] for number in window], form.size)
+        ]
+    rows_of = {number: tokens_of_row(number, length) for number, length in enumerate(lengths)}
+    if isinstance(form, Pad):
+        return [rows_of[n] + [form.token] * (form.size - lengths[n]) for n in itertools.chain(*windows)]
+    assert isinstance(form, Split)
+    front, behind = [[] if one is None else [one] for one in (form.bos, form.eos)]
+    line = [token for n in itertools.chain(*windows) for token in front + rows_of[n] + behind]
+    found = [line[at : at + form.size + form.overlap] for at in range(0, len(line), form.size)]
+    # One that has nothing but the last token of the one before it is none.
+    return [one for number, one in enumerate(found) if not number or len(one) > form.overlap]
+
+
+def dealt(sequences: list[Written], dp: int, batch_size: int) -> list[list[list[Written]]]:
+    """Returns the whole micro batches of each rank."""
+    micro = dp * batch_size
+    starts = range(0, len(sequences) - len(sequences) % micro, micro)
+    return [
+        [sequences[start + rank * batch_size : start + (rank + 1) * batch_size] for start in starts]
+        for rank in range(dp)
+    ]

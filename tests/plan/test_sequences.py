@@ -1,0 +1,129 @@
+"""Sequences window by window: the same as at once where rows are cut, and each row in one where they stay whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.plan.packing import pack_samples
+from lazyshard.plan.sequences import PackRule, PadRule, completed, make_sequences
+from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, split_rest
+from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, rules, token, written
+
+overlapping = st.builds(
+    SplitRule, size=st.integers(1, 9), bos=st.booleans(), eos=st.booleans(), overlap=st.integers(0, 1)
+)
+
+
+def whole(*documents: int, tokens: int = 1) -> SplitSequence:
+    return SplitSequence(tuple(Piece(one, 0, tokens, False, False) for one in documents), False, False)
+
+
+def documents(sequences: list[SplitSequence]) -> list[list[int]]:
+    return [[piece.document for piece in one.pieces] for one in sequences]
+
+
+@given(lengths_of_documents, rules)
+def test_with_what_is_left_over_every_token_comes_once(lengths: list[int], rule: SplitRule) -> None:
+    made = make_sequences(lengths, rule, last=True)
+    own = [one for sequence in made.sequences for one in written(sequence) if one not in (BOS, EOS)]
+    assert own == [one for tokens in framed(lengths, rule) for one in tokens if one not in (BOS, EOS)]
+    assert all(len(written(one)) == rule.size for one in made.sequences[:-1])
+    assert all(0 < len(written(one)) <= rule.size for one in made.sequences[-1:])
+    if rule.every_eos or rule.every_bos:
+        assert all(written(one)[0] == BOS for one in made.sequences if rule.every_bos)
+        assert all(written(one)[-1] == EOS for one in made.sequences if rule.every_eos)
+
+
+@given(lengths_of_documents, overlapping)
+def test_with_an_overlap_the_last_one_goes_on_with_the_token_before_it(lengths: list[int], rule: SplitRule) -> None:
+    sequences = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+    found = sequences[0] if sequences else []
+    for one in sequences[1:]:
+        assert not rule.overlap or one[0] == found[-1]
+        found = found + one[rule.overlap :]
+    assert found == [one for tokens in framed(lengths, rule) for one in tokens]
+    assert all(len(one) > rule.overlap for one in sequences[1:])
+
+
+@given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 20), st.one_of(rules, overlapping))
+def test_windows_cut_documents_as_if_there_were_none(lengths: list[int], window: int, rule: SplitRule) -> None:
+    expected = [written(one) for one in make_sequences(lengths, rule, last=True).sequences]
+    found: list[list[str]] = []
+    first, start = 0, BEGINNING
+    for stop in range(window, len(lengths) + window, window):
+        last = stop >= len(lengths)
+        made = make_sequences(lengths[first:stop], rule, start, last=last, begun=bool(found))
+        moved = [
+            one._replace(pieces=tuple(piece._replace(document=piece.document + first) for piece in one.pieces))
+            for one in made.sequences
+        ]
+        found += [written(one) for one in moved]
+        first, start = first + made.left.document, Cut(0, made.left.offset)
+    assert found == expected
+
+
+def test_one_token_that_the_sequence_before_has_already_is_nothing_left_over() -> None:
+    rule = SplitRule(size=2, overlap=1)
+    made = make_sequences([3], rule)
+    assert [written(one) for one in made.sequences] == [[token(0, 0), token(0, 1), token(0, 2)]]
+    assert split_rest([3], rule, made.left, begun=True) is None
+    # A document of one token that begins a stream is that very place, but nobody has it yet.
+    assert split_rest([1], rule, BEGINNING, begun=False) == whole(0)
+
+
+@given(st.lists(st.integers(1, 10), max_size=20), st.integers(10, 15))
+def test_packs_are_those_of_pack_samples(lengths: list[int], size: int) -> None:
+    made = make_sequences(lengths, PackRule(size), last=True)
+    assert documents(made.sequences) == pack_samples(lengths, size)
+    assert all(piece == Piece(piece.document, 0, lengths[piece.document], False, False)
+               for one in made.sequences for piece in one.pieces)  # fmt: skip
+
+
+def test_padded_documents_stand_alone() -> None:
+    assert documents(make_sequences([3, 1, 2], PadRule(3)).sequences) == [[0], [1], [2]]
+    with pytest.raises(ValueError, match="lengths are from 1 to 2"):
+        make_sequences([3, 1, 2], PadRule(2))
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 12))
+def test_a_completed_micro_batch_has_every_document_and_takes_packs_apart_first(
+    packs: list[list[int]], more: int
+) -> None:
+    numbers = iter(range(99))
+    left = [
+        SplitSequence(tuple(Piece(next(numbers), 0, n, False, False) for n in pack), False, False) for pack in packs
+    ]
+    everything = [number for one in documents(left) for number in one]
+    found = documents(completed(left, len(left) + more, PackRule(99)))
+    assert len(found) == len(left) + more
+    different = found[: min(len(found), len(everything))]
+    assert [number for one in different for number in one] == everything
+    assert found[len(different) :] == [
+        different[place % len(different)] for place in range(len(found) - len(different))
+    ]
+
+
+def test_a_pack_is_taken_apart_where_its_halves_are_nearest() -> None:
+    pack = SplitSequence(
+        tuple(Piece(n, 0, tokens, False, False) for n, tokens in enumerate([5, 1, 1, 1, 4])), False, False
+    )
+    assert documents(completed([pack, whole(9)], 3, PackRule(20))) == [[0, 1], [2, 3, 4], [9]]
+    assert documents(completed([pack, whole(9)], 4, PackRule(20))) == [[0], [1], [2, 3, 4], [9]]
+
+
+def test_others_come_once_more_in_turn() -> None:
+    left = [whole(0), whole(1, 2)]
+    assert documents(completed(left, 5, PadRule(9))) == [[0], [1, 2], [0], [1, 2], [0]]
+    with pytest.raises(ValueError, match="from 1 to 1 sequences are completed, got 2"):
+        completed(left, 1, PadRule(9))
+
+
+@pytest.mark.parametrize("rule", [PackRule, PadRule])
+def test_a_size_is_a_number_of_tokens(rule: type) -> None:
+    for size in (0, True, "9"):
+        with pytest.raises(ValueError, match="size is a number of tokens from 1"):
+            rule(size)
+    with pytest.raises(ValueError, match="whole documents are not begun within one"):
+        make_sequences([1], rule(4), Cut(0, 1))

@@ -1,0 +1,162 @@
+"""What a data set is told of the cache of encoded samples, and what makes another one of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import LazyShardedDataset
+from lazyshard.data.rank import Rank
+from lazyshard.data.shared import Stats
+from lazyshard_swift import encode_cache, versions
+from lazyshard_swift.blend_streams import Streams
+from lazyshard_swift.encode_cache import facts, for_stream, options, tell
+from lazyshard_swift.encoded import EncodedRows
+from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.parallel import Facts
+from lazyshard_swift.settings import parse_size
+from tests.swift.unit.runs import hugging_face
+from tests.swift.unit.test_encoded import encoded, of_raw, raw, template
+
+
+def arguments(**changes: Any) -> Any:
+    return hugging_face(
+        **{
+            "columns": None,
+            "remove_unused_columns": True,
+            "max_length": 512,
+            "sharded_lazy_encode_cache": "/dev/shm/cache",
+            **changes,
+        }
+    )
+
+
+def test_data_set_is_told_nothing_without_a_cache() -> None:
+    assert options(arguments(sharded_lazy_encode_cache=None), template()) == {}
+
+
+def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
+    args = arguments(sharded_lazy_encode_cache_size="20GB")
+    assert options(args, template()) == {
+        "encode_cache": "/dev/shm/cache",
+        "encode_cache_bytes": 20 * 10**9,
+        "encode_fingerprint": facts(args, template()),
+    }
+    assert "encode_cache_bytes" not in options(arguments(), template())
+
+
+def test_same_settings_make_the_same_facts() -> None:
+    made = facts(arguments(), template())
+    assert made == facts(arguments(), template())
+    # What a template remembers of its work is no setting.
+    assert made == facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": {"text": "query"}},
+        {"disable_auto_column_mapping": True},
+        {"remove_unused_columns": False},
+        {"packing": True},
+        {"external_plugins": [__file__]},
+    ],
+)
+def test_each_argument_that_decides_about_samples_makes_other_facts(changes: dict[str, Any]) -> None:
+    assert facts(arguments(**changes), template()) != facts(arguments(), template())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_length": 513}, {"padding_free": True}, {"num_frames": 8}, {"sizes": [1, 2]}, {"packing": True}]
+)
+def test_each_setting_of_the_template_makes_other_facts(changes: dict[str, Any]) -> None:
+    assert facts(arguments(), template(**changes)) != facts(arguments(), template())
+
+
+def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "template" / "templates").mkdir(parents=True)
+    text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
+    (tmp_path / "template" / "templates" / "one.py").write_text(text)
+    monkeypatch.setattr(versions, "folder", lambda: tmp_path)
+    encode_cache._variables.cache_clear()
+    try:
+        for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
+            before = facts(arguments(), template())
+            monkeypatch.setenv(name, "7")
+            assert facts(arguments(), template()) != before, name
+        before = facts(arguments(), template())
+        monkeypatch.setenv("SOMETHING_ELSE", "7")
+        assert facts(arguments(), template()) == before
+    finally:
+        encode_cache._variables.cache_clear()
+
+
+def test_plugin_that_was_changed_makes_other_facts(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("a = 1")
+    before = facts(arguments(external_plugins=[str(plugin)]), template())
+    plugin.write_text("a = 2")
+    assert facts(arguments(external_plugins=[str(plugin)]), template()) != before
+    assert facts(arguments(external_plugins=["missing.py"]), template()) != before
+
+
+def test_template_that_needs_the_model_is_refused() -> None:
+    with pytest.raises(SettingsRefused, match="encodes with the model itself"):
+        options(arguments(), template(use_model=True))
+
+
+@pytest.mark.parametrize("version", ["3.12.1", "unknown"])
+def test_ms_swift_before_4_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: version)
+    with pytest.raises(SettingsRefused, match="needs ms-swift 4"):
+        options(arguments(), template())
+
+
+def test_encoded_streams_and_rows_as_they_are_need_no_cache() -> None:
+    given = {"encode_cache": "a", "encode_fingerprint": {"b": 1}, "seed": 1}
+    assert for_stream(given, of_raw) == given
+    assert for_stream(given, EncodedRows()) == for_stream(given, None) == {"seed": 1}
+
+
+def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
+    directories = (encoded(tmp_path / "a"), raw(tmp_path / "b"))
+    parts = tuple(Facts(name, 2, 4, True) for name in "ab")
+    streams = Streams(directories, parts, (0.5, 0.5), "all_exhausted")
+    own = {"encode_cache": tmp_path / "cache", "encode_fingerprint": {"v": 1}}
+    for expected in ((4, 0), (0, 4)):
+        blend = streams.open(Rank(0, 1), (EncodedRows(), of_raw), own, {"layout": "strided"})
+        assert len([blend[index] for index in range(8)]) == 8
+        assert [one[5:7] for one in blend.stats()] == [(0, 0), expected]
+
+
+def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(encode_cache, "notice", told.append)
+    tell("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, from_cache=0, not_cached=2)])
+    assert told == [
+        "--sharded_lazy_encode_cache /c: this rank encoded 4 rows and found 4 encoded; 2 of what it encoded could not "
+        "be cached"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("20GB", 20 * 10**9), ("20 gb", 20 * 10**9), ("1.5MiB", 3 << 19), ("64k", 64_000), ("2Ti", 2 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1e9", "20 GB more", "0.0001", "1PB", "٣GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a number of bytes such as 20GB or 512MiB"):
+        parse_size(text)
+
+
+def test_facts_are_taken_by_a_data_set(tmp_path: Path) -> None:
+    given = options(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
+    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, **given)
+    assert dataset[3] == {"input_ids": [-3], "length": 1}
+    assert dataset.stats().not_cached == 0

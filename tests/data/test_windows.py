@@ -32,16 +32,24 @@ def open_rank(directory: Path, dp: int = 1, **options: Any) -> LazyShardedDatase
 
 
 def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of what is read of chunks from now on."""
+    """Sizes of what is read of chunks from now on, line by line and whole."""
     sizes: list[int] = []
-    real = os.pread
+    pread, preadv = os.pread, os.preadv
 
-    def counted(fd: int, size: int, at: int) -> bytes:
+    def count(fd: int, size: int) -> None:
         if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
             sizes.append(size)
-        return real(fd, size, at)
+
+    def counted(fd: int, size: int, at: int) -> bytes:
+        count(fd, size)
+        return pread(fd, size, at)
+
+    def counted_into(fd: int, into: list[memoryview], at: int) -> int:
+        count(fd, len(into[0]))
+        return preadv(fd, into, at)
 
     monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", counted_into)
     return sizes
 
 

@@ -12,8 +12,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-_ROWS: Final = 512
-"""The main process and 511 workers; beyond that, workers share rows and the statistics may miss some."""
+_ROWS: Final = 256
+"""The main process and 255 workers; beyond that, workers share rows and the statistics may miss some.
+
+All of it stays below 32 KiB: what is larger torch copies by several threads when it is shared (`GRAIN_SIZE` in
+aten/src/ATen/TensorIterator.h), and in a process that was forked from one that had such threads it waits for them for
+ever."""
 
 EPOCH: Final = 0
 """Place of the epoch in the view: that in which index 0 lies."""

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 def pythons() -> dict[str, Path]:
     """Interpreters of this machine by version, pyenv's newest first, as scripts/test_pythons looks for them."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    found = {}
+    found: dict[str, Path] = {}
     for version in PYTHONS:
         candidates = sorted(versions.glob(f"{version}.*/bin/python{version}"), key=patch_of, reverse=True)
         on_path = shutil.which(f"python{version}")
@@ -81,9 +81,16 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
         pytest.skip(f"this machine has Python {version} alone")
     run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
     bin = tmp_path / "environment" / "bin"
-    pip = [bin / "python", "-m", "pip", "install", "-q", "--no-input", "--no-compile", "--disable-pip-version-check"]
-    constraints = ROOT / "scripts" / "constraints.txt"
-    run_checked([*pip, "-c", constraints, f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"], tmp_path)
+    options = [
+        "-q",
+        "--no-input",
+        "--no-compile",
+        "--disable-pip-version-check",
+        "-c",
+        ROOT / "scripts/constraints.txt",
+    ]
+    packages = [f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
+    run_checked([bin / "python", "-m", "pip", "install", *options, *packages], tmp_path)
     assert run_checked([bin / "python", "-I", "-W", "error", "-c", SMOKE], tmp_path) == "0 1 2 3 4\n"
     # The same rows by the two commands.
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"number":{number}}}\n' for number in range(5)))

@@ -132,6 +132,19 @@ class Split:
 Form = Pack | Pad | Split
 
 
+def _settle(form: Form, name: str, what: str) -> None:
+    """Has a field be an int.
+
+    Raises:
+        TypeError: it is none.
+    """
+    value = getattr(form, name)
+    try:
+        object.__setattr__(form, name, operator.index(value))
+    except TypeError:
+        raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
+
+
 def facts_of(form: Form) -> dict[str, int | str | bool | None]:
     """Returns the settings by name on which it depends which sequence comes when."""
     return {"form": type(form).__name__, **asdict(form.rule)}
@@ -201,19 +214,6 @@ def count_of(sample: Any) -> int | None:
             return int(sum(given)) if isinstance(given, Sequence) else int(given)
     tokens = sample.get("input_ids")
     return None if tokens is None else len(tokens)
-
-
-def _settle(form: Form, name: str, what: str) -> None:
-    """Has a field be an int.
-
-    Raises:
-        TypeError: it is none.
-    """
-    value = getattr(form, name)
-    try:
-        object.__setattr__(form, name, operator.index(value))
-    except TypeError:
-        raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
 
 
 def _numbers(name: str, values: Any) -> _Tokens:

@@ -62,7 +62,8 @@ class _Progress(NamedTuple):
 class LazyShardedSequences(IterableDataset[Any]):
     """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
 
-    They are made of raw rows whose lengths are known, from the seals or by `lazyshard measure`, window by window::
+    They are made of rows, raw or encoded, whose lengths are known, from the seals or by `lazyshard measure`, window by
+    window::
 
         sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)
         loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
@@ -332,6 +333,7 @@ class LazyShardedSequences(IterableDataset[Any]):
             StateMismatch: it is of another stream or of other settings, the lengths of the rows are others since, or it
                 stands behind more sequences than there are. Where that is not known yet, the pass raises it.
             ChunkRetired: it goes on with chunks that are deleted.
+            BadSample, LengthsMissing, WaitTimeout: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
         here = None if worker is None else (worker.id, worker.num_workers)

@@ -160,6 +160,11 @@ def test_a_form_takes_its_size_by_position_and_numbers_of_numpy() -> None:
         Split(10, 1)  # type: ignore[misc]
 
 
+def test_a_loader_of_another_batch_size_draws_in_another_order_and_loses_nothing(tmp_path: Path) -> None:
+    sequences = open_sequences(write_rows(tmp_path / "s", [10] * 12), Pack(10), batch_size=2)
+    assert list(loader_of(sequences, 2, 4)) == [[[0], [1], [4], [5]], [[2], [3], [6], [7]], [[8], [9]], [[10], [11]]]
+
+
 def test_sequences_have_no_index(tmp_path: Path) -> None:
     sequences = open_sequences(write_rows(tmp_path / "s", LENGTHS), Pack(10))
     with pytest.raises(TypeError, match=r"is an iterable.*`for sequence in sequences`.*those of LazyShardedDataset"):

@@ -13,7 +13,7 @@
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
 - `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made
-  by `sequence_maker`; `sequence_states`: where a run stands
+  by `sequence_maker`; `sequence_checks`: whether that can be done; `sequence_states`: where a run stands
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 

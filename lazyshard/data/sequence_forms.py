@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -32,13 +32,14 @@ class Pack:
 
     Raises:
         ValueError: the size is none.
+        TypeError: it is no integer.
     """
 
     size: int
 
     def __post_init__(self) -> None:
         """Checks the size."""
-        object.__setattr__(self, "size", operator.index(self.size))
+        _settle(self, "size", "a number of tokens")
         PackRule(self.size)
 
     @property
@@ -60,14 +61,16 @@ class Pad:
 
     Raises:
         ValueError: the size is none.
+        TypeError: it or the token is no integer.
     """
 
     size: int
     token: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the size."""
-        object.__setattr__(self, "size", operator.index(self.size))
+        """Checks the numbers."""
+        _settle(self, "size", "a number of tokens")
+        _settle(self, "token", "a token id")
         PadRule(self.size)
 
     @property
@@ -76,7 +79,7 @@ class Pad:
         return PadRule(self.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Split:
     """All rows one behind the other, cut into exactly so many tokens; only the last one of a stream may have fewer.
 
@@ -93,9 +96,11 @@ class Split:
 
     Raises:
         ValueError: as `lazyshard.plan.splitting.SplitRule`.
+        TypeError: a number is no integer.
     """
 
     size: int
+    _: KW_ONLY
     bos: int | None = None
     eos: int | None = None
     every_bos: int | None = None
@@ -104,7 +109,11 @@ class Split:
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        object.__setattr__(self, "size", operator.index(self.size))
+        _settle(self, "size", "a number of tokens")
+        for name in ("bos", "eos", "every_bos", "every_eos"):
+            if getattr(self, name) is not None:
+                _settle(self, name, "a token id")
+        _settle(self, "overlap", "a number of tokens")
         _ = self.rule
 
     @property
@@ -121,6 +130,19 @@ class Split:
 
 
 Form = Pack | Pad | Split
+
+
+def _settle(form: Form, name: str, what: str) -> None:
+    """Has a field be an int.
+
+    Raises:
+        TypeError: it is none.
+    """
+    value = getattr(form, name)
+    try:
+        object.__setattr__(form, name, operator.index(value))
+    except TypeError:
+        raise TypeError(f"{type(form).__name__}: {name} is {what}, an int, got {value!r:.100}") from None
 
 
 def facts_of(form: Form) -> dict[str, int | str | bool | None]:

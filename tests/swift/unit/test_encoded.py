@@ -147,16 +147,27 @@ def test_a_padded_row_is_one_of_all_its_tokens(tmp_path: Path) -> None:
         encoders([directory], template(max_length=4), of_raw)
 
 
-def test_sequences_are_not_cut_again_for_context_parallelism(tmp_path: Path) -> None:
+def test_documents_of_a_sequence_are_kept_apart_as_those_of_a_pack_are(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, 1, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
+    own = template(padding_free=True)
+    directory = formed(tmp_path / "a", "split", row)
+    (encoder,) = encoders([directory], own, of_raw)
+    assert encoder(next(iter(StreamReader(directory)))) == [
+        {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
+        {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
+    ]
+    assert own.packing
+
+
+def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
     row = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
-    split, padded = formed(tmp_path / "a", "split", row), formed(tmp_path / "b", "pad", row)
-    with pytest.raises(
-        SettingsRefused, match=r"context parallelism \(2 ranks\) .*: give --padding_free false"
-    ) as error:
-        encoders([split], template(padding_free=True, sequence_parallel_size=2), of_raw)
+    first, second = (formed(tmp_path / name, "split", row) for name in "ab")
+    other = raw(tmp_path / "c")
+    with pytest.raises(SettingsRefused, match=r"blended with sequences alone, and .*c holds others") as error:
+        encoders([first, other], template(padding_free=True), of_raw)
     assert code_of(error.value) == 2
-    encoders([split], template(padding_free=False, sequence_parallel_size=2), of_raw)
-    encoders([padded], template(padding_free=True, sequence_parallel_size=2), of_raw)
+    assert len(encoders([first, second], template(padding_free=True), of_raw)) == 2
+    assert len(encoders([first, other], template(padding_free=False), of_raw)) == 2
 
 
 def test_a_form_that_is_not_known_is_refused(tmp_path: Path) -> None:

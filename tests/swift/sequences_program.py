@@ -3,8 +3,8 @@
     python sequences_program.py ENCODED SPLIT PADDED FOUND.json MODEL [NAME=VALUE ...]
 
 Three streams of the same rows: encoded, and cut or padded besides; options as of `encoded_program`. Found is
-{"apart": whether the samples of sequences are the lists of documents that the rows give, "borders": of a batch of two of
-them, "lengths": of the documents in these, "whole": whether batches that are not free of padding hold the sequences as
+{"apart": whether the samples of sequences are the lists of documents that the rows give, "borders": of a batch of two
+of them, "lengths": of the documents in these, "whole": whether batches that are not free of padding hold sequences as
 they are, "padded": whether each batch of padded rows begins with that of the rows themselves}.
 """
 

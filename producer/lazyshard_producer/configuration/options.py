@@ -446,7 +446,7 @@ OPTIONS: Final = (
         WHOLE,
         "N",
         "With --encode swift: tokens of a sample, as --max_length in training; a longer row is a bad row, unless "
-        "truncation_strategy says otherwise. Default: what the model takes.",
+        "truncation_strategy says otherwise. Default: what the model takes; any with --split.",
         "8192",
     ),
     Option(

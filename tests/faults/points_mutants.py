@@ -238,7 +238,7 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
     Mutant(position_ahead, "has rows"),
     Mutant(position_behind, "has rows"),
-    Mutant(cut_forgotten, "has rows", "split"),
+    Mutant(cut_forgotten, "has a row that no source has", "split"),
     Mutant(deleted_before_acknowledged, "acknowledged are those below", "small disk"),
     Mutant(never_deleted, "deleted are only those below", "retained", step=5),
     Mutant(refused_row_forgotten, "in quarantine is", step=3),

@@ -88,5 +88,5 @@ def as_told(row: Row) -> Row:
 def tokenized(row: Row) -> Row:
     """The token ids of a row in an array, and its labels if it has some; what else it holds is no array."""
     names = [name for name in ("input_ids", "labels") if name in row]
-    arrays = {name: np.array(row[name], np.int64) for name in names}
+    arrays: Row = {name: np.array(row[name], np.int64) for name in names}
     return {"id": row.get("id"), "copy": row.get("copy"), "length": len(row["input_ids"]), **arrays}

@@ -137,11 +137,9 @@ def test_the_manifest_of_an_encoded_stream_tells_its_form(tmp_path: Path) -> Non
 
 def test_rows_of_swift_that_are_cut_may_be_of_any_length() -> None:
     common: dict[str, Any] = {"sources": plain_sources(["a"]), "out": "out", "samples_per_chunk": 1}
-    swift = {"encode": "swift", "model": "m"}
-    lengths = [
-        Settings(**common, **swift, **more).encoding
-        for more in ({"split": 8}, {"split": 8, "max_length": 16}, {"pad": 8}, {})
-    ]
+    common |= {"encode": "swift", "model": "m"}
+    forms: list[dict[str, Any]] = [{"split": 8}, {"split": 8, "max_length": 16}, {"pad": 8}, {}]
+    lengths = [Settings(**common, **more).encoding for more in forms]
     assert [one.max_length for one in lengths if one is not None] == [2**31 - 1, 16, None, None]
 
 

@@ -105,7 +105,8 @@ def written(documents: Sequence[list[int]], settings: Settings) -> list[Row]:
             for token in [*own, *[settings.split_eos] * (settings.split_eos is not None)]
             if token is not None
         ]
-    found, overlap = [], settings.split_overlap
+    found: list[Row] = []
+    overlap = settings.split_overlap
     while len(left) > (overlap if found else 0):
         line = left
         if settings.split_every_bos is not None and left[0][0] != settings.split_bos:
@@ -286,7 +287,7 @@ def test_rows_that_were_changed_since_are_refused(tmp_path: Path, at: int) -> No
 @pytest.mark.parametrize(
     "changed", [{"split": 7}, {"split_eos": 0}, {"split_overlap": 1}, {"shuffle": 2}, {"split": 0}]
 )
-def test_a_row_that_is_begun_is_not_cut_otherwise(tmp_path: Path, changed: dict[str, int]) -> None:
+def test_a_row_that_is_begun_is_not_cut_otherwise(tmp_path: Path, changed: dict[str, Any]) -> None:
     paths = write(tmp_path, [4, 4])
     first, _ = drain(make(tmp_path, paths))
     with pytest.raises(SettingInvalid, match="made in another way"):

@@ -11,6 +11,7 @@ they are, "padded": whether each batch of padded rows begins with that of the ro
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -41,8 +42,8 @@ def documents(samples: list[dict[str, Any]], size: int) -> list[list[dict[str, A
     return found
 
 
-def samples_of(stream: str, template: Any) -> list[dict[str, Any]]:
-    (encoder,) = encoders([stream], template, None)
+def samples_of(stream: str, template: Any) -> list[Any]:
+    (encoder,) = encoders([stream], template, template.encode)
     return [encoder(row) for row in StreamReader(stream)]
 
 
@@ -54,7 +55,8 @@ def begins(whole: Any, part: Any) -> bool:
 
 
 def main(encoded: str, split: str, padded: str, found: str, model: str, *options: str) -> int:
-    template = make_template(model, dict(option.split("=", 1) for option in options), Path(found).parent)
+    given = dict(option.split("=", 1) for option in options)
+    template = make_template(model, given, Path(found).parent, use_chat_template=False)
     rows, whole, filled = (samples_of(stream, template) for stream in (encoded, split, padded))
     size = len(whole[0]["input_ids"])
     expected = documents(rows, size)
@@ -77,8 +79,9 @@ def main(encoded: str, split: str, padded: str, found: str, model: str, *options
     batch = template.data_collator(copy.deepcopy(filled[:2]))
     result["padded"].append(batch["position_ids"].tolist() == [[*range(size), *range(size)]])
     lists = samples_of(split, template)
-    names = ("input_ids", "labels", "length")
-    result["apart"] = [[{name: one[name] for name in names} for one in some] for some in lists] == expected
+    for one in itertools.chain.from_iterable(lists):
+        assert one.pop("lengths") == [one["length"]]
+    result["apart"] = lists == expected
     batch = template.data_collator(copy.deepcopy(lists[:2]))
     result["borders"] = get_packed_seq_params(batch["position_ids"])["cu_seq_lens_q"].tolist()
     Path(found).write_text(json.dumps(result))

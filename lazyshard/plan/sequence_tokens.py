@@ -42,7 +42,7 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     """
     fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
     if INPUT_IDS not in fields:
-        raise ValueError(f"no input_ids among its keys ({', '.join(map(str, list(fields)[:_SHOWN])) or 'none'})")
+        raise ValueError(f"it has no input_ids, only {', '.join(map(repr, list(fields)[:_SHOWN])) or 'nothing'}")
     found = {name: _numbers(name, fields[name]) for name in (INPUT_IDS, LABELS) if fields.get(name) is not None}
     if INPUT_IDS not in found:
         raise ValueError("input_ids are whole numbers in one dimension, found null")

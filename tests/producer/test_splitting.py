@@ -332,7 +332,7 @@ def test_a_position_with_a_cut_in_no_row_is_none_of_ours(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"text": "a"}, "no input_ids among its keys (text)"),
+        ({"text": "a"}, "it has no input_ids, only 'text'"),
         ({"input_ids": None}, "input_ids are whole numbers in one dimension, found null"),
         ({"input_ids": []}, "input_ids are empty, expected a token at least"),
         ({"input_ids": "abc"}, "input_ids are whole numbers in one dimension, found <U3 of shape ()"),

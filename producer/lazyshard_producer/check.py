@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -142,6 +142,12 @@ def _rows(settings: Settings) -> str:
         among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
         among += show_bytes(settings.pack_buffer_bytes)
         parts.append(f"packed to {settings.pack:,} tokens by {lengths}, {among}")
+    if settings.splitting is not None:
+        about = asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)}
+        given = [f", {name} {value}" for name, value in sorted(about) if value is not None]
+        parts.append(f"cut into sequences of {settings.split:,} tokens{''.join(given)}")
+    if settings.padding is not None:
+        parts.append(f"padded to {settings.pad:,} tokens with {settings.pad_token}")
     if settings.balance is not None:
         held = settings.balance * settings.samples_per_chunk
         parts.append(

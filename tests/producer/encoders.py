@@ -83,3 +83,10 @@ def as_told(row: Row) -> Row:
     """Tells the length that stands in the row, if there is one."""
     told = {} if row["length"] is None else {"length": row["length"]}
     return {"id": row["id"], "ids": np.zeros(2, np.int32), **told}
+
+
+def tokenized(row: Row) -> Row:
+    """The token ids of a row in an array, and its labels if it has some; what else it holds is no array."""
+    names = [name for name in ("input_ids", "labels") if name in row]
+    arrays: Row = {name: np.array(row[name], np.int64) for name in names}
+    return {"id": row.get("id"), "copy": row.get("copy"), "length": len(row["input_ids"]), **arrays}

@@ -87,9 +87,11 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     Raises:
         SettingInvalid: it cannot be had.
     """
+    # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
+    form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
-        return Encoder(function, _facts({"kind": "function", "function": settings.encode}, function))
+        return Encoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
     opener = load_function(_SWIFT_OPENER, "--encode")
     try:
         function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
@@ -100,7 +102,7 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     except BaseException as error:
         # SystemExit too, with which parsers of options end.
         raise SettingInvalid(f"--encode: ms-swift raised {name_error(error)}", option="--encode") from error
-    return Encoder(function, check_encoding(encoding))
+    return Encoder(function, check_encoding({**encoding, **form}))
 
 
 def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:

@@ -21,10 +21,12 @@ from lazyshard.data.encode import EncodeFn
 from lazyshard.data.exact_values import pack, unpack
 from lazyshard.data.steps import RowSteps, Step
 from lazyshard.errors import RowInvalid, SkipSample
+from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import Encoding, Fact, check_encoding
-from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.kept_sample import LEAST_CACHE_BYTES, Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.storage import StreamReader
 from lazyshard.storage.kept_samples import KeptSamples
+from lazyshard.storage.urls import is_url
 
 __all__ = ["BUSY", "ENCODE_CACHE_BYTES", "MISSING", "CacheCounts", "EncodeCache", "open_encode_cache"]
 
@@ -134,7 +136,15 @@ class EncodeCache:
             reason = cause.reason if isinstance(cause, RowInvalid) else str(cause)
             self._tell("odd", f"a sample holds what would not come back as it is, and is not cached: {reason:.200}")
             return
-        self._not_kept += not self._write(lambda: self._kept.keep(key, rows, row, digest, record))
+        if self._write(lambda: self._kept.keep(key, rows, row, digest, record)):
+            return
+        self._not_kept += 1
+        if not self._kept.can_fit(rows, len(record)):
+            self._tell(
+                "large",
+                f"a sample of {len(record)} bytes in a chunk of {rows} rows is larger than the whole cache, or than a "
+                f"sample may be, and is not cached; give encode_cache_bytes more",
+            )
 
     def drop(self, sample: int, line: bytes, cause: SkipSample) -> None:
         """Keeps that a sample was dropped, unless more was said of it than a reason."""
@@ -225,7 +235,7 @@ class EncodeCache:
 def open_encode_cache(
     reader: StreamReader,
     directory: str | os.PathLike[str] | None,
-    most: int,
+    most: int | str | None,
     fingerprint: Mapping[str, Fact] | None,
     encode_fn: EncodeFn | None,
     pipeline: RowSteps,
@@ -235,20 +245,24 @@ def open_encode_cache(
     Args:
         reader: of the stream.
         directory: `encode_cache`.
-        most: `encode_cache_bytes`.
+        most: `encode_cache_bytes`; None for `ENCODE_CACHE_BYTES`.
         fingerprint: `encode_fingerprint`.
         encode_fn: what encodes; its attribute `fingerprint`, if it has one, stands for a fingerprint that is not given.
         pipeline: steps and encoder.
 
     Raises:
-        ValueError: nothing is encoded, it is not known by what, or there is no room.
+        ValueError: nothing is encoded, it is not known by what, there is no room, or it is no place for a cache; or
+            there is none, and the rest was given.
     """
     if directory is None:
+        for name, value in (("encode_cache_bytes", most), ("encode_fingerprint", fingerprint)):
+            if value is not None:
+                raise ValueError(f"{name} is for encode_cache, which is not given: give both, or leave it out")
         return None
     if not pipeline:
         raise ValueError("encode_cache keeps what encode_fn or steps make of rows, and neither is given: leave it out")
-    if type(most) is not int or most < 1:
-        raise ValueError(f"encode_cache_bytes is a number of bytes from 1 on, got {most!r}")
+    place = _place(directory, reader.directory)
+    room = _room(most)
     steps = [_described(step) for step in pipeline.steps]
     if fingerprint is None:
         own = getattr(encode_fn, "fingerprint", None)
@@ -260,11 +274,44 @@ def open_encode_cache(
                 "template, greatest length, a version of your own)"
             )
         name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(own)
-    facts = check_encoding(fingerprint)
+        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(
+            own, "the attribute fingerprint of encode_fn"
+        )
+    facts = check_encoding(fingerprint, "encode_fingerprint")
     if steps:
         facts["lazyshard.steps"] = "; ".join(steps)
-    return EncodeCache(reader, Path(os.path.abspath(os.path.expanduser(directory))), most, facts)
+    return EncodeCache(reader, place, room, facts)
+
+
+def _place(directory: Any, stream: os.PathLike[str]) -> Path:
+    """Returns the absolute path of `encode_cache`. Raises ValueError: it is none, or lies in the stream."""
+    path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(f"encode_cache is the path of a directory of this node, got {directory!r}")
+    place = Path(os.path.abspath(os.path.expanduser(path)))
+    if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
+        raise ValueError(
+            f"encode_cache {path!r} lies in the stream's own directory, {stream}, where only what is published "
+            f"belongs, and which other machines see: name a directory of this node outside of it, "
+            f"such as one in /dev/shm"
+        )
+    return place
+
+
+def _room(most: Any) -> int:
+    """Returns the bytes of `encode_cache_bytes`. Raises ValueError: it is no number of bytes, or too small."""
+    if most is None:
+        return ENCODE_CACHE_BYTES
+    try:
+        size = parse_size(most) if type(most) is str else most
+    except ValueError:
+        size = None
+    if type(size) is not int or size < LEAST_CACHE_BYTES:
+        raise ValueError(
+            f"encode_cache_bytes is a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or "
+            f"'512MiB', got {most!r}"
+        )
+    return size
 
 
 def _described(step: Step) -> str:

@@ -17,12 +17,12 @@ import xxhash
 
 from lazyshard.data.shared import Stats
 from lazyshard.format import Encoding
+from lazyshard.format.byte_size import parse_size
 from lazyshard_swift import packed, versions
 from lazyshard_swift.encoded import Encode, EncodedRows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import digest, of_producer
 from lazyshard_swift.logs import notice
-from lazyshard_swift.settings import parse_size
 
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
 """How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals."""

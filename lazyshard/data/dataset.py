@@ -26,7 +26,7 @@ from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.dealt_order import may_undo, tell_undone
 from lazyshard.data.encode import EncodeFn, Encoder
-from lazyshard.data.encode_cache import open_encode_cache
+from lazyshard.data.encode_cache_opening import open_encode_cache
 from lazyshard.data.epoch_spaces import EpochSpaces
 from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
 from lazyshard.data.index_space import IndexSpace, length_given_up

@@ -1,5 +1,7 @@
 """The cache of encoded samples that all processes of a node share: what a data set asks it, and when it is given up.
 
+A data set has it opened by `lazyshard.data.encode_cache_opening`.
+
 Peers that draw the same rows at the same time share the work: who comes to a row that another one is encoding goes on
 to the next one of its batch, and comes back. The cache is never needed: where it fails it is left alone from then on,
 and rows are encoded as without it.
@@ -7,31 +9,22 @@ and rows are encoded as without it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from lazyshard.data.encode import EncodeFn
 from lazyshard.data.exact_values import pack, unpack
-from lazyshard.data.steps import RowSteps, Step
 from lazyshard.errors import RowInvalid, SkipSample
-from lazyshard.format.byte_size import parse_size
-from lazyshard.format.encoding import Encoding, Fact, check_encoding
-from lazyshard.format.kept_sample import LEAST_CACHE_BYTES, Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.encoding import Encoding
+from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.storage import StreamReader
 from lazyshard.storage.kept_samples import KeptSamples
-from lazyshard.storage.urls import is_url
 
-__all__ = ["BUSY", "ENCODE_CACHE_BYTES", "MISSING", "CacheCounts", "EncodeCache", "open_encode_cache"]
-
-ENCODE_CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains; 100 million tokens and their labels take 1 GB."""
+__all__ = ["BUSY", "MISSING", "CacheCounts", "EncodeCache"]
 
 MISSING: Final = object()
 """Nothing is kept of a row, which is the caller's to encode."""
@@ -230,91 +223,3 @@ class EncodeCache:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning("%s: %s", self._kept.folder, what)
-
-
-def open_encode_cache(
-    reader: StreamReader,
-    directory: str | os.PathLike[str] | None,
-    most: int | str | None,
-    fingerprint: Mapping[str, Fact] | None,
-    encode_fn: EncodeFn | None,
-    pipeline: RowSteps,
-) -> EncodeCache | None:
-    """Returns the cache that a data set is given, None where it is given none.
-
-    Args:
-        reader: of the stream.
-        directory: `encode_cache`.
-        most: `encode_cache_bytes`; None for `ENCODE_CACHE_BYTES`.
-        fingerprint: `encode_fingerprint`.
-        encode_fn: what encodes; its attribute `fingerprint`, if it has one, stands for a fingerprint that is not given.
-        pipeline: steps and encoder.
-
-    Raises:
-        ValueError: nothing is encoded, it is not known by what, there is no room, or it is no place for a cache; or
-            there is none, and the rest was given.
-    """
-    if directory is None:
-        for name, value in (("encode_cache_bytes", most), ("encode_fingerprint", fingerprint)):
-            if value is not None:
-                raise ValueError(f"{name} is for encode_cache, which is not given: give both, or leave it out")
-        return None
-    if not pipeline:
-        raise ValueError("encode_cache keeps what encode_fn or steps make of rows, and neither is given: leave it out")
-    place = _place(directory, reader.directory)
-    room = _room(most)
-    steps = [_described(step) for step in pipeline.steps]
-    if fingerprint is None:
-        own = getattr(encode_fn, "fingerprint", None)
-        if own is None or steps:
-            raise ValueError(
-                "encode_cache needs to know by what rows are encoded, so that nothing comes back that was encoded "
-                "otherwise: give encode_fingerprint={...}, plain facts by name that change whenever "
-                f"{'encode_fn or steps' if steps else 'encode_fn'} would make another sample of a row (tokenizer, "
-                "template, greatest length, a version of your own)"
-            )
-        name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(
-            own, "the attribute fingerprint of encode_fn"
-        )
-    facts = check_encoding(fingerprint, "encode_fingerprint")
-    if steps:
-        facts["lazyshard.steps"] = "; ".join(steps)
-    return EncodeCache(reader, place, room, facts)
-
-
-def _place(directory: Any, stream: os.PathLike[str]) -> Path:
-    """Returns the absolute path of `encode_cache`. Raises ValueError: it is none, or lies in the stream."""
-    path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"encode_cache is the path of a directory of this node, got {directory!r}")
-    place = Path(os.path.abspath(os.path.expanduser(path)))
-    if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
-        raise ValueError(
-            f"encode_cache {path!r} lies in the stream's own directory, {stream}, where only what is published "
-            f"belongs, and which other machines see: name a directory of this node outside of it, "
-            f"such as one in /dev/shm"
-        )
-    return place
-
-
-def _room(most: Any) -> int:
-    """Returns the bytes of `encode_cache_bytes`. Raises ValueError: it is no number of bytes, or too small."""
-    if most is None:
-        return ENCODE_CACHE_BYTES
-    try:
-        size = parse_size(most) if type(most) is str else most
-    except ValueError:
-        size = None
-    if type(size) is not int or size < LEAST_CACHE_BYTES:
-        raise ValueError(
-            f"encode_cache_bytes is a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or "
-            f"'512MiB', got {most!r}"
-        )
-    return size
-
-
-def _described(step: Step) -> str:
-    """Returns kind and function of a step, and what else it says."""
-    others = [f"{one.name}={getattr(step, one.name)!r}" for one in dataclasses.fields(step)[1:]]  # type: ignore[arg-type]
-    return " ".join([step.describe(), *others])

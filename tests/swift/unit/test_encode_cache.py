@@ -46,6 +46,12 @@ def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
     assert "encode_cache_bytes" not in options(arguments(), template())
 
 
+def test_directory_in_that_of_a_stream_is_refused() -> None:
+    args = arguments(dataset=["/streams/one", "/streams/two"], sharded_lazy_encode_cache="/streams/two/cache")
+    with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /streams/two, where only what is"):
+        options(args, template())
+
+
 def test_same_settings_make_the_same_facts() -> None:
     made = facts(arguments(), template())
     assert made == facts(arguments(), template())

@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Manifest, Seal
+from lazyshard.format import Manifest, Seal, decode_pack
 from lazyshard.format.names import chunk_name
+from lazyshard.format.source_rows import SourceRows
 from lazyshard.storage.lengths import Lengths
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.opening import open_now
@@ -57,6 +58,8 @@ class Overview:
         tokens: lengths of the rows in tokens, as far as they were sealed or measured.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
+        packed: source rows in the first rows, where these are packs; 0 where they are none.
+        source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
     """
 
     directory: Path
@@ -72,6 +75,8 @@ class Overview:
     tokens: Lengths = field(default_factory=Lengths)
     last_sealed_at: float | None = None
     keys: Keys = field(default_factory=Keys)
+    packed: int = 0
+    source_rows: SourceRows | None = None
 
     @property
     def chunks(self) -> int:
@@ -203,6 +208,7 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
         found.tokens.merge(shown.tokens)
         if shown.seal is not None:
             found.last_sealed_at = shown.seal.sealed_at
+            found.source_rows = SourceRows.read_source(shown.seal.source)
             if shown.seal.arrays is not None:
                 found.arrays.add(np.diff(shown.seal.arrays.offsets.astype(np.int64)))
     if chunks:
@@ -258,10 +264,13 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
 
 
 def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
-    size = 0
+    size, rows = 0, 0
     try:
         for shown in read_rows(stream, chunk, 0, FIRST_ROWS):
             found.keys.add(shown.value)
+            pack = decode_pack(shown.value)
+            rows = -1 if pack is None or rows < 0 else rows + len(pack.rows)
+            found.packed = max(0, rows)
             size += len(shown.line) + (shown.arrays or 0)
             if size > _FIRST_BYTES:
                 break

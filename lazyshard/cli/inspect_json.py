@@ -35,10 +35,10 @@ def overview_values(found: Overview) -> dict[str, Any]:
         **({"row_arrays_bytes": distribution_values(found.arrays)} if found.arrays.count else {}),
         "encoding": None if manifest is None or manifest.encoding is None else dict(manifest.encoding),
         "packs": None
-        if not found.packed
+        if not found.packs
         else {
             "tokens": None if found.source_rows is None else found.source_rows.pack,
-            "looked_at": found.keys.rows,
+            "looked_at": found.packs,
             "rows": found.packed,
         },
         "source_rows": None

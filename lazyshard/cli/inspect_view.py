@@ -68,7 +68,7 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     if found.retired:
         chunks += f", from {found.retired:,} on: those before are deleted"
     yield "chunks", chunks
-    yield "samples", f"{found.samples:,}{_packs(found) if found.packed else ''}"
+    yield "samples", f"{found.samples:,}{_packs(found) if found.packs else ''}"
     if found.source_rows is not None:
         yield "source rows", _source_rows(found.source_rows)
     if found.lengths.count or not found.chunks:
@@ -92,7 +92,7 @@ def _packs(found: Overview) -> str:
     """Returns what is told of packs: how many source rows are in them, counted in the first ones."""
     most = found.source_rows.pack if found.source_rows is not None else None
     size = f" of at most {most:,} tokens" if most else ""
-    looked_at = found.keys.rows
+    looked_at = found.packs
     mean = found.packed / looked_at
     if looked_at == found.samples:
         return f" packs{size}, with {count(found.packed, 'row')}: {mean:.1f} each"

@@ -6,6 +6,7 @@ with many chunks evenly spaced ones are looked at, so that the cost does not gro
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,8 @@ class Overview:
         tokens: lengths of the rows in tokens, as far as they were sealed or measured.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
-        packed: source rows in the first rows, where these are packs; 0 where they are none.
+        packs: how many of the first rows, all of them packs, were looked into; 0 where they are none.
+        packed: source rows in those.
         source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
     """
 
@@ -75,6 +77,7 @@ class Overview:
     tokens: Lengths = field(default_factory=Lengths)
     last_sealed_at: float | None = None
     keys: Keys = field(default_factory=Keys)
+    packs: int = 0
     packed: int = 0
     source_rows: SourceRows | None = None
 
@@ -213,6 +216,7 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
                 found.arrays.add(np.diff(shown.seal.arrays.offsets.astype(np.int64)))
     if chunks:
         _count_keys(stream, retired, found)
+        _count_packs(stream, chunks, found)
     return found
 
 
@@ -264,16 +268,31 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
 
 
 def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
-    size, rows = 0, 0
+    size = 0
     try:
         for shown in read_rows(stream, chunk, 0, FIRST_ROWS):
             found.keys.add(shown.value)
-            pack = decode_pack(shown.value)
-            rows = -1 if pack is None or rows < 0 else rows + len(pack.rows)
-            found.packed = max(0, rows)
             size += len(shown.line) + (shown.arrays or 0)
             if size > _FIRST_BYTES:
                 break
     except (LazyShardError, OSError) as error:
         found.unread += not found.unread
         found.reason = found.reason or str(error)
+
+
+def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
+    """Counts the source rows in the first rows, unless one of them is no pack. What cannot be read was told already."""
+    size, packs, packed = 0, 0, 0
+    with contextlib.suppress(LazyShardError, OSError):
+        for number in chunks:
+            for shown in read_rows(stream, number, 0, FIRST_ROWS - packs):
+                pack = decode_pack(shown.value)
+                if pack is None:
+                    return
+                packs, packed = packs + 1, packed + len(pack.rows)
+                size += len(shown.line) + (shown.arrays or 0)
+                if packs == FIRST_ROWS or size > _FIRST_BYTES:
+                    break
+            if packs == FIRST_ROWS or size > _FIRST_BYTES:
+                break
+    found.packs, found.packed = packs, packed

@@ -241,11 +241,12 @@ def test_overview_of_packs_tells_of_the_rows_in_them_and_of_their_encoding(
 
 
 def test_overview_of_many_packs_looks_at_the_first_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = packed(tmp_path, [5] * 8 + [10] * 3)
+    out = packed(tmp_path, [5] * 8 + [10] * 100, "--pack-buffer", "8")
     capsys.readouterr()
     lines = inspect(capsys, out)
-    assert lines[4] == "  samples            7 packs of at most 10 tokens, with about 14 rows: 2.0 each in the first 2"
-    assert lines[5] == "  source rows        11 read"
+    told = "104 packs of at most 10 tokens, with about 108 rows: 1.0 each in the first 100"
+    assert lines[4] == f"  samples            {told}"
+    assert lines[5] == "  source rows        108 read"
 
 
 def test_long_fact_of_an_encoding_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
 
 
 def _packs(found: Overview) -> str:
-    """Returns what is told of packs: how many source rows are in them, counted in the first ones."""
+    """Returns what is told of packs: how many source rows are in them, counted in some of them."""
     most = found.source_rows.pack if found.source_rows is not None else None
     size = f" of at most {most:,} tokens" if most else ""
     looked_at = found.packs
@@ -97,7 +97,7 @@ def _packs(found: Overview) -> str:
     if looked_at == found.samples:
         return f" packs{size}, with {count(found.packed, 'row')}: {mean:.1f} each"
     about = f"about {round(mean * found.samples):,} rows"
-    return f" packs{size}, with {about}: {mean:.1f} each in the first {looked_at:,}"
+    return f" packs{size}, with {about}: {mean:.1f} each in the {looked_at:,} looked at"
 
 
 def _source_rows(found: SourceRows) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Manifest, Seal, decode_pack
+from lazyshard.format import Manifest, Seal, decode_pack, parse_row
 from lazyshard.format.names import chunk_name
 from lazyshard.format.source_rows import SourceRows
 from lazyshard.storage.lengths import Lengths
@@ -41,6 +41,10 @@ FIRST_ROWS: Final = 100
 _FIRST_BYTES: Final = 8 << 20
 """First rows whose keys are told; no more of them than fit into so many bytes."""
 
+LOOKED_AT_PACKS: Final = 100_000
+_PACKS_BYTES: Final = 64 << 20
+"""Packs whose rows are counted, no more of them than fit into so many bytes; two chunks in any case."""
+
 
 @dataclass(slots=True)
 class Overview:
@@ -59,7 +63,7 @@ class Overview:
         tokens: lengths of the rows in tokens, as far as they were sealed or measured.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
-        packs: how many of the first rows, all of them packs, were looked into; 0 where they are none.
+        packs: how many packs were looked into, evenly spaced; 0 where rows are none.
         packed: source rows in those.
         source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
     """
@@ -281,18 +285,19 @@ def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
 
 
 def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
-    """Counts the source rows in the first rows, unless one of them is no pack. What cannot be read was told already."""
-    size, packs, packed = 0, 0, 0
+    """Counts the source rows in packs, in whole chunks: of a buffer the first packs hold the longest and fewest rows.
+
+    Nothing is counted where a row is no pack; what cannot be read was told already.
+    """
+    size = stream.samples_per_chunk
+    rows = min(LOOKED_AT_PACKS, int(_PACKS_BYTES / max(1.0, found.lengths.mean)))
+    packs, packed = 0, 0
     with contextlib.suppress(LazyShardError, OSError):
-        for number in chunks:
-            for shown in read_rows(stream, number, 0, FIRST_ROWS - packs):
-                pack = decode_pack(shown.value)
+        for number in sampled_chunks(chunks.start, chunks.stop, size, rows):
+            chunk = stream.open_chunk(number)
+            for row in range(len(chunk)):
+                pack = decode_pack(parse_row(chunk.line(row)))
                 if pack is None:
                     return
                 packs, packed = packs + 1, packed + len(pack.rows)
-                size += len(shown.line) + (shown.arrays or 0)
-                if packs == FIRST_ROWS or size > _FIRST_BYTES:
-                    break
-            if packs == FIRST_ROWS or size > _FIRST_BYTES:
-                break
     found.packs, found.packed = packs, packed

@@ -13,6 +13,7 @@ from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.main import main
+from lazyshard.storage import inspection
 from lazyshard.storage.retire import retire
 from lazyshard_producer.cli import main as produce
 from tests.cli.commands import contents, lazyshard
@@ -240,13 +241,18 @@ def test_overview_of_packs_tells_of_the_rows_in_them_and_of_their_encoding(
     assert found["source_rows"] == {"read": 5, "refused": 1, "exact": True}
 
 
-def test_overview_of_many_packs_looks_at_the_first_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = packed(tmp_path, [5] * 8 + [10] * 100, "--pack-buffer", "8")
+def test_overview_of_many_packs_looks_at_evenly_spaced_chunks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first half of them hold one row each, the others two.
+    out = packed(tmp_path, [10] * 20 + [5] * 40, "--pack-buffer", "10")
     capsys.readouterr()
+    assert inspect(capsys, out)[4] == "  samples            40 packs of at most 10 tokens, with 60 rows: 1.5 each"
+    monkeypatch.setattr(inspection, "LOOKED_AT_PACKS", 8)
     lines = inspect(capsys, out)
-    told = "104 packs of at most 10 tokens, with about 108 rows: 1.0 each in the first 100"
+    told = "40 packs of at most 10 tokens, with about 60 rows: 1.5 each in the 8 looked at"
     assert lines[4] == f"  samples            {told}"
-    assert lines[5] == "  source rows        108 read"
+    assert lines[5] == "  source rows        60 read"
 
 
 def test_long_fact_of_an_encoding_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

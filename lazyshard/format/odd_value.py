@@ -11,7 +11,7 @@ _TYPE: Final = "Type is not JSON serializable: "
 """How orjson begins, before the name of the type."""
 
 _MAX_LOOKED_AT: Final = 100_000
-"""Containers: a row may hold itself."""
+"""Values: a row may hold itself, and bad rows are to cost little."""
 
 _SHOWN: Final = 80
 """Characters of a place."""
@@ -40,17 +40,24 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
 
 
 def _find(row: Any, name: str) -> str:
-    """Returns the place of the first value of a type of this name, the shallowest one; empty where there is none."""
+    """Returns the place of the first value of a type of this name, the shallowest one; empty where none was found."""
     pending: deque[tuple[str, Any]] = deque([("", row)])
-    for _ in range(_MAX_LOOKED_AT):
-        if not pending:
-            break
+    left = _MAX_LOOKED_AT
+    while pending:
         place, container = pending.popleft()
-        inner = container.items() if isinstance(container, dict) else enumerate(container)
-        for key, value in inner:
-            there = f"{place}[{key}]" if not isinstance(container, dict) else f"{place}.{key}" if place else str(key)
+        named = isinstance(container, dict)
+        for key, value in container.items() if named else enumerate(container):
             if type(value).__name__ == name:
-                return there
+                return _inner(place, key, named)
             if isinstance(value, dict | list | tuple):
-                pending.append((there, value))
+                pending.append((_inner(place, key, named), value))
+            left -= 1
+            if not left:
+                return ""
     return ""
+
+
+def _inner(place: str, key: Any, named: bool) -> str:
+    if not named:
+        return f"{place}[{key}]"
+    return f"{place}.{key}" if place else str(key)

@@ -209,6 +209,5 @@ def test_value_that_holds_itself_is_not_searched_for_ever() -> None:
     row["c"] = [row]
     check_refusal(row, "cannot be written as JSON: Type is not JSON serializable: set under 'b'; a row holds what JSON")
     # So deep and wide that it is not looked for to the end.
-    check_refusal(
-        {"a": [[0] * 1000] * 200 + [[1j]]}, "cannot be written as JSON: Type is not JSON serializable: complex; a row"
-    )
+    row = {"a": [[0] * 1000] * 200 + [[1j]]}
+    check_refusal(row, "cannot be written as JSON: Type is not JSON serializable: complex; a row holds")

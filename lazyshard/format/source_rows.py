@@ -36,8 +36,8 @@ class SourceRows:
         """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
         if not isinstance(source, dict) or not isinstance(source.get("sources"), list):
             return None
-        read, refused, skip = (source.get(name) for name in ("rows", "refused", "skip"))
-        if not (_is_count(read) and _is_count(refused) and _is_count(skip)) or refused > read:
+        read, refused, skip = (source.get(name, -1) for name in ("rows", "refused", "skip"))
+        if not all(map(_is_count, (read, refused, skip))) or refused > read:
             return None
         recipe = source.get("recipe")
         pack = recipe.get("pack") if isinstance(recipe, dict) else None

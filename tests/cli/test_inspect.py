@@ -256,7 +256,7 @@ def test_overview_of_many_packs_looks_at_evenly_spaced_chunks(
 
 
 def test_long_fact_of_an_encoding_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = {"system": "x" * 500, "max_length": 512, "strict": None}
+    facts: dict[str, Any] = {"system": "x" * 500, "max_length": 512, "strict": None}
     with ChunkWriter(tmp_path / "s", 2, arrays=True, encoding=facts) as writer:
         writer.write({"id": 1})
     lines = inspect(capsys, tmp_path / "s")

@@ -7,7 +7,8 @@
 - `reading_marks`, `commits`: what the producer is told of that
 - `lane_reader`: reads the rows of indices; `late_row`: one that is parsed where it is looked at
 - `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
-- `encode_cache`: what was made of rows, kept for all processes of a node; `exact_values`: as what
+- `encode_cache`: what was made of rows, kept for all processes of a node, opened by `encode_cache_opening`;
+  `exact_values`: as what
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
 - `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable

@@ -49,8 +49,14 @@ _OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
 
 
-def find_problems(settings: Settings) -> tuple[Problem, ...]:
-    """Returns all that cannot be, in the order of the options; mostly nothing."""
+def find_problems(settings: Settings, given: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
+    """Returns all that cannot be, in the order of the options; mostly nothing.
+
+    Args:
+        settings: to be looked at.
+        given: names of those that were given, where that is known. What is for another option that is not there is
+            refused with its default value too.
+    """
     return (
         *_of_sources(settings.sources),
         *_of_path("--out", settings.out),
@@ -58,12 +64,12 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
-        *_of_balance(settings),
-        *_of_packing(settings),
-        *_of_splitting(settings),
-        *_of_padding(settings),
+        *_of_balance(settings, given),
+        *_of_packing(settings, given),
+        *_of_splitting(settings, given),
+        *_of_padding(settings, given),
         *_of_tokens(settings),
-        *_of_lengths(settings),
+        *_of_lengths(settings, given),
         *_of_encoding(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
@@ -249,11 +255,11 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
 
 
-def _of_balance(settings: Settings) -> Iterator[Problem]:
+def _of_balance(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     ranks, batch = settings.balance, settings.micro_batch_size
     if ranks is None:
         for name in ("micro_batch_size", "cost_per_token", "cost_per_token_squared"):
-            if getattr(settings, name) != _default(settings, name):
+            if _is_set(settings, name, given):
                 yield Problem(_flag(name), f"it is for --balance, and there is none, got {getattr(settings, name)!r}")
         return
     most = max(1, _MAX_SHUFFLE // max(1, settings.samples_per_chunk))
@@ -274,7 +280,7 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
         yield Problem("--cost-per-token", text)
 
 
-def _of_packing(settings: Settings) -> Iterator[Problem]:
+def _of_packing(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     if settings.pack:
         if settings.shuffle:
             text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
@@ -289,15 +295,15 @@ def _of_packing(settings: Settings) -> Iterator[Problem]:
             yield Problem("--columns", f"{text}, or name another with --length-field")
         return
     for name in ("pack_buffer", "pack_buffer_bytes"):
-        if getattr(settings, name) != _default(settings, name):
+        if _is_set(settings, name, given):
             yield Problem(_flag(name), "it is for --pack, and there is none; leave it out")
 
 
-def _of_splitting(settings: Settings) -> Iterator[Problem]:
+def _of_splitting(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
     if not settings.split:
         for name in ("split_bos", "split_eos", *every, "split_overlap"):
-            if getattr(settings, name) != _default(settings, name):
+            if _is_set(settings, name, given):
                 yield Problem(_flag(name), "it is for --split, and there is none; leave it out")
     elif every and 0 < settings.split <= len(every):
         text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its own"
@@ -307,8 +313,8 @@ def _of_splitting(settings: Settings) -> Iterator[Problem]:
         yield Problem("--split-overlap", text)
 
 
-def _of_padding(settings: Settings) -> Iterator[Problem]:
-    if not settings.pad and settings.pad_token != _default(settings, "pad_token"):
+def _of_padding(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
+    if not settings.pad and _is_set(settings, "pad_token", given):
         yield Problem("--pad-token", "it is for --pad, and there is none; leave it out")
 
 
@@ -333,10 +339,10 @@ def _of_tokens(settings: Settings) -> Iterator[Problem]:
         yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
 
 
-def _of_lengths(settings: Settings) -> Iterator[Problem]:
+def _of_lengths(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     if not settings.length_field:
         yield Problem("--length-field", "the name of a key is needed, got an empty one")
-    elif settings.length_field == _default(settings, "length_field"):
+    elif not _is_set(settings, "length_field", given):
         return
     elif not settings.pack and settings.balance is None:
         yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
@@ -405,6 +411,11 @@ def _of_limits(limits: Limits) -> Iterator[Problem]:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _is_set(settings: Settings, name: str, given: frozenset[str]) -> bool:
+    """Whether somebody wants this, be it the default."""
+    return name in given or bool(getattr(settings, name) != _default(settings, name))
 
 
 def _default(settings: Settings, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final, Literal
 
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
@@ -201,6 +201,7 @@ class Settings:
         spool: directory for what is on its way to an object store; None for that of the user.
         max_spool: bytes of chunks that may wait there.
         store_patience_s: seconds that an object store may be away before the run fails.
+        given: names of those that the user has given, though it be their default; for the checks, and not kept.
 
     Raises:
         SettingsInvalid: some of them cannot be, or not together; it lists every problem.
@@ -247,10 +248,11 @@ class Settings:
     spool: str | None = None
     max_spool: int = MAX_SPOOL_BYTES
     store_patience_s: float = STORE_PATIENCE_S
+    given: InitVar[frozenset[str]] = frozenset()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str]) -> None:
         """Checks what can be checked without looking at any file."""
-        problems = find_problems(self)
+        problems = find_problems(self, given)
         if problems:
             raise SettingsInvalid.of(problems)
 

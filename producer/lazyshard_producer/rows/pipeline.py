@@ -234,13 +234,26 @@ def _kind(recipe: dict[str, Any]) -> str:
     return next((kind for kind in _KINDS if kind in recipe), "")
 
 
+def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]:
+    """Returns in words, by name, each setting in which rows are made otherwise than before.
+
+    >>> changes({"pack": 10, "seed": 3}, {"pack": 20, "seed": 3})
+    {'pack': 'pack (was 10, now 20)'}
+    """
+    return {
+        name: f"{name} (was {before.get(name)!r}, now {described.get(name)!r})"
+        for name in {**before, **described}
+        if before.get(name) != described.get(name)
+    }
+
+
 def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[str], None]) -> RunPosition:
     """Returns the start, after a look whether rows are made as they were before."""
     before = start.recipe
-    changed = [name for name in {**before, **described} if before.get(name) != described.get(name)]
-    if not changed:
+    told = changes(before, described)
+    if not told:
         return start
-    names = ", ".join(f"{name} (was {before.get(name)!r}, now {described.get(name)!r})" for name in changed)
+    changed, names = list(told), ", ".join(told.values())
     # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
     if start.skip and (set(changed) != {"weights"} or goes_over):

@@ -52,6 +52,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "20 apples"},
         "expected a number of bytes such as 20GB",
     ),
+    (
+        "sharded_lazy_encode_cache_size",
+        {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "4095"},
+        "at least 4096 bytes, got 4095: less keeps no sample",
+    ),
     ("dataset", {"dataset": ["AI-ModelScope/alpaca#7"]}, "give the stream directory alone"),
     ("dataset", {"dataset": ["/a\0b"]}, "NUL"),
     ("streaming", {"streaming": True}, "leave out --streaming"),

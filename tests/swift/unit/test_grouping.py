@@ -114,8 +114,8 @@ def test_each_epoch_trains_each_sample_once_in_batches_of_about_one_length(
 def test_killed_run_goes_on_with_exactly_the_next_sample(
     kind: str, progress: str, directory: Path, tmp_path: Path
 ) -> None:
-    steps = {"max_steps": 99} if kind == "swift" else {"train_iters": 99}
-    length = {"num_train_epochs": 2} if progress == "epochs" else steps
+    steps: dict[str, Any] = {"max_steps": 99} if kind == "swift" else {"train_iters": 99}
+    length: dict[str, Any] = {"num_train_epochs": 2} if progress == "epochs" else steps
     whole = by_step(train(kind, directory, args_of(kind, tmp_path / "whole", **length)))
     # By steps the run ends with the stream: 60 samples in steps of 4.
     assert len(whole) == (30 if progress == "epochs" else 15)

@@ -28,13 +28,14 @@ def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], 
             stream = self.train_dataset
             if not is_stream(stream):
                 return original(self, *rest, **options)
-            from lazyshard_swift.loaders import gated_loader, strided_sampler
+            from lazyshard_swift.loaders import gated_loader, sampler_in_epochs, strided_sampler
 
             _attach(self, stream)
             if stream.plan.one_pass:
                 # The trainer has planned its steps by epochs that are all alike.
                 self.args.max_steps = _steps_in_all(self, stream)
-            sampler = strided_sampler(module.BatchSamplerShard)
+            make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
+            sampler = make_sampler(module.BatchSamplerShard)
             loader = gated_loader(module.DataLoaderShard, stream, self.args.gradient_accumulation_steps)
             with _replaced(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
                 made = original(self, *rest, **options)

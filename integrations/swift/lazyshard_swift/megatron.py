@@ -81,7 +81,7 @@ def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_stream(train_dataset):
             return original(self, train_dataset, *rest, **options)
         _attach(self, train_dataset)
-        if train_dataset.plan.layout == "block":
+        if train_dataset.plan.layout != "strided":
             return original(self, train_dataset, *rest, **options)
         from lazyshard_swift.loaders import RunLength
 
@@ -119,7 +119,7 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
     """
     args, state = trainer.args, trainer.state
     left = stream.plan.steps_left(args.global_batch_size)
-    if stream.plan.saved is None or stream.plan.layout == "block":
+    if stream.plan.saved is None or stream.plan.layout != "strided":
         return
     if left is None or args.train_iters == state.iteration + left:
         return

@@ -16,6 +16,7 @@ from lazyshard.storage.files import list_names
 from lazyshard.storage.urls import is_url, stream_name, stream_path
 from lazyshard_swift.distance import check_alone
 from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.grouping import check_alone as check_grouping
 from lazyshard_swift.skipping import parse_skips
 
 OnEnd = Literal["stop", "repeat"]
@@ -125,13 +126,6 @@ def _check_others(args: Any) -> None:
             "--cached_dataset holds data that were encoded in advance, --sharded_lazy true reads a stream: leave out "
             "one of them",
         )
-    if on("group_by_length"):
-        raise _refused(
-            "group_by_length",
-            "--group_by_length has ms-swift's sampler go through the whole stream in an order of its own: every rank "
-            "would read every chunk, and a run could not go on with other ranks. Leave it out; with megatron, "
-            "--padding_free true (its default) pads nothing anyway",
-        )
     if on("packing") and on("rlhf_type") is not None:
         raise _refused(
             "packing",
@@ -221,6 +215,7 @@ def _check_own(args: Any) -> None:
     if distance is not None:
         check_alone(distance, window, getattr(args, "train_dataloader_shuffle", True), len(args.dataset))
     parse_unit(args.sharded_lazy_unit)
+    check_grouping(args, is_megatron(args))
     size = args.sharded_lazy_samples_per_chunk
     if size is not None and size < 1:
         raise _refused(

@@ -137,14 +137,11 @@ class SharedLooks:
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
-                due = self._ended_at + self._pause
-                if now - self._asked_at > IDLE_S:
-                    self._changed.wait()
-                elif now < due:
-                    self._changed.wait(due - now)
-                else:
+                seconds = seconds_to_next(now, self._asked_at, self._ended_at + self._pause)
+                if seconds == 0.0:
                     self._began = self._clock(), now
                     return True
+                self._changed.wait(seconds)
         return False
 
     @property
@@ -161,3 +158,14 @@ class SharedLooks:
             if found is not None:
                 self._outlook = found
             self._changed.notify_all()
+
+
+def seconds_to_next(now: float, asked_at: float, due: float) -> float | None:
+    """Returns in how many seconds the next look is to be made; None: not before somebody asks.
+
+    Args:
+        now: seconds of some clock.
+        asked_at: when somebody has asked last.
+        due: when the pause since the last look is over.
+    """
+    return None if now - asked_at > IDLE_S else max(0.0, due - now)

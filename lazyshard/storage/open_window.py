@@ -14,6 +14,7 @@ other, and nothing is claimed. Arithmetic only.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,8 +87,8 @@ def _window(state: RunState, window: int, needs_chunks: int, done: int, census: 
     course = course_of(state)
     begin = course.begin(total)
     span = course.rules.span
-    position = window * span
-    least, most = course.needed(position), course.needed(position + span - 1)
+    positions = range(window * span, (window + 1) * span)
+    least, most = course.needed(positions[0]), course.needed(positions[-1])
     if limit is not None:
         least, most = min(least, limit), min(most, limit)
     if total is not None:
@@ -99,6 +100,8 @@ def _window(state: RunState, window: int, needs_chunks: int, done: int, census: 
     if total is not None and state.parts[-1].draws >= begin.length:
         # Marks are of the epoch in which the part begins.
         return None
+    # The first of these positions that needs so much: after a change of ranks windows begin in between.
+    position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
     first, stop = max(done, course.done_before(position, total) // size), needs_chunks
     if census.ended:
         stop = min(stop, census.chunks)

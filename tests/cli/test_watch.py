@@ -190,8 +190,8 @@ def test_taken_port_is_told(stream: Path) -> None:
     [
         (("--host", "no such host"), "cannot be listened at"),
         (("--host", ""), "an address is needed"),
-        (("--port", "65536"), "65536"),
-        (("--interval", "0"), "0"),
+        (("--port", "65536"), "--port"),
+        (("--interval", "0"), "--interval"),
     ],
 )
 def test_impossible_options(

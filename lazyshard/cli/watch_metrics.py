@@ -8,7 +8,7 @@ that lag least, have none of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -19,15 +19,12 @@ from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.wording import one_line
 from lazyshard.storage.outlook import State
 
-if TYPE_CHECKING:
-    from typing import Any
-
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 MAX_LABELS: Final = 100
 """Values of a label: as many as people look at, and far below what burdens a server."""
 
-_STATES: Final = tuple(state for member in get_args(State) for state in (get_args(member) or (member,)))
+_STATES: Final[tuple[str, ...]] = get_args(State)
 
 _STREAM: Final = (
     ("published_chunks", "published_chunks", "Chunks published, the deleted ones included"),

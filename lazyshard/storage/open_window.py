@@ -24,7 +24,7 @@ from lazyshard.storage.census import Census
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.run_state import course_of
 
-_MAX_PARTS: Final = 256
+_MAX_PARTS: Final = 64
 _MAX_RANKS: Final = 1 << 20
 """Of runs with a longer history or more ranks nothing is told: a look must not become costly by what a file says."""
 

@@ -125,7 +125,7 @@ def test_an_error_of_ours_ends_no_looks() -> None:
 
 def test_slow_looks_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(watch_looks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("lazyshard.cli.watch_looks.time.monotonic", lambda: now[0])
     looks = SharedLooks(HERE, 2.0, take=Share().take)
     for took, pause in ((0.005, 2.0), (0.2, 2.0), (3.0, 30.0)):
         looks._began = (NOW, now[0])

@@ -173,7 +173,7 @@ def test_dashboard_is_whole() -> None:
     board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    places = set()
+    places: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         at = panel["gridPos"]
         assert at["x"] >= 0

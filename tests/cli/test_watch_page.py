@@ -122,7 +122,7 @@ def test_busy_run(scene: Scene) -> None:
     for part in (
         "/shared/streams/chat-distillation running",
         "the producer is 74 chunks ahead of the slowest reader (sft).",
-        "Published 1,234 chunks 12,340 samples, 940 deleted, live",
+        "Published 1,234 chunks 12,340 samples, 940 chunks deleted, live",
         "Rate 412.5 samples/s published",
         "Until a reader starves",
         "Disk ≈ 10.3 GB 210.0 GB free",
@@ -139,7 +139,7 @@ def test_busy_run(scene: Scene) -> None:
         "/data/seed.jsonl 0.0 % so far, 0 rows; finished",
     ):
         assert part in text, text
-    cells = re.findall(r'<span class="reading" title="([^"]*)"[^>]*>([^<]*)</span>', document)
+    cells = re.findall(r'<span class="reading" title="([^"]*)" data-chunk[^>]*>([^<]*)</span>', document)
     assert [number for _, number in cells] == ["0", "1", "2", "3", "0", "1", "2", "3"]
     assert cells[1][0] == "chunk 1,153: being read (sft, rank 1)"
 
@@ -179,7 +179,7 @@ def test_names_and_notes_are_text(scene: Scene) -> None:
 def test_a_million_chunks_are_few_elements(scene: Scene) -> None:
     head = replace(HEAD, chunks=1_000_000, samples=10_000_000)
     million = {"chunks": 1_000_000, "samples": 10_000_000, "retired": 600_000}
-    reads_now = told(consumed=7_000_000, done=700_000, needs=800_000, ranks=512)
+    reads_now = told(consumed=6_999_552, done=700_000, needs=800_256, ranks=512)
     scene.show(outlook(survey(head=head, census=million, consumers=(reads_now,))))
     document, console = open_page(scene.url, "--dump-dom")
     assert console == []

@@ -285,7 +285,7 @@ def test_mark_and_commit_tell_which_rank_reads_which_chunk(
 ) -> None:
     produce(tmp_path, 40, end=False)
     dataset = open_rank(tmp_path, 0, 2, max_total_samples=100, layout="strided", **options)
-    dataset.commit(0, last_epoch=0)
+    dataset.commit(0, last_epoch=True)
     found = []
     for position in (0, 2, 4):
         dataset[position * 2]

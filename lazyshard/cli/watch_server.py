@@ -90,7 +90,10 @@ class WatchServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where the page is."""
-        host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
+        address = _address(self.server_name)
+        # All addresses of the machine are none to open.
+        name = socket.gethostname() if address is not None and address.is_unspecified else self.server_name
+        host = f"[{name}]" if ":" in name else name
         return f"http://{host}:{self.server_port}/"
 
     def takes(self, host: str) -> bool:

@@ -224,6 +224,7 @@ def test_directory_without_a_stream_is_shown_as_such_and_the_stream_once_it_come
 
 def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
     with watch(stream, "--host", "0.0.0.0") as running:
+        assert running.url == f"http://{socket.gethostname()}:{running.port}/"
         assert get(running.port, "/status.json", Host="10.1.2.3:8642").status == 200
         assert get(running.port, "/status.json", Host=f"{socket.gethostname()}:8642").status == 200
         assert get(running.port, "/status.json", Host="evil.example").status == 421

@@ -5,7 +5,7 @@
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams;
   `sequence_state`: over sequences
-- `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
+- `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them; `mixed`: what it says of the mixture of sources
 - `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
 - `kept_sample`: not of the directory: an encoded sample in the cache of a node
 - `indexed`: not of the directory: the index of Megatron's IndexedDataset

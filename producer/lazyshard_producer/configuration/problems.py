@@ -60,11 +60,11 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_columns(settings.columns),
         *_of_balance(settings),
         *_of_packing(settings),
+        *_of_lengths(settings),
+        *_of_encoding(settings),
         *_of_splitting(settings),
         *_of_padding(settings),
         *_of_tokens(settings),
-        *_of_lengths(settings),
-        *_of_encoding(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
     )
@@ -293,46 +293,6 @@ def _of_packing(settings: Settings) -> Iterator[Problem]:
             yield Problem(_flag(name), "it is for --pack, and there is none; leave it out")
 
 
-def _of_splitting(settings: Settings) -> Iterator[Problem]:
-    every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
-    if not settings.split:
-        for name in ("split_bos", "split_eos", *every, "split_overlap"):
-            if getattr(settings, name) != _default(settings, name):
-                yield Problem(_flag(name), "it is for --split, and there is none; leave it out")
-    elif every and 0 < settings.split <= len(every):
-        text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its own"
-        yield Problem("--split", f"{text}, got {settings.split}")
-    elif every and settings.split_overlap == 1:
-        text = f"it goes not with {_flag(every[0])}, whose token is none of what follows; leave out one of the two"
-        yield Problem("--split-overlap", text)
-
-
-def _of_padding(settings: Settings) -> Iterator[Problem]:
-    if not settings.pad and settings.pad_token != _default(settings, "pad_token"):
-        yield Problem("--pad-token", "it is for --pad, and there is none; leave it out")
-
-
-def _of_tokens(settings: Settings) -> Iterator[Problem]:
-    """Yields what is wrong about --split and --pad alike."""
-    forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
-    if forms in ([], ["pack"]):
-        return
-    if len(forms) > 1:
-        text = "a row is packed whole, cut or padded, and one of these alone; leave out all but one of"
-        yield Problem(_flag(forms[-1]), f"{text} {', '.join(map(_flag, forms))}")
-        return
-    form = _flag(forms[0])
-    if settings.balance is not None:
-        text = f"{form} gives rows of the same number of tokens, so there is nothing to be evened out"
-        yield Problem("--balance", f"{text}; leave it out")
-    if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
-        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
-        yield Problem("--encode-option", text)
-    names = [new for new, _ in settings.columns]
-    if names and "input_ids" not in names and settings.transform is None and settings.encode is None:
-        yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
-
-
 def _of_lengths(settings: Settings) -> Iterator[Problem]:
     if not settings.length_field:
         yield Problem("--length-field", "the name of a key is needed, got an empty one")
@@ -372,6 +332,46 @@ def _of_encoding(settings: Settings) -> Iterator[Problem]:
             yield Problem("--encode-option", f"{name} has an option of its own; give {_OWN_OPTIONS[name]}")
         elif names.count(name) > 1:
             yield Problem("--encode-option", f"every name once, got {name} {names.count(name)} times")
+
+
+def _of_splitting(settings: Settings) -> Iterator[Problem]:
+    every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
+    if not settings.split:
+        for name in ("split_bos", "split_eos", *every, "split_overlap"):
+            if getattr(settings, name) != _default(settings, name):
+                yield Problem(_flag(name), "it is for --split, and there is none; leave it out")
+    elif every and 0 < settings.split <= len(every):
+        text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its own"
+        yield Problem("--split", f"{text}, got {settings.split}")
+    elif every and settings.split_overlap == 1:
+        text = f"it goes not with {_flag(every[0])}, whose token is none of what follows; leave out one of the two"
+        yield Problem("--split-overlap", text)
+
+
+def _of_padding(settings: Settings) -> Iterator[Problem]:
+    if not settings.pad and settings.pad_token != _default(settings, "pad_token"):
+        yield Problem("--pad-token", "it is for --pad, and there is none; leave it out")
+
+
+def _of_tokens(settings: Settings) -> Iterator[Problem]:
+    """Yields what is wrong about --split and --pad alike."""
+    forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
+    if forms in ([], ["pack"]):
+        return
+    if len(forms) > 1:
+        text = "a row is packed whole, cut or padded, and one of these alone; leave out all but one of"
+        yield Problem(_flag(forms[-1]), f"{text} {', '.join(map(_flag, forms))}")
+        return
+    form = _flag(forms[0])
+    if settings.balance is not None:
+        text = f"{form} gives rows of the same number of tokens, so there is nothing to be evened out"
+        yield Problem("--balance", f"{text}; leave it out")
+    if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
+        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
+        yield Problem("--encode-option", text)
+    names = [new for new, _ in settings.columns]
+    if names and "input_ids" not in names and settings.transform is None and settings.encode is None:
+        yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
 
 
 def _of_bad_rows(settings: Settings) -> Iterator[Problem]:

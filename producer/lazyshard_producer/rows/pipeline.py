@@ -230,10 +230,6 @@ def describe(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _kind(recipe: dict[str, Any]) -> str:
-    return next((kind for kind in _KINDS if kind in recipe), "")
-
-
 def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[str], None]) -> RunPosition:
     """Returns the start, after a look whether rows are made as they were before."""
     before = start.recipe
@@ -262,3 +258,7 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
         values = {name: getattr(start, name) for name in RunPosition.__dataclass_fields__}
         return RunPosition(**values | {"drawn": (0,) * len(start.drawn)})
     return start
+
+
+def _kind(recipe: dict[str, Any]) -> str:
+    return next((kind for kind in _KINDS if kind in recipe), "")

@@ -174,7 +174,7 @@ def checkout(tmp_path: Path) -> Path:
     project = tmp_path / "checkout"
     for folder in ("lazyshard", "producer", "integrations"):
         shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     return project
 

@@ -180,7 +180,7 @@ _FIELDS: list[tuple[str, Any, Any]] = [
 
 def _with_ours(original: Any) -> Any:
     def __post_init__(self: Any) -> None:
-        _check(self)
+        check(self)
         original.__post_init__(self)
 
     namespace: dict[str, Any] = {
@@ -195,7 +195,12 @@ def _with_ours(original: Any) -> Any:
     return dataclass(type(original.__name__, (original,), namespace))
 
 
-def _check(args: Any) -> None:
+def check(args: Any) -> None:
+    """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order.
+
+    Raises:
+        SettingsRefused: with these arguments nothing can be promised.
+    """
     if not args.sharded_lazy:
         for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
             if os.path.exists(os.path.join(name, "stream.json")):

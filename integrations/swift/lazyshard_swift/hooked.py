@@ -22,6 +22,9 @@ from lazyshard_swift import points, versions
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
 
+BUILT_IN: Final = "swift.dataset.sharded_lazy"
+"""The module of an ms-swift that knows the flag by itself; those that need it import it as `sharded_lazy`."""
+
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
 launcher of every machine."""
@@ -34,7 +37,7 @@ class Outcome:
     Attributes:
         module: its name.
         extension: the name of the module that extends it.
-        ok: whether it was extended.
+        ok: whether it was extended, or needs not be.
         reason: the error where it was not, "" otherwise.
     """
 
@@ -66,13 +69,19 @@ def extend(module: ModuleType, extension: str) -> None:
         extension: the name of the module that extends it.
     """
     try:
-        importlib.import_module(extension).extend(module)
+        if not knows_streams(module):
+            importlib.import_module(extension).extend(module)
         outcome = Outcome(module.__name__, extension, True)
     except Exception as error:
         outcome = Outcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
     if not outcome.ok or not _supported():
         warn_once()
+
+
+def knows_streams(module: ModuleType) -> bool:
+    """Returns whether a module of ms-swift calls us by itself; see `lazyshard_swift.native`."""
+    return getattr(vars(module).get("sharded_lazy"), "__name__", None) == BUILT_IN
 
 
 def warn_once() -> None:

@@ -28,24 +28,42 @@ def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], 
             stream = self.train_dataset
             if not is_stream(stream):
                 return original(self, *rest, **options)
-            from lazyshard_swift.loaders import gated_loader, sampler_in_epochs, strided_sampler
-
-            _attach(self, stream)
-            if stream.plan.one_pass:
-                # The trainer has planned its steps by epochs that are all alike.
-                self.args.max_steps = _steps_in_all(self, stream)
-            make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
-            sampler = make_sampler(module.BatchSamplerShard)
-            loader = gated_loader(module.DataLoaderShard, stream, self.args.gradient_accumulation_steps)
+            sampler, loader = loader_classes(self, stream, module.BatchSamplerShard, module.DataLoaderShard)
             with _replaced(module, BatchSamplerShard=sampler, DataLoaderShard=loader):
                 made = original(self, *rest, **options)
-            # On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
-            made.set_epoch(_counted(self, stream) // stream.plan.epoch_samples)
+            begin_epoch(self, stream, made)
             return made
 
         return get_train_dataloader
 
     return make
+
+
+def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[Any]) -> tuple[type[Any], type[Any]]:
+    """Returns the classes of which ms-swift is to make the loader of a stream.
+
+    Args:
+        trainer: ms-swift's.
+        stream: the training data.
+        sampler: ms-swift's `BatchSamplerShard`.
+        loader: ms-swift's `DataLoaderShard`.
+    """
+    from lazyshard_swift.loaders import gated_loader, sampler_in_epochs, strided_sampler
+
+    _attach(trainer, stream)
+    if stream.plan.one_pass:
+        # The trainer has planned its steps by epochs that are all alike.
+        trainer.args.max_steps = _steps_in_all(trainer, stream)
+    make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
+    return make_sampler(sampler), gated_loader(loader, stream, trainer.args.gradient_accumulation_steps)
+
+
+def begin_epoch(trainer: Any, stream: Any, loader: Any) -> None:
+    """Has a loader that was just made begin where the trainer stands.
+
+    On a resume ms-swift before 4.6 leaves a new loader in epoch 0 (modelscope/ms-swift issue 10050).
+    """
+    loader.set_epoch(_counted(trainer, stream) // stream.plan.epoch_samples)
 
 
 def _attach(trainer: Any, stream: Any) -> None:
@@ -124,21 +142,28 @@ def _goes_by_epochs(strategy: Any) -> bool:
 
 def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_checkpoint(self: Any, *rest: Any, **options: Any) -> Any:
-        checkpoints = getattr(self, "_lazyshard", None)
-        if checkpoints is None:
+        with saving(self):
             return original(self, *rest, **options)
-        from lazyshard_swift import parallel
-
-        step = self.state.global_step
-        folder = os.path.join(self.args.output_dir, f"checkpoint-{step}")
-        checkpoints.begin(folder, _consumed(self, self.train_dataset), step)
-        result = original(self, *rest, **options)
-        # Every rank has written its part.
-        parallel.barrier()
-        checkpoints.commit()
-        return result
 
     return save_checkpoint
+
+
+@contextlib.contextmanager
+def saving(trainer: Any) -> Iterator[None]:
+    """Within it ms-swift saves a checkpoint, of any run; the position in a stream is kept with it."""
+    checkpoints = getattr(trainer, "_lazyshard", None)
+    if checkpoints is None:
+        yield
+        return
+    from lazyshard_swift import parallel
+
+    step = trainer.state.global_step
+    folder = os.path.join(trainer.args.output_dir, f"checkpoint-{step}")
+    checkpoints.begin(folder, _consumed(trainer, trainer.train_dataset), step)
+    yield
+    # Every rank has written its part.
+    parallel.barrier()
+    checkpoints.commit()
 
 
 @contextlib.contextmanager

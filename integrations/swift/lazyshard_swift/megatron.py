@@ -80,24 +80,36 @@ def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_dataloader(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
         if not is_stream(train_dataset):
             return original(self, train_dataset, *rest, **options)
-        _attach(self, train_dataset)
-        if train_dataset.plan.layout != "strided":
-            return original(self, train_dataset, *rest, **options)
-        from lazyshard_swift.loaders import RunLength
-
-        # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what
-        # is consumed of the current part on. Epochs and shuffle are the stream's.
-        args, state = self.args, self.state
-        consumed = state.consumed_train_samples - train_dataset.plan.consumed_before
-        steps = max(args.train_iters - state.iteration, 0)
-        length = RunLength(train_dataset, max(consumed + steps * args.global_batch_size, args.global_batch_size))
-        with (
-            _changed(args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False),
-            _changed(state, consumed_train_samples=consumed),
-        ):
-            return original(self, length, *rest, **options)
+        with loading(self, train_dataset) as dataset:
+            return original(self, dataset, *rest, **options)
 
     return prepare_dataloader
+
+
+@contextlib.contextmanager
+def loading(trainer: Any, stream: TrainStream) -> Iterator[Any]:
+    """Within it ms-swift makes the loader of a stream, of the data set that it yields.
+
+    Args:
+        trainer: ms-swift's.
+        stream: the training data.
+    """
+    _attach(trainer, stream)
+    if stream.plan.layout != "strided":
+        yield stream
+        return
+    from lazyshard_swift.loaders import RunLength
+
+    # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
+    # consumed of the current part on. Epochs and shuffle are the stream's.
+    args, state = trainer.args, trainer.state
+    consumed = state.consumed_train_samples - stream.plan.consumed_before
+    steps = max(args.train_iters - state.iteration, 0)
+    with (
+        _changed(args, train_dataloader_shuffle=False, data_sharding=False, group_by_length=False),
+        _changed(state, consumed_train_samples=consumed),
+    ):
+        yield RunLength(stream, max(consumed + steps * args.global_batch_size, args.global_batch_size))
 
 
 def _attach(trainer: Any, stream: TrainStream) -> None:
@@ -136,40 +148,57 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
 
 def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_checkpoint(self: Any, *rest: Any, **options: Any) -> Any:
-        ours: _Steps | None = getattr(self, "_lazyshard", None)
-        if ours is None:
+        with saving(self):
             return original(self, *rest, **options)
-        from lazyshard_swift import parallel
-
-        state = self.state
-        folder = os.path.join(self.args.output_dir, f"checkpoint-{state.iteration}")
-        ours.checkpoints.begin(folder, state.consumed_train_samples, state.iteration)
-        result = original(self, *rest, **options)
-        if not self.args.async_save:
-            # Every rank has written its part.
-            parallel.barrier()
-            ours.checkpoints.commit()
-        return result
 
     return save_checkpoint
+
+
+@contextlib.contextmanager
+def saving(trainer: Any) -> Iterator[None]:
+    """Within it ms-swift saves a checkpoint, of any run; the position in a stream is kept with it."""
+    ours: _Steps | None = getattr(trainer, "_lazyshard", None)
+    if ours is None:
+        yield
+        return
+    from lazyshard_swift import parallel
+
+    state = trainer.state
+    folder = os.path.join(trainer.args.output_dir, f"checkpoint-{state.iteration}")
+    ours.checkpoints.begin(folder, state.consumed_train_samples, state.iteration)
+    yield
+    if not trainer.args.async_save:
+        # Every rank has written its part.
+        parallel.barrier()
+        ours.checkpoints.commit()
 
 
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
         if not is_stream(train_dataset):
             return original(self, train_dataset, *rest, **options)
-        # Before ms-swift shows how many steps there are.
-        _attach(self, train_dataset)
-        try:
-            result = original(self, train_dataset, *rest, **options)
-        except _StreamEnded:
-            result = None
-            _finish(self)
-        # ms-swift has waited for what was being saved.
-        self._lazyshard.checkpoints.commit()
-        return result
+        with training(self, train_dataset):
+            return original(self, train_dataset, *rest, **options)
 
     return train
+
+
+@contextlib.contextmanager
+def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
+    """Within it ms-swift trains on a stream. It is left in the middle, without an error, where the stream has ended.
+
+    Args:
+        trainer: ms-swift's.
+        stream: the training data.
+    """
+    # Before ms-swift shows how many steps there are.
+    _attach(trainer, stream)
+    try:
+        yield
+    except _StreamEnded:
+        _finish(trainer)
+    # ms-swift has waited for what was being saved.
+    trainer._lazyshard.checkpoints.commit()
 
 
 def _finish(trainer: Any) -> None:

@@ -76,24 +76,35 @@ def _show_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
     def show_dataset(self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
         if not is_stream(train_dataset):
             return original(self, train_dataset, val_dataset, *rest, **options)
-        from lazyshard_swift.logs import notice
-        from lazyshard_swift.parallel import is_first
-
-        if is_first():
-            # ms-swift shows the first sample, and then counts the tokens of all.
-            sample = train_dataset.first_sample()
-            if sample is None:
-                notice("nothing of the stream is there to be shown yet")
-            else:
-                self.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
-        args = self.args
-        self.train_msg["train_dataset"] = repr(train_dataset)
-        generated = getattr(args, "predict_with_generate", False)
-        if val_dataset is not None and len(val_dataset) and not args.lazy_tokenize and not generated:
-            self.train_msg["val_dataset"] = self._stat_dataset(val_dataset)
-        return None
+        return show(self, train_dataset, val_dataset)
 
     return show_dataset
+
+
+def show(pipeline: Any, stream: Any, val_dataset: Any) -> None:
+    """Logs the first sample of a stream, if it is there already, and what there is of validation data.
+
+    ms-swift shows the first sample too, but then counts the tokens of all.
+
+    Args:
+        pipeline: ms-swift's, which has template and messages.
+        stream: the training data.
+        val_dataset: the validation data, None for none.
+    """
+    from lazyshard_swift.logs import notice
+    from lazyshard_swift.parallel import is_first
+
+    if is_first():
+        sample = stream.first_sample()
+        if sample is None:
+            notice("nothing of the stream is there to be shown yet")
+        else:
+            pipeline.template.print_inputs(sample[0] if isinstance(sample, list) else sample)
+    args = pipeline.args
+    pipeline.train_msg["train_dataset"] = repr(stream)
+    generated = getattr(args, "predict_with_generate", False)
+    if val_dataset is not None and len(val_dataset) and not args.lazy_tokenize and not generated:
+        pipeline.train_msg["val_dataset"] = pipeline._stat_dataset(val_dataset)
 
 
 def _check_hooks(args: Any) -> None:

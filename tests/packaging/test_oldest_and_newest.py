@@ -1,0 +1,101 @@
+"""The wheel on the oldest and the newest Python that this machine has of those supported: installed, run and tested.
+
+`scripts/test_pythons` runs all tests that need no torch, on all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.packaging.test_publishing import PYTHONS
+from tests.packaging.test_wheel import ROOT, run, run_checked
+
+TESTS: Final = (
+    *(f"tests/format/test_{name}.py" for name in ("manifest", "names", "seal", "specification")),
+    *(f"tests/plan/test_{name}.py" for name in ("deal", "lane_errors")),
+    *(f"tests/storage/test_{name}.py" for name in ("reader", "writer")),
+    "tests/test_errors.py",
+)
+"""Quick ones that lean on what changes between versions of Python: data classes, enumerations, errors, pickles."""
+
+SMOKE: Final = """
+import sys
+from pathlib import Path
+import lazyshard
+assert Path(lazyshard.__file__).is_relative_to(sys.prefix), lazyshard.__file__
+with lazyshard.ChunkWriter("stream", samples_per_chunk=2) as writer:
+    for number in range(5):
+        writer.write({"number": number})
+print(*(row["number"] for row in lazyshard.StreamReader("stream")))
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@cache
+def pythons() -> dict[str, Path]:
+    """Interpreters of this machine by version, pyenv's newest first, as scripts/test_pythons looks for them."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    found = {}
+    for version in PYTHONS:
+        candidates = sorted(versions.glob(f"{version}.*/bin/python{version}"), key=patch_of, reverse=True)
+        on_path = shutil.which(f"python{version}")
+        for candidate in [*candidates, *([Path(on_path)] if on_path else [])]:
+            code = "import sys, ensurepip, venv; print(*sys.version_info[:2], sep='.')"
+            done = run([candidate, "-I", "-c", code], ROOT)
+            if done.stdout.strip() == version:
+                found[version] = candidate
+                break
+    # The one that runs this, where no other of its version is.
+    found.setdefault(f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable))
+    return found
+
+
+def patch_of(python: Path) -> list[int]:
+    return [int(part) for part in python.parts[-3].split(".") if part.isdecimal()]
+
+
+def chosen() -> list[str]:
+    there = [version for version in PYTHONS if version in pythons()]
+    return list(dict.fromkeys([there[0], there[-1]]))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run_checked([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT], folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.parametrize("end", ["oldest", "newest"])
+def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: Path) -> None:
+    version = chosen()[0 if end == "oldest" else -1]
+    if end == "newest" and len(chosen()) == 1:
+        pytest.skip(f"this machine has Python {version} alone")
+    run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
+    bin = tmp_path / "environment" / "bin"
+    pip = [bin / "python", "-m", "pip", "install", "-q", "--no-input", "--no-compile", "--disable-pip-version-check"]
+    constraints = ROOT / "scripts" / "constraints.txt"
+    run_checked([*pip, "-c", constraints, f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"], tmp_path)
+    assert run_checked([bin / "python", "-I", "-W", "error", "-c", SMOKE], tmp_path) == "0 1 2 3 4\n"
+    # The same rows by the two commands.
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"number":{number}}}\n' for number in range(5)))
+    arguments = ["--source", "rows.jsonl", "--out", "again", "--samples-per-chunk", "2", "--no-progress"]
+    run_checked([bin / "lazyshard-producer", "run", *arguments], tmp_path)
+    run_checked([bin / "lazyshard", "verify", "again"], tmp_path)
+    for name in ("chunk_00000.jsonl", "chunk_00002.jsonl"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "stream" / name).read_bytes()
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    done: subprocess.CompletedProcess[str] = run([bin / "python", "-m", "pytest", "-q", *TESTS], copy)
+    assert done.returncode == 0, f"{version}:\n{done.stdout}\n{done.stderr}"
+    assert " passed" in done.stdout.splitlines()[-1]

@@ -27,6 +27,7 @@ from lazyshard.cli import (
     status,
     trace,
     verify,
+    watch,
 )
 from lazyshard.cli.wording import NAME, complain, explain
 from lazyshard.errors import LazyShardError
@@ -55,6 +56,7 @@ app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
+app.command("watch", help=watch.HELP, epilog=watch.EPILOG)(watch.command)
 
 
 def execute(arguments: Sequence[str]) -> int:

@@ -33,6 +33,21 @@ def overview_values(found: Overview) -> dict[str, Any]:
         "row_bytes": distribution_values(found.lengths),
         "row_tokens": token_values(found.tokens),
         **({"row_arrays_bytes": distribution_values(found.arrays)} if found.arrays.count else {}),
+        "encoding": None if manifest is None or manifest.encoding is None else dict(manifest.encoding),
+        "packs": None
+        if not found.packs
+        else {
+            "tokens": None if found.source_rows is None else found.source_rows.pack,
+            "looked_at": found.packs,
+            "rows": found.packed,
+        },
+        "source_rows": None
+        if found.source_rows is None
+        else {
+            "read": found.source_rows.read,
+            "refused": found.source_rows.refused,
+            "exact": found.source_rows.exact,
+        },
         "keys": {
             "rows": found.keys.rows,
             "by_name": {

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Final
 
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count
+from lazyshard.format import Encoding
+from lazyshard.format.source_rows import SourceRows
 from lazyshard.storage.inspection import Overview, ShownChunk, ShownRow
 from lazyshard.storage.lengths import Bin, Lengths
 from lazyshard.storage.row_keys import Keys
 
 BAR_WIDTH: Final = 40
+
+_SHOWN: Final = 100
+"""Characters of a fact about the encoding: a system prompt may have pages; --json has all of them."""
 
 _SHARES: Final = (("p5", 0.05), ("median", 0.5), ("p95", 0.95))
 _TOKEN_SHARES: Final = (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
@@ -25,6 +31,10 @@ def overview_lines(found: Overview) -> Iterator[str]:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         yield f"  {name:{width}}  {value}"
+    if found.manifest is not None and found.manifest.encoding is not None:
+        yield ""
+        yield "encoded with"
+        yield from _encoding_lines(found.manifest.encoding)
     if found.lengths.count:
         yield ""
         yield f"row length in bytes, of {_looked_at(found)}"
@@ -58,7 +68,9 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     if found.retired:
         chunks += f", from {found.retired:,} on: those before are deleted"
     yield "chunks", chunks
-    yield "samples", f"{found.samples:,}"
+    yield "samples", f"{found.samples:,}{_packs(found) if found.packs else ''}"
+    if found.source_rows is not None:
+        yield "source rows", _source_rows(found.source_rows)
     if found.lengths.count or not found.chunks:
         yield "bytes", f"{'' if found.complete else 'about '}{size(found.size)}"
     if manifest is not None:
@@ -74,6 +86,30 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
         yield "ended", "no"
     if published.gap is not None:
         yield "gap", f"chunk {published.gap:,} lacks its data or its marker: later ones do not count"
+
+
+def _packs(found: Overview) -> str:
+    """Returns what is told of packs: how many source rows are in them, counted in some of them."""
+    most = found.source_rows.pack if found.source_rows is not None else None
+    size = f" of at most {most:,} tokens" if most else ""
+    looked_at = found.packs
+    mean = found.packed / looked_at
+    if looked_at == found.samples:
+        return f" packs{size}, with {count(found.packed, 'row')}: {mean:.1f} each"
+    about = f"about {round(mean * found.samples):,} rows"
+    return f" packs{size}, with {about}: {mean:.1f} each in the {looked_at:,} looked at"
+
+
+def _source_rows(found: SourceRows) -> str:
+    refused = f", {found.refused:,} of them refused" if found.refused else ""
+    return f"{'' if found.exact else 'at least '}{found.read:,} read{refused}"
+
+
+def _encoding_lines(encoding: Encoding) -> Iterator[str]:
+    width = min(40, max(map(len, encoding)))
+    for name, fact in encoding.items():
+        text = str(fact) if type(fact) is str else json.dumps(fact)
+        yield f"  {name:{width}}  {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 3]}...'}"
 
 
 def _looked_at(found: Overview) -> str:

@@ -5,6 +5,7 @@
        1  the command's own requirements are not installed              pip install 'lazyshard[cli]'
        1  `doctor`: something is not as it should be                    see what is marked NOT OK
        2  usage: an argument is missing or impossible                   see --help
+       2  `watch`: the port is taken                                    choose another --port
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
        3  `forget`: no consumer of this name                            choose one that the message lists
        3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.status_words import problems, summary
+from lazyshard.format.mixed import MixedSource
+from lazyshard.storage.band import Band
 from lazyshard.storage.outlook import ConsumerOutlook, Outlook
 
 SCHEMA: Final = 1
@@ -41,6 +43,8 @@ def status_values(outlook: Outlook) -> dict[str, Any]:
         "quarantined_rows": 0 if quarantine is None else quarantine.lines,
         "quarantined_rows_is_exact": quarantine is None or quarantine.exact,
         "quarantine_bytes": 0 if quarantine is None else quarantine.size,
+        "mixture": [_source(one) for one in survey.mixture],
+        "band": _band(outlook.band),
         "producer": _producer(outlook),
         "consumers": [_consumer(outlook, one) for one in outlook.consumers],
         "problems": problems(outlook),
@@ -68,10 +72,37 @@ def _producer(outlook: Outlook) -> dict[str, Any] | None:
     }
 
 
+def _source(one: MixedSource) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "weight": one.weight,
+        "share": one.share,
+        "drawn_rows": one.rows,
+        "finished": one.finished,
+    }
+
+
+def _band(band: Band) -> dict[str, Any]:
+    return {
+        "stop_chunk": band.stop,
+        "stretches": [{"first_chunk": one.first, "stop_chunk": one.stop, "state": one.state} for one in band.stretches],
+        "close_up": [
+            {
+                "chunk": cell.chunk,
+                "state": cell.state,
+                "readers": [{"consumer": reader.consumer, "rank": reader.rank} for reader in cell.readers],
+            }
+            for cell in band.cells
+        ],
+    }
+
+
 def _consumer(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
     cursor, reading = one.consumer.cursor, one.consumer.reading
+    window = outlook.band.windows.get(one.consumer.name)
     return {
         "name": one.consumer.name,
+        "ranks": None if reading is None else reading.dp_size,
         "consumed_samples": None if cursor is None else cursor.consumed,
         "chunks_before": None if cursor is None else cursor.chunks_before,
         "checkpoint_age_s": one.checkpoint_age_s,
@@ -79,6 +110,8 @@ def _consumer(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
         "lag_samples": one.lag_samples,
         "lag_s": one.lag_s,
         "needs_chunks": None if reading is None else reading.needs_chunks,
+        "window_first_chunk": None if window is None else window.first,
+        "window_stop_chunk": None if window is None else window.stop,
         "reading_age_s": one.reading_age_s,
         "ahead_chunks": one.ahead_chunks,
         "ahead_samples": _samples(outlook, one.ahead_chunks),

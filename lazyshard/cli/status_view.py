@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from lazyshard.cli.status_band import band_line, legend, source_words, window_words
 from lazyshard.cli.status_words import problems, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count, one_line
@@ -30,6 +31,11 @@ def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> lis
     page.add("", summary(outlook))
     page.blank()
     _stream(page, outlook)
+    if watching and outlook.band.stop:
+        page.add("band", band_line(outlook.band, page.room))
+        page.add(" ", legend(outlook.band))
+    for number, source in enumerate(outlook.survey.mixture):
+        page.add(" " if number else "mixture", source_words(source))
     _producer(page, outlook)
     # Said once, however many consumers there are.
     unknown = "not known yet" if watching else "not known from one look; see --watch"
@@ -58,13 +64,18 @@ class _Page:
     def add(self, label: str, text: str) -> None:
         wrapped = textwrap.wrap(
             one_line(text),
-            self._width - (_LABEL if label else 0),
+            self.room if label else self._width,
             break_long_words=False,
             break_on_hyphens=False,
         )
         for number, line in enumerate(wrapped):
             start = f"{label if number == 0 else '':{_LABEL}}" if label else ""
             self.lines.append(start + line)
+
+    @property
+    def room(self) -> int:
+        """Columns of a text behind a label."""
+        return self._width - _LABEL
 
     def blank(self) -> None:
         self.lines.append("")
@@ -140,6 +151,9 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
             f"needs {count(reading.needs_chunks, 'chunk')}, {_ahead(one.ahead_chunks)}; "
             f"{duration(one.reading_age_s or 0.0)} old",
         )
+    window = outlook.band.windows.get(one.consumer.name)
+    if window is not None:
+        page.add("  now", window_words(window))
     rate = unknown if one.chunk_rate is None else _rate(outlook, one.chunk_rate)
     page.add("  rate", rate + _supply(one))
 

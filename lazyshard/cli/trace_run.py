@@ -120,7 +120,10 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
         return None
     saved = state_of_cursor(directory, cursor)
     if saved is None:
-        complain(f"{directory}: the cursor of {consumer!r} holds no state of its run; give a checkpoint by --state")
+        complain(
+            f"{directory}: the cursor of {consumer!r} holds no state of its run; give a checkpoint by --state. A run "
+            f"under the trainer's own sampler (--data_sharding, --group_by_length) has none and cannot be traced"
+        )
     return saved
 
 

@@ -7,13 +7,14 @@
 - `reading_marks`, `commits`: what the producer is told of that
 - `lane_reader`: reads the rows of indices; `late_row`: one that is parsed where it is looked at
 - `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
-- `encode_cache`: what was made of rows, kept for all processes of a node; `exact_values`: as what
+- `encode_cache`: what was made of rows, kept for all processes of a node, opened by `encode_cache_opening`;
+  `exact_values`: as what
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
 - `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
 - `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made
-  by `sequence_maker`; `sequence_states`: where a run stands
+  by `sequence_maker`; `sequence_checks`: whether that can be done; `sequence_states`: where a run stands
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 

@@ -26,7 +26,7 @@ from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.dealt_order import may_undo, tell_undone
 from lazyshard.data.encode import EncodeFn, Encoder
-from lazyshard.data.encode_cache import ENCODE_CACHE_BYTES, open_encode_cache
+from lazyshard.data.encode_cache_opening import open_encode_cache
 from lazyshard.data.epoch_spaces import EpochSpaces
 from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
 from lazyshard.data.index_space import IndexSpace, length_given_up
@@ -121,7 +121,8 @@ class LazyShardedDataset(Dataset[Any]):
         encode_cache: a directory of this node, on its disk or in /dev/shm, where what is made of rows is kept for all
             processes that draw the same ones: peers of a model-parallel group, workers, later epochs, the next start
             (docs/encode-cache.md). Not for an `encode_fn` that makes another sample of a row each time.
-        encode_cache_bytes: what it may take; chunks that were used longest ago go first.
+        encode_cache_bytes: what it may take, as a number of at least 4,096 bytes or as a text like ``"20GB"`` or
+            ``"512MiB"``; chunks that were used longest ago go first. None stands for 16 GiB.
         encode_fingerprint: plain facts that change whenever another sample would be made of a row: what was kept under
             other facts is not found. By default the attribute `fingerprint` of `encode_fn`; needed where that has none,
             and with `steps`.
@@ -180,7 +181,7 @@ class LazyShardedDataset(Dataset[Any]):
         steps: Iterable[Step] | Step = (),
         max_error_count: ErrorCount = "max_bad_samples",
         encode_cache: str | os.PathLike[str] | None = None,
-        encode_cache_bytes: int = ENCODE_CACHE_BYTES,
+        encode_cache_bytes: int | str | None = None,
         encode_fingerprint: Mapping[str, Fact] | None = None,
     ) -> None:
         pipeline = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))

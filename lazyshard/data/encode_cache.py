@@ -1,5 +1,7 @@
 """The cache of encoded samples that all processes of a node share: what a data set asks it, and when it is given up.
 
+A data set has it opened by `lazyshard.data.encode_cache_opening`.
+
 Peers that draw the same rows at the same time share the work: who comes to a row that another one is encoding goes on
 to the next one of its batch, and comes back. The cache is never needed: where it fails it is left alone from then on,
 and rows are encoded as without it.
@@ -7,29 +9,22 @@ and rows are encoded as without it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
-from lazyshard.data.encode import EncodeFn
 from lazyshard.data.exact_values import pack, unpack
-from lazyshard.data.steps import RowSteps, Step
 from lazyshard.errors import RowInvalid, SkipSample
-from lazyshard.format.encoding import Encoding, Fact, check_encoding
+from lazyshard.format.encoding import Encoding
 from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.storage import StreamReader
 from lazyshard.storage.kept_samples import KeptSamples
 
-__all__ = ["BUSY", "ENCODE_CACHE_BYTES", "MISSING", "CacheCounts", "EncodeCache", "open_encode_cache"]
-
-ENCODE_CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains; 100 million tokens and their labels take 1 GB."""
+__all__ = ["BUSY", "MISSING", "CacheCounts", "EncodeCache"]
 
 MISSING: Final = object()
 """Nothing is kept of a row, which is the caller's to encode."""
@@ -134,7 +129,15 @@ class EncodeCache:
             reason = cause.reason if isinstance(cause, RowInvalid) else str(cause)
             self._tell("odd", f"a sample holds what would not come back as it is, and is not cached: {reason:.200}")
             return
-        self._not_kept += not self._write(lambda: self._kept.keep(key, rows, row, digest, record))
+        if self._write(lambda: self._kept.keep(key, rows, row, digest, record)):
+            return
+        self._not_kept += 1
+        if not self._kept.can_fit(rows, len(record)):
+            self._tell(
+                "large",
+                f"a sample of {len(record)} bytes in a chunk of {rows} rows is larger than the whole cache, or than a "
+                f"sample may be, and is not cached; give encode_cache_bytes more",
+            )
 
     def drop(self, sample: int, line: bytes, cause: SkipSample) -> None:
         """Keeps that a sample was dropped, unless more was said of it than a reason."""
@@ -220,54 +223,3 @@ class EncodeCache:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning("%s: %s", self._kept.folder, what)
-
-
-def open_encode_cache(
-    reader: StreamReader,
-    directory: str | os.PathLike[str] | None,
-    most: int,
-    fingerprint: Mapping[str, Fact] | None,
-    encode_fn: EncodeFn | None,
-    pipeline: RowSteps,
-) -> EncodeCache | None:
-    """Returns the cache that a data set is given, None where it is given none.
-
-    Args:
-        reader: of the stream.
-        directory: `encode_cache`.
-        most: `encode_cache_bytes`.
-        fingerprint: `encode_fingerprint`.
-        encode_fn: what encodes; its attribute `fingerprint`, if it has one, stands for a fingerprint that is not given.
-        pipeline: steps and encoder.
-
-    Raises:
-        ValueError: nothing is encoded, it is not known by what, or there is no room.
-    """
-    if directory is None:
-        return None
-    if not pipeline:
-        raise ValueError("encode_cache keeps what encode_fn or steps make of rows, and neither is given: leave it out")
-    if type(most) is not int or most < 1:
-        raise ValueError(f"encode_cache_bytes is a number of bytes from 1 on, got {most!r}")
-    steps = [_described(step) for step in pipeline.steps]
-    if fingerprint is None:
-        own = getattr(encode_fn, "fingerprint", None)
-        if own is None or steps:
-            raise ValueError(
-                "encode_cache needs to know by what rows are encoded, so that nothing comes back that was encoded "
-                "otherwise: give encode_fingerprint={...}, plain facts by name that change whenever "
-                f"{'encode_fn or steps' if steps else 'encode_fn'} would make another sample of a row (tokenizer, "
-                "template, greatest length, a version of your own)"
-            )
-        name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(own)
-    facts = check_encoding(fingerprint)
-    if steps:
-        facts["lazyshard.steps"] = "; ".join(steps)
-    return EncodeCache(reader, Path(os.path.abspath(os.path.expanduser(directory))), most, facts)
-
-
-def _described(step: Step) -> str:
-    """Returns kind and function of a step, and what else it says."""
-    others = [f"{one.name}={getattr(step, one.name)!r}" for one in dataclasses.fields(step)[1:]]  # type: ignore[arg-type]
-    return " ".join([step.describe(), *others])

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.data.samples import where_bad
-from lazyshard.errors import StateMismatch
-from lazyshard.format.sequence_state import Place
+from lazyshard.errors import BadSample, StateMismatch
+from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.plan import permutation
 from lazyshard.plan.sequences import Rule, make_sequences
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 from lazyshard.storage import StreamReader
 from lazyshard.storage.window_lengths import WindowLengths
 
-__all__ = ["PlannedWindow", "SequencePlanner", "SequenceWalk", "TooLong"]
+__all__ = ["PlannedWindow", "SequencePlanner", "SequenceWalk", "TooLong", "row_too_long"]
 
 TooLong = Literal["raise", "drop"]
 """What becomes of a row that is longer than a sequence, where rows stay whole."""
@@ -49,6 +49,13 @@ class PlannedWindow(NamedTuple):
         return self.place.before + len(self.sequences)
 
 
+def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> BadSample:
+    """Returns the error for a row that is longer than a sequence."""
+    error = where_bad(reader, sample, _too_long(tokens, size))
+    error.args = (f"{error}: take longer sequences, or leave such rows out with too_long='drop'",)
+    return error
+
+
 class SequencePlanner:
     """Makes the sequences of any window.
 
@@ -76,10 +83,12 @@ class SequencePlanner:
 
         Raises:
             BadSample: a row is longer than a sequence.
+            StateMismatch: the stream has ended before the window.
             LengthsMissing, WaitTimeout, ChunkRetired, OSError: as `WindowLengths.of`.
         """
         size = self._lengths.rows
         samples, lengths = self._rows(place, epoch)
+        self._check_begins(place)
         kept = lengths > 0
         if not isinstance(self._rule, SplitRule):
             fits = lengths <= self._rule.size
@@ -111,31 +120,44 @@ class SequencePlanner:
         """Returns the digest of the lengths that matter to a run which stands behind so many sequences."""
         return self._lengths.digest(place.position // self._lengths.rows, place.window + (consumed > place.before))
 
-    def check(self, place: Place, consumed: int, lengths: str) -> None:
-        """Refuses a place of which sequences were made by other lengths.
+    def check(self, state: SequenceState) -> None:
+        """Refuses a state of which sequences were made by other lengths, or that stands behind sequences which are not.
+
+        How many there are before the window of the state is taken as the state says, since only all lengths tell.
 
         Raises:
             StateMismatch: with the way out; or the stream does not have these rows.
             Others: as `plan`.
         """
-        size = self._lengths.rows
-        begin = place.window * size
-        possible = place.position <= begin
+        place, consumed = state.place, state.consumed
+        begin = place.window * self._lengths.rows
+        possible, most = place.position <= begin, consumed
         if not isinstance(self._rule, SplitRule):
-            # Whole rows leave nothing over for the next window.
-            possible = (place.position, place.offset) == (begin, 0)
-        if possible and self.digest(place, consumed) == lengths:
+            # Whole rows leave nothing over for the next window, and make no more sequences than they are.
+            possible, most = (place.position, place.offset) == (begin, 0), begin
+        if place.before > most:
+            raise self._beyond(place.before, f"the {begin} rows before make no more than as many")
+        self._reader.refresh()
+        self._check_begins(place)
+        if not possible or self.digest(place, consumed) != state.lengths:
+            if possible and consumed > place.before and self.digest(place, place.before) == state.lengths:
+                raise self._beyond(consumed, f"all else in it says {place.before}")
+            where = self._reader.directory
+            raise StateMismatch(
+                f"{where}: the lengths of the rows from {place.position} on are not those of which the run has made "
+                f"its sequences, so it cannot go on with the next one: were they measured anew since? Measure them as "
+                f"they were, with `lazyshard measure --replace`, or begin an epoch anew",
+                directory=str(where),
+                field="lengths",
+                expected=state.lengths,
+                actual="others",
+            )
+        if consumed == place.before:
             return
-        where = self._reader.directory
-        raise StateMismatch(
-            f"{where}: the lengths of the rows from {place.position} on are not those of which the run has made its "
-            f"sequences, so it cannot go on with the next one: were they measured anew since? Measure them as they "
-            f"were, with `lazyshard measure --replace`, or begin an epoch anew",
-            directory=str(where),
-            field="lengths",
-            expected=lengths,
-            actual="others",
-        )
+        planned = self.plan(place, state.epoch)
+        if consumed > planned.stop:
+            ends = "the epoch has" if planned.after is None else f"up to row {begin + self._lengths.rows} there are"
+            raise self._beyond(consumed, f"{ends} {planned.stop}")
 
     def length_of(self, sample: int) -> int:
         """Returns how many tokens a sample has, of a window that was planned."""
@@ -156,14 +178,33 @@ class SequencePlanner:
         skip = place.position - first * size
         return np.concatenate(samples)[skip:], np.concatenate(lengths)[skip:]
 
+    def _check_begins(self, place: Place) -> None:
+        """Refuses a window before which the stream has ended, as far as it was looked at."""
+        begin, seen = place.window * self._lengths.rows, self._reader.seen
+        if seen.ended and begin > seen.samples:
+            raise self._beyond(
+                place.before, f"those that follow begin with row {begin}, and the stream has ended with {seen.samples}"
+            )
+
+    def _beyond(self, consumed: int, reason: str) -> StateMismatch:
+        where = self._reader.directory
+        return StateMismatch(
+            f"{where}: the state to go on from stands behind {consumed} sequences of its epoch, but {reason}: nothing "
+            f"that follows can be told from it. Was the state changed, or the stream cut or restored from an older "
+            f"copy? Go on from the state as it was saved, with the stream as it was then, or begin an epoch anew",
+            directory=str(where),
+            field="consumed",
+            expected=reason,
+            actual=str(consumed),
+        )
+
     def _meet_too_long(self, sample: int, tokens: int, size: int) -> None:
         if self._too_long == "drop" and not self.tells:
             return
-        where = where_bad(self._reader, sample, ValueError(f"it has {tokens} tokens, a sequence at most {size}"))
         if self._too_long == "raise":
-            where.args = (f"{where}: take longer sequences, or leave such rows out with too_long='drop'",)
-            raise where
+            raise row_too_long(self._reader, sample, tokens, size)
         self.tells = False
+        where = where_bad(self._reader, sample, _too_long(tokens, size))
         _log.warning("%s; it is left out, and so are all that are longer", where)
 
 
@@ -238,3 +279,7 @@ class SequenceWalk:
             self._next = window.after
             if window.after is None:
                 self.total = window.stop
+
+
+def _too_long(tokens: int, size: int) -> ValueError:
+    return ValueError(f"it has {tokens} tokens, a sequence at most {size}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from lazyshard.data.foreign_values import mistaken_for_sequences
 from lazyshard.data.sequence_planner import SequencePlanner
 from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.storage import StreamReader
 
-__all__ = ["Facts", "Standing", "read_state", "write_state"]
+__all__ = ["Facts", "Standing", "read_state", "whole_micro_batches", "write_state"]
 
 Facts = dict[str, int | str | bool | None]
 
@@ -63,6 +64,35 @@ def write_state(
     return state if worker is None else state | {_WORKER: worker[0], _WORKERS: worker[1], _BEGUN: begun}
 
 
+def whole_micro_batches(count: int, begun: int, total: int | None, micro: tuple[int, int], at_end: str) -> str | None:
+    """Returns why a number of sequences was not trained at the end of a micro batch, in words; None if it can be.
+
+    Args:
+        count: sequences of an epoch, over all ranks, what completes it included.
+        begun: behind which the run began, or went on.
+        total: of the epoch; None as long as its end is not known.
+        micro: ranks, and batch size.
+        at_end: "drop", or "complete" for one more micro batch with what is left over.
+    """
+    step = micro[0] * micro[1]
+    batches = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
+    if count < begun:
+        known = ", what was trained when the loaded state was saved" if begun else ""
+        return f"{batches} from {begun} on{known}; got {count}"
+    most = None
+    if total is not None:
+        left = (total - begun) % step
+        most = total - left + (step if left and at_end == "complete" else 0)
+        if count > most:
+            over = f", of which at_end='drop' leaves {left} over" if most < total else ""
+            return f"{batches}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
+    below = begun + (count - begun) // step * step
+    if below == count:
+        return None
+    other = "" if most == below else f" or {below + step}"
+    return f"{batches} from {begun} on, so {below}{other}; got {count}"
+
+
 def read_state(
     value: Any,
     planner: SequencePlanner,
@@ -85,6 +115,8 @@ def read_state(
         StateInvalid, VersionUnsupported, StateMismatch, ChunkRetired: see `LazyShardedSequences.load_state_dict`.
     """
     where = f"{reader.directory}: the state to go on from"
+    if (mistaken := mistaken_for_sequences(value)) is not None:
+        raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of LazyShardedSequences")
     state = SequenceState.from_dict(value, where)
     if state.stream != reader.stream_id:
         raise _mismatch(reader, "stream", str(reader.stream_id), state.stream)
@@ -124,7 +156,7 @@ def read_state(
             expected=f"an integer from 0 to {most}",
             actual=f"{within!r:.100}",
         )
-    planner.check(state.place, state.consumed, state.lengths)
+    planner.check(state)
     return Standing(state.epoch, state.consumed, state.place, within, worker, begun)
 
 

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,10 +16,11 @@ from lazyshard.data.bad_samples import BadSamples, OnBadSample
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.samples import Met
+from lazyshard.data.sequence_checks import check_beginning
 from lazyshard.data.sequence_forms import Form, Pack, Pad, Split, facts_of
 from lazyshard.data.sequence_maker import SequenceMaker
 from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk, TooLong
-from lazyshard.data.sequence_states import Standing, read_state, write_state
+from lazyshard.data.sequence_states import Standing, read_state, whole_micro_batches, write_state
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.worker_parent import parent_of_worker, watch_forks
 from lazyshard.errors import LazyShardError
@@ -61,7 +62,8 @@ class _Progress(NamedTuple):
 class LazyShardedSequences(IterableDataset[Any]):
     """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
 
-    They are made of raw rows whose lengths are known, from the seals or by `lazyshard measure`, window by window::
+    They are made of rows, raw or encoded, whose lengths are known, from the seals or by `lazyshard measure`, window by
+    window::
 
         sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)
         loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
@@ -83,8 +85,11 @@ class LazyShardedSequences(IterableDataset[Any]):
             constructor waits for one. Not one that another program fills.
         encode_fn: as of `LazyShardedDataset`; None takes rows as they are. What it makes has to have as many tokens as
             were measured (`Split`), or at most as many.
-        form: `Pack(size)`, `Split(size=...)` or `Pad(size)`.
-        batch_size: sequences of one rank in a micro batch.
+        form: `Pack(size)`, `Split(size)` or `Pad(size)`.
+        batch_size: sequences of one rank in a micro batch. Give the `DataLoader` the same number, which cannot be seen
+            from here: with another one and several workers the order is another, and `state_dict(consumed)` then goes
+            on with the wrong sequences, so that some come twice and others never. `DataLoader(batch_size=None)` hands
+            sequences out one by one, as for 1.
         dp_rank: this data-parallel rank; None asks as `LazyShardedDataset` does.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has
@@ -104,10 +109,14 @@ class LazyShardedSequences(IterableDataset[Any]):
 
     Raises:
         WaitTimeout: no stream has appeared.
-        LengthsMissing: another program fills the directory.
-        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
+        LengthsMissing: how long the rows of the first chunk are is not known; or another program fills the directory.
+        BadSample: a row of the first chunk is longer than a sequence.
+        StreamMismatch: the rows are packs already, which a `LazyShardedDataset` trains.
+        StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
+
+    Of a stream with no chunk yet the first chunk is looked at by the first pass, which then raises these.
 
     Not offered: a length, a map-style form, blends, and a cursor for the producer: where that deletes chunks or waits
     for readers (`--retain consumed`, `--max-ahead`), it knows nothing of this one.
@@ -131,7 +140,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         max_bad_samples: int | None = 100,
     ) -> None:
         if not isinstance(form, (Pack, Pad, Split)):
-            raise TypeError(f"form is Pack(SIZE), Split(size=SIZE) or Pad(SIZE), got {form!r:.100}")
+            raise TypeError(f"form is Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
         for name, given, known in (("at_end", at_end, get_args(AtEnd)), ("too_long", too_long, get_args(TooLong))):
             if given not in known:
                 raise ValueError(f"{name} is one of {', '.join(known)}, got {given!r}")
@@ -161,6 +170,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._start = Standing(0, 0, Place(), 0)
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        # Whether its first chunk was looked at, if there was one yet.
+        self._checked = check_beginning(self._reader, form.rule, too_long)
         self._attach()
 
     def _attach(self) -> None:
@@ -237,6 +248,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         Raises:
             BadSample: a row is longer than a sequence; or as `on_bad_sample` says.
             LengthsMissing: how long the rows of a chunk are is not known.
+            StreamMismatch: the rows are packs, see above.
+            StateMismatch: the loaded state stands behind the end of the stream.
             WaitTimeout: what comes next was not published within `max_wait`.
             ChunkRetired: a chunk was deleted by the producer.
         """
@@ -257,6 +270,18 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._reader.parent = parent_of_worker() if apart else None
         self._planner.tells = self.rank.dp_rank == 0 and number == 0
         return self._pass(walk, (first, within), workers * micro, counts=self._planner.tells)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuses: how many sequences come before one only the lengths of all rows before it tell.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self.directory}: LazyShardedSequences is an iterable, its sequences have no index: take `for sequence "
+            f"in sequences`, itertools.islice(sequences, N) for the first ones, or a DataLoader without a sampler; "
+            f"samples by index are those of LazyShardedDataset"
+        )
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Returns the state of the run, all ranks having drawn as much: plain values for any checkpoint.
@@ -305,8 +330,10 @@ class LazyShardedSequences(IterableDataset[Any]):
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used; it stands within a micro batch of other ranks; or it is
                 that of a worker and this is not the same one.
-            StateMismatch: it is of another stream or of other settings, or the lengths of the rows are others since.
+            StateMismatch: it is of another stream or of other settings, the lengths of the rows are others since, or it
+                stands behind more sequences than there are. Where that is not known yet, the pass raises it.
             ChunkRetired: it goes on with chunks that are deleted.
+            BadSample, LengthsMissing, WaitTimeout: as a pass, of the window in which it stands.
         """
         worker = get_worker_info()
         here = None if worker is None else (worker.id, worker.num_workers)
@@ -335,6 +362,9 @@ class LazyShardedSequences(IterableDataset[Any]):
         micro = self.rank.dp_size * size
         first, within = start
         try:
+            if not self._checked:
+                self._reader.wait_for(1)
+                self._checked = check_beginning(self._reader, self._form.rule, self._too_long)
             while True:
                 walk.let_go(first)
                 planned = walk.sequences(first, first + micro)
@@ -374,20 +404,17 @@ class LazyShardedSequences(IterableDataset[Any]):
             count = operator.index(consumed)
         except TypeError:
             raise TypeError(f"consumed is a number of sequences, an int, got {consumed!r}") from None
-        standing, micro = self._standing(), self.rank.dp_size * self._batch_size
+        standing = self._standing()
         known = self._counting
         if known is None or known[0] != standing or not known[1].holds(count):
             known = self._counting = standing, SequenceWalk(self._planner, standing.place, self.epoch)
         walk = known[1]
         place = walk.place_of(max(count, standing.consumed))
         whole = count if walk.total is None else min(count, walk.total)
-        completes = self._at_end == "complete" and count - whole < micro
-        if count < standing.consumed or (count - standing.consumed) % micro or (whole < count and not completes):
-            most = "" if walk.total is None else f", {walk.total} of the epoch at the most"
-            raise ValueError(
-                f"{self.directory}: consumed counts whole micro batches of dp_size * batch_size = "
-                f"{self.rank.dp_size} * {self._batch_size} sequences from {standing.consumed} on{most}; got {count}"
-            )
+        micro = self.rank.dp_size, self._batch_size
+        wrong = whole_micro_batches(count, standing.consumed, walk.total, micro, self._at_end)
+        if wrong is not None:
+            raise ValueError(f"{self.directory}: {wrong}")
         walk.let_go(whole)
         found = Standing(self.epoch, whole, place, standing.within if whole == standing.consumed else 0)
         return write_state(found, self._planner, self._reader, self._facts(), self.rank.dp_size, self._batch_size)

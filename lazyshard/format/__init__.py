@@ -5,8 +5,10 @@
 - `cursor_token`: which run writes a cursor; `stream_id`: what tells a stream from its replacement
 - `state` with `state_fields`: what a run needs to go on, in checkpoints and cursors; `blend_state`: of several streams;
   `sequence_state`: over sequences
-- `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them
+- `arrays`: arrays in rows; `sealed_arrays`: what a seal says of them; `mixed`: what it says of the mixture of sources
 - `encoding`: what encoded rows were made with; `encoded_row`: such a row on its way
+- `source_rows`, `dealt`: what seals of the producer say of the rows it read, and how it dealt them
+- `byte_size`: a number of bytes as people write it; `odd_value`: what to say of a value that is no JSON
 - `kept_sample`: not of the directory: an encoded sample in the cache of a node
 - `indexed`: not of the directory: the index of Megatron's IndexedDataset
 - `row`: one line of a chunk; `batch`: many at a time; `duplicate_keys`: what is odd in one; `packed_row`: a row of rows

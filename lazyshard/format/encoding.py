@@ -32,18 +32,34 @@ def is_encoding(value: Any) -> bool:
     )
 
 
-def check_encoding(value: Mapping[str, Any]) -> dict[str, Fact]:
+def check_encoding(value: Mapping[str, Any], what: str = "an encoding") -> dict[str, Fact]:
     """Returns a copy of an encoding.
 
+    Args:
+        value: it.
+        what: how the message calls it.
+
     Raises:
-        ValueError: it is none.
+        ValueError: it is none; the message names what it is, and the first fact that cannot be.
     """
     if not is_encoding(value):
         raise ValueError(
-            f"an encoding is 1 to {MAX_FACTS} facts by name, each a string, a number, true, false or None, got "
-            f"{_shown(value)}"
+            f"{what} is 1 to {MAX_FACTS} facts by name, each a string, a number, true, false or None, got "
+            f"{_mistake(value)}"
         )
     return dict(value)
+
+
+def _mistake(value: Any) -> str:
+    """Returns what is wrong about a value that is no encoding."""
+    if not isinstance(value, Mapping):
+        return f"{_shown(value)} ({type(value).__name__})"
+    for name, fact in value.items():
+        if not isinstance(name, str) or not name:
+            return f"the name {_shown(name)}"
+        if not _is_fact(fact):
+            return f"{_shown(fact)} ({type(fact).__name__}) under {_shown(name)}"
+    return f"{len(value):,} of them"
 
 
 def differences(was: Encoding, now: Encoding, leave_out: Iterable[str] = ()) -> list[str]:

@@ -35,6 +35,9 @@ KEPT_VERSION: Final = 1
 MAX_RECORD_BYTES: Final = 1 << 30
 """One system call reads it. A slot that says more is damaged."""
 
+LEAST_CACHE_BYTES: Final = 4096
+"""Of a cache: less has no room for the slots of a chunk and a sample, and would keep nothing without a word."""
+
 _MAGIC: Final = b"lazyshard kept sample\n\0\1"
 _FACE: Final = struct.Struct("<24s16sQ8x")
 _DIGEST: Final = struct.Struct("<Q")

@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.odd_value import advise
 
 _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
 """Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
@@ -104,8 +105,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
             raise cause.__cause__ from None
         # orjson's limit is one of its own, which is not Python's.
         reason = str(cause).replace("Recursion limit reached", "nested more than 254 levels deep")
-        if other is None and "numpy.ndarray" in reason:
-            reason += "; a stream that is made by ChunkWriter(..., arrays=True) holds arrays"
+        reason += advise(row, reason, arrays=other is not None)
         raise _invalid(f"cannot be written as JSON: {reason}", None) from None
     if b"null" in line and _has_non_finite(row):
         raise _invalid("NaN and infinities are not JSON", None)

@@ -19,11 +19,11 @@ from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.state_fields import check_integer, check_version, inside, members, refused
 
-__all__ = ["FORMAT", "Place", "SequenceState"]
+__all__ = ["FORMAT", "KIND", "Place", "SequenceState"]
 
 FORMAT: Final = 1
 
-_KIND: Final = "sequences"
+KIND: Final = "sequences"
 _DIGEST: Final = re.compile("[0-9a-f]{16}")
 _MOST_FACTS: Final = 32
 
@@ -94,7 +94,7 @@ class SequenceState:
         """Returns plain values."""
         return {
             "format": FORMAT,
-            "kind": _KIND,
+            "kind": KIND,
             "stream": self.stream,
             "rule": dict(self.rule),
             "epoch": self.epoch,
@@ -126,8 +126,8 @@ class SequenceState:
         check_version(value, FORMAT, "the state of a run over sequences")
         names = ("kind", "stream", "rule", "epoch", "consumed", "place")
         found = members(value, names)
-        if found.pop("kind") != _KIND:
-            raise refused("kind", repr(_KIND), value["kind"])
+        if found.pop("kind") != KIND:
+            raise refused("kind", repr(KIND), value["kind"])
         with inside("place"):
             numbers = members(found.pop("place"), ("window", "before", "position", "offset", "lengths"))
             lengths = numbers.pop("lengths")

@@ -23,7 +23,8 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
   `blend_table`, `blend_course`: the same for any position at once, and with weights that change.
 - `layout`: data set index to lane and position, and back; `unit`: how many samples a lane is dealt in a row.
 - `packing`: whole samples put together into packs of at most so many tokens; `splitting`: documents cut into sequences
-  of exactly so many; `sequences`: both, window by window, and how what comes of it is dealt.
+  of exactly so many; `sequences`: both, window by window, and how what comes of it is dealt; `sequence_tokens`: the
+  tokens of them.
 """
 
 from __future__ import annotations

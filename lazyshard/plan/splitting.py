@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Final, NamedTuple
 
-__all__ = ["BEGINNING", "Cut", "Piece", "SplitRule", "SplitSequence", "split_documents", "split_rest"]
+__all__ = ["BEGINNING", "Cut", "Piece", "SplitRule", "SplitSequence", "cut_after", "split_documents", "split_rest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +167,17 @@ def split_rest(lengths: Sequence[int], rule: SplitRule, left: Cut, *, begun: boo
     pieces = tuple(_piece(framed, rule, *span) for span in spans)
     bos = rule.every_bos and not (rule.bos and at.offset == 0)
     return SplitSequence(pieces, bos, rule.every_eos and not rule.eos)
+
+
+def cut_after(sequence: SplitSequence, rule: SplitRule) -> Cut:
+    """Returns where the sequence after one of `split_documents` begins; the offset may be that of its document's end.
+
+    Args:
+        sequence: of the documents that are counted here.
+        rule: by which it was made.
+    """
+    document, _, stop, _, eos = sequence.pieces[-1]
+    return Cut(document, rule.bos + stop + eos - rule.overlap)
 
 
 def _first_token(framed: Sequence[int], cut: Cut) -> Cut:

@@ -6,6 +6,7 @@ with many chunks evenly spaced ones are looked at, so that the cost does not gro
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Manifest, Seal
+from lazyshard.format import Manifest, Seal, decode_pack, parse_row
 from lazyshard.format.names import chunk_name
+from lazyshard.format.source_rows import SourceRows
 from lazyshard.storage.lengths import Lengths
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.opening import open_now
@@ -39,6 +41,10 @@ FIRST_ROWS: Final = 100
 _FIRST_BYTES: Final = 8 << 20
 """First rows whose keys are told; no more of them than fit into so many bytes."""
 
+LOOKED_AT_PACKS: Final = 100_000
+_PACKS_BYTES: Final = 64 << 20
+"""Packs whose rows are counted, no more of them than fit into so many bytes; two chunks in any case."""
+
 
 @dataclass(slots=True)
 class Overview:
@@ -57,6 +63,9 @@ class Overview:
         tokens: lengths of the rows in tokens, as far as they were sealed or measured.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
+        packs: how many packs were looked into, evenly spaced; 0 where rows are none.
+        packed: source rows in those.
+        source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
     """
 
     directory: Path
@@ -72,6 +81,9 @@ class Overview:
     tokens: Lengths = field(default_factory=Lengths)
     last_sealed_at: float | None = None
     keys: Keys = field(default_factory=Keys)
+    packs: int = 0
+    packed: int = 0
+    source_rows: SourceRows | None = None
 
     @property
     def chunks(self) -> int:
@@ -203,10 +215,12 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
         found.tokens.merge(shown.tokens)
         if shown.seal is not None:
             found.last_sealed_at = shown.seal.sealed_at
+            found.source_rows = SourceRows.read_source(shown.seal.source)
             if shown.seal.arrays is not None:
                 found.arrays.add(np.diff(shown.seal.arrays.offsets.astype(np.int64)))
     if chunks:
         _count_keys(stream, retired, found)
+        _count_packs(stream, chunks, found)
     return found
 
 
@@ -268,3 +282,22 @@ def _count_keys(stream: Stream, chunk: int, found: Overview) -> None:
     except (LazyShardError, OSError) as error:
         found.unread += not found.unread
         found.reason = found.reason or str(error)
+
+
+def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
+    """Counts the source rows in packs, in whole chunks: of a buffer the first packs hold the longest and fewest rows.
+
+    Nothing is counted where a row is no pack; what cannot be read was told already.
+    """
+    size = stream.samples_per_chunk
+    rows = min(LOOKED_AT_PACKS, int(_PACKS_BYTES / max(1.0, found.lengths.mean)))
+    packs, packed = 0, 0
+    with contextlib.suppress(LazyShardError, OSError):
+        for number in sampled_chunks(chunks.start, chunks.stop, size, rows):
+            chunk = stream.open_chunk(number)
+            for row in range(len(chunk)):
+                pack = decode_pack(parse_row(chunk.line(row)))
+                if pack is None:
+                    return
+                packs, packed = packs + 1, packed + len(pack.rows)
+    found.packs, found.packed = packs, packed

@@ -31,6 +31,9 @@ FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
 _CLAIMS: Final = ".claims"
 
+_FOLDER_MODE: Final = 0o775
+"""Before the umask."""
+
 _OPEN_FILES: Final = 64
 _OPEN_ROWS: Final = 1 << 20
 """Of all files held open, unless a single one has more: their slots take 24 bytes a row."""
@@ -49,7 +52,8 @@ class KeptSamples:
     time may be encoded twice.
 
     Args:
-        directory: where the folder is to be.
+        directory: where the folder is to be. Who may rename or remove what lies there decides what is read, so it is
+            held to what `_check_place` says.
         most: bytes that all files of chunks may take together.
 
     Attributes:
@@ -69,6 +73,10 @@ class KeptSamples:
         """Leaves open files behind."""
         return self.__dict__ | {"damaged": 0, "_room": None, "_claims": None, "_files": {}, "_not_before": 0.0}
 
+    def can_fit(self, rows: int, size: int) -> bool:
+        """Returns whether a record of so many bytes fits into an empty cache, in a chunk of so many rows."""
+        return size <= MAX_RECORD_BYTES and table_size(rows) + size <= self._most
+
     def find(self, key: bytes, rows: int, row: int, line: int) -> Kept | None:
         """Returns what is kept of a row; None where nothing is.
 
@@ -79,7 +87,7 @@ class KeptSamples:
             line: digest of its line.
 
         Raises:
-            FileRefused: the folder is somebody else's.
+            FileRefused: the folder is somebody else's, or could be made so.
             OSError: the filesystem failed.
         """
         while (file := self._file(key, rows)) is not None:
@@ -147,8 +155,12 @@ class KeptSamples:
 
     def _open(self) -> Room:
         if self._room is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _check(self.folder)
+            # Not writable to everybody, whatever the umask says.
+            self.folder.parent.parent.mkdir(parents=True, exist_ok=True)
+            for folder, check in ((self.folder.parent, _check_place), (self.folder, _check)):
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=_FOLDER_MODE)
+                check(folder)
             self._room = Room(self.folder, self._most)
         return self._room
 
@@ -175,6 +187,36 @@ class KeptSamples:
 def _place(key: bytes, row: int) -> int:
     """Returns the byte that stands for a row: one of 2**62, so that hardly ever two rows have the same."""
     return xxhash.xxh3_64_intdigest(key + row.to_bytes(8, "little")) >> 2
+
+
+def _check_place(directory: Path) -> None:
+    """Refuses a directory in which other users could put another folder in the place of ours.
+
+    Its owner could, and whoever may write to it, unless it is sticky, as /tmp and /dev/shm are: there only owners
+    rename and remove. Those of its group are trusted. The directories above it are not looked at.
+
+    Raises:
+        FileRefused: it is no directory; or it, or the link that stands for it, is another user's; or everybody may
+            write to it.
+        OSError: it cannot be looked at.
+    """
+    link, found = directory.lstat(), directory.stat()
+    kind = f"one of uid {found.st_uid} with mode {stat.filemode(found.st_mode)}"
+    trusted = (0, os.geteuid())
+    if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
+        kind = f"a link of uid {link.st_uid}"
+    elif (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid in trusted
+        and (not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX)
+    ):
+        return
+    raise FileRefused(
+        f"{directory}: expected a directory of uid {os.geteuid()} or of root to which not everybody may write, unless "
+        f"it is sticky, found {kind}; name another place for encoded samples",
+        file=str(directory),
+        kind=kind,
+    )
 
 
 def _check(folder: Path) -> None:

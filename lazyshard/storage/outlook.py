@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lazyshard.format import Head, ProducerState
+from lazyshard.storage.band import Band, make_band
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.growth import ChangePace, Pace
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S
@@ -71,6 +72,7 @@ class Outlook:
         byte_rate: bytes per second by which the stream grows, deletion taken off; None where unknown.
         full_in_s: in how many seconds the disk is full at this rate, None if never or unknown.
         consumers: by name.
+        band: the stream as a band of chunks, and who reads which of them.
     """
 
     survey: Survey
@@ -81,6 +83,7 @@ class Outlook:
     byte_rate: float | None
     full_in_s: float | None
     consumers: tuple[ConsumerOutlook, ...]
+    band: Band
 
     @property
     def slowest(self) -> ConsumerOutlook | None:
@@ -119,6 +122,7 @@ class Looks:
             if survey.free is None or growth is None or state == "waiting"
             else _time_to_use(survey.free, growth),
             consumers=tuple(self._consumer(survey, consumer, coming) for consumer in survey.consumers),
+            band=make_band(census, survey.consumers),
         )
 
     def _coming(self, survey: Survey, state: State | None) -> float | None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lazyshard.format import Head
+from lazyshard.format.mixed import MixedSource
 from lazyshard.format.names import QUARANTINE
 from lazyshard.storage.census import Census, retired_chunks, take_census, tolerate
 from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.disk_use import DiskUse, Lines, count_lines, free_bytes, measure_disk
 from lazyshard.storage.files import modified_at
+from lazyshard.storage.mixture import read_mixture
 from lazyshard.storage.reader import GRACE_S
 
 
@@ -38,6 +40,7 @@ class Survey:
         free: bytes that its filesystem has left, None where unknown.
         quarantine: rows that the producer has refused, None where there is no such file.
         problems: what is wrong with the files, a sentence each.
+        mixture: the sources that the producer mixes by weights, up to the newest chunk; none where it does not.
     """
 
     directory: Path
@@ -50,6 +53,7 @@ class Survey:
     free: int | None
     quarantine: Lines | None
     problems: tuple[str, ...]
+    mixture: tuple[MixedSource, ...] = ()
 
 
 def take_survey(directory: Path, now: float) -> Survey:
@@ -80,6 +84,7 @@ def take_survey(directory: Path, now: float) -> Survey:
         quarantine=count_lines(directory / QUARANTINE),
         # A manifest that is damaged is met twice.
         problems=tuple(dict.fromkeys(problems)),
+        mixture=read_mixture(directory, census),
     )
 
 

@@ -175,10 +175,20 @@ def read_lengths(stream: Stream, samples: int) -> npt.NDArray[np.uint32]:
 
 def lengths_missing(directory: Path, chunk: int) -> LengthsMissing:
     """Returns the error for a chunk of which nobody has said how long its rows are."""
+    sealed = (
+        "have them sealed while it is produced, by `lazyshard-producer run --encode ...`, or in your own code by "
+        "`ChunkWriter.write(row, tokens=N)`"
+    )
+    if isinstance(directory, UrlPath):
+        way = f"{sealed[0].upper()}{sealed[1:]}; in an object store nothing is measured"
+    else:
+        way = (
+            f"Measure them with `lazyshard measure {directory} --tokenizer DIR`, or with --model DIR, as ms-swift "
+            f"trains them, or --function MODULE:NAME, which takes a row and returns a number; or {sealed}"
+        )
     return LengthsMissing(
         f"{directory}: how long the samples of chunk {chunk} are in tokens is not known: its producer did not say so, "
-        f"with `ChunkWriter.write(row, tokens=N)`, and nobody has measured them since. `lazyshard measure {directory} "
-        f"--tokenizer DIR` does, or with --model DIR or --function MODULE:NAME",
+        f"and nobody has measured them since. {way}",
         directory=str(directory),
         chunk=chunk,
     )

@@ -31,6 +31,9 @@ NAME: Final = "lazyshard.json"
 _PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
 """How files of torch.save begin: a zip archive; those of old releases, a pickle."""
 
+_OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
+"""Layouts of runs under ms-swift's own samplers, and what those did."""
+
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
 
 
@@ -164,10 +167,11 @@ def _count(value: Any) -> int | None:
 def _state(value: Any, file: str) -> RunState | BlendState:
     if not isinstance(value, dict):
         raise _refused(file, "a JSON object with the state of a run", f"{type(value).__name__}")
-    if value.get("layout") == "block":
+    layout = value.get("layout")
+    if isinstance(layout, str) and layout in _OWN_ORDERS:
         raise StateInvalid(
-            f"{file}: the trainer's own sampler shuffled the whole data set in this run (layout block), so its order "
-            f"does not follow from the state; runs without that shuffle can be traced",
+            f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the whole data set in this run (layout "
+            f"{layout}), so its order does not follow from the state; runs without that can be traced",
             file=file,
             field="layout",
         )

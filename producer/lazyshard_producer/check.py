@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,9 +13,10 @@ from lazyshard.storage.creation import find_manifest
 from lazyshard.storage.stream import open_stream
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.ended import find_end
+from lazyshard_producer.ended import check_made_alike, find_end, telling_how_to_begin_anew
 from lazyshard_producer.opening import check_sources, source_kind, source_size
 from lazyshard_producer.rows.encoding import encoding_of
+from lazyshard_producer.rows.pipeline import describe
 from lazyshard_producer.run import check_out
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
@@ -67,9 +68,15 @@ def describe_run(settings: Settings, rows: int, preview: Preview, directory: str
     there = settings if directory is None else replace(settings, out=directory, spool=None)
     check_out(there.out)
     encoding = encoding_of(settings.encoding)
-    find_manifest(Path(there.out), settings.samples_per_chunk, encoding is not None, encoding)
-    end = find_end(there.out, settings.samples_per_chunk)
+    notes: list[str] = []
+    with telling_how_to_begin_anew(settings.out):
+        find_manifest(Path(there.out), settings.samples_per_chunk, encoding is not None, encoding)
+        end = find_end(there.out, settings.samples_per_chunk)
+        if end is not None:
+            size, described = settings.samples_per_chunk, describe(settings)
+            check_made_alike(there.out, end, size, encoding, described, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
+    yield from (_field("", note) for note in notes)
     if end is None:
         check_sources(there)
     yield from _sources(settings.sources)
@@ -142,6 +149,12 @@ def _rows(settings: Settings) -> str:
         among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
         among += show_bytes(settings.pack_buffer_bytes)
         parts.append(f"packed to {settings.pack:,} tokens by {lengths}, {among}")
+    if settings.splitting is not None:
+        about = asdict(settings.splitting).items() - {("size", settings.split), ("overlap", 0)}
+        given = [f", {name} {value}" for name, value in sorted(about) if value is not None]
+        parts.append(f"cut into sequences of {settings.split:,} tokens{''.join(given)}")
+    if settings.padding is not None:
+        parts.append(f"padded to {settings.pad:,} tokens with {settings.pad_token}")
     if settings.balance is not None:
         held = settings.balance * settings.samples_per_chunk
         parts.append(

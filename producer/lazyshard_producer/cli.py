@@ -4,7 +4,7 @@
        0  the stream has ended, now or before; or SIGTERM came          nothing; after SIGTERM the same command goes on
        1  a package that is needed is not installed                     pip install 'lazyshard[producer]'
        2  usage: a setting is missing or cannot be, or a port is taken  see --help
-       3  a bad row, or more than --max-bad-rows of them                mend the line named, run again
+       3  a bad row, more than --max-bad-rows of them, or no others     mend the line named, run again
        4  a source is missing, unreadable, or not what it was           put it back, run again
        5  the stream does not fit: chunk size, program, or damaged      use another --out
        6  another producer has the stream                               stop one of the two

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamMismatch
-from lazyshard.format import End, Head, Manifest, Seal
-from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
+from lazyshard.format import Encoding, End, Head, Manifest, Seal
+from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
 from lazyshard.storage import ChunkWriter
+from lazyshard.storage.creation import find_manifest
 from lazyshard.storage.files import read_file
+from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.retire import list_kept
+from lazyshard_producer.configuration.problems import is_url
+from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.following.journal import DIRECTORY, remove_journals
 from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
+from lazyshard_producer.rows.pipeline import changes
 from lazyshard_producer.sources.source_file import file_size
 from lazyshard_producer.wording import count
 
@@ -41,6 +47,82 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
             actual=str(manifest.samples_per_chunk),
         )
     return End.decode(data, str(Path(out, END)))
+
+
+def check_made_alike(
+    out: str,
+    end: End,
+    samples_per_chunk: int,
+    encoding: Encoding | None,
+    described: dict[str, Any],
+    warn: Callable[[str], None],
+) -> None:
+    """Compares how the rows of an ended stream were made with how they would be: nobody is to take it for another one.
+
+    Args:
+        out: its directory.
+        end: as `find_end` has found it.
+        samples_per_chunk: what is asked for.
+        encoding: what rows would be encoded with, None for no encoding.
+        described: the settings by which they would be made, as positions keep them.
+        warn: is told where sources would be mixed otherwise, as on a stream that goes on.
+
+    Raises:
+        StreamMismatch: they were encoded otherwise.
+        SettingInvalid: they were made or ordered otherwise.
+    """
+    find_manifest(Path(out), samples_per_chunk, encoding is not None, encoding)
+    if not end.chunks:
+        return
+    try:
+        position, _ = _last_position(out, end)
+    except (LazyShardError, OSError):
+        # Of another program, or deleted.
+        return
+    changed = changes(position.recipe, described)
+    names = ", ".join(changed.values())
+    if changed.keys() == {"weights"}:
+        warn(f"the stream was mixed otherwise: {names}")
+    elif changed:
+        raise SettingInvalid(
+            f"the stream has ended, and its rows were made in another way than is asked for: {names}; nothing can be "
+            f"added to it. Go on with the settings of before, or choose another --out",
+            option=f"--{next(iter(changed)).replace('_', '-')}",
+        )
+
+
+@contextlib.contextmanager
+def telling_how_to_begin_anew(out: str) -> Iterator[None]:
+    """Has the refusal of a stream that does not fit say what to do where no row is published in it.
+
+    Its manifest is not replaced without being asked: a reader that waits for its first row has read it already, and
+    would take rows for what they are not.
+
+    Args:
+        out: the stream's directory; of one in an object store nothing is said.
+    """
+    try:
+        yield
+    except StreamMismatch as error:
+        files = [] if is_url(out) else _files_without_rows(Path(out))
+        if files:
+            error.args = (
+                f"{error}. No row is published in it: to begin anew in the same place, stop what waits for its rows, "
+                f"remove {' and '.join(files)} in it, and run the same command again",
+            )
+        raise
+
+
+def _files_without_rows(out: Path) -> list[str]:
+    """Returns the names of the files that make a directory a stream, if it is one into which no row has come."""
+    try:
+        listing = list_chunks(out)
+        names = set(os.listdir(out))
+    except (LazyShardError, OSError):
+        return []
+    if listing.data or listing.seals or RETIRED in names:
+        return []
+    return [name for name in (MANIFEST, HEAD, END) if name in names]
 
 
 def complete_end(out: str, end: End) -> None:

@@ -39,7 +39,7 @@ TABLE: Final = (
     ),
     (NO_EXTRA, "a package that is needed is not installed", "pip install 'lazyshard[producer]'"),
     (USAGE, "usage: a setting is missing or cannot be, or a port is taken", "see --help"),
-    (BAD_ROW, "a bad row, or more than --max-bad-rows of them", "mend the line named, run again"),
+    (BAD_ROW, "a bad row, more than --max-bad-rows of them, or no others", "mend the line named, run again"),
     (SOURCE_REFUSED, "a source is missing, unreadable, or not what it was", "put it back, run again"),
     (STREAM_REFUSED, "the stream does not fit: chunk size, program, or damaged", "use another --out"),
     (OTHER_PRODUCER, "another producer has the stream", "stop one of the two"),

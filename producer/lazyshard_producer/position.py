@@ -4,7 +4,7 @@ The `source` of a seal is
 
     {"version": 1, "sources": [{"kind": "jsonl", "path": ..., "offset": ..., ...}, ...], "skip": 0, "rows": ...,
      "refused": ..., "duplicate": ..., "blocks": ..., "quarantine_bytes": ..., "drawn": [...], "finished": [...],
-     "unit": [...], "skipped": "...", "recipe": {...}}, and "lead": ... where that is not 0
+     "unit": [...], "skipped": "...", "recipe": {...}}, and "lead": ..., "cut": ... where these are not 0
 
 with an entry for every source that was given, in order, those not yet begun included; what is in it is the affair of
 its kind. Unknown fields are ignored, a later version is refused. O(sources) a seal.
@@ -21,7 +21,9 @@ from lazyshard_producer.errors import SourceRefused
 
 VERSION: Final = 1
 
-_COUNTS: Final = ("skip", "lead", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
+_COUNTS: Final = ("skip", "lead", "cut", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
+_SELDOM: Final = ("lead", "cut")
+"""Those that are left out where they are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,14 @@ class RunPosition:
     of its rows that belong to the unit before are its `lead`: they are skipped as they were made, before the others
     are dealt.
 
+    Where rows are cut into sequences, a position may be in the middle of a row. Of the last row that is skipped just
+    the first `cut` tokens are published then, its BOS included.
+
     Attributes:
         sources: the position in each source, an object that its kind has made, None where it is not begun.
         skip: rows made from there on that are published.
         lead: those of them that belong to the unit before; at most `skip`.
+        cut: tokens that are published of the last of them; 0 for all of it.
         rows: rows read up to `sources`, over all sources, refused ones included.
         refused: refused ones among them.
         duplicate: those among them that name a key twice.
@@ -57,6 +63,7 @@ class RunPosition:
     sources: tuple[dict[str, Any] | None, ...]
     skip: int = 0
     lead: int = 0
+    cut: int = 0
     rows: int = 0
     refused: int = 0
     duplicate: int = 0
@@ -78,7 +85,7 @@ class RunPosition:
             {"kind": None, "path": name} if entry is None else entry
             for entry, name in zip(self.sources, names, strict=True)
         ]
-        values = {name: getattr(self, name) for name in _COUNTS if name != "lead" or self.lead}
+        values = {name: getattr(self, name) for name in _COUNTS if name not in _SELDOM or getattr(self, name)}
         mixing = {"drawn": list(self.drawn), "finished": list(self.finished)}
         unit = {"unit": list(self.unit), "skipped": self.skipped}
         return {"version": VERSION, "sources": entries} | values | mixing | unit | {"recipe": self.recipe}
@@ -109,6 +116,8 @@ def decode_position(value: Any, directory: str) -> RunPosition:
     values: dict[str, Any] = {name: value.get(name, 0) for name in _COUNTS}
     if values["lead"] > values["skip"]:
         raise _mismatch(directory, f"lead: at most the {values['skip']} rows that are skipped", str(values["lead"]))
+    if values["cut"] and not values["skip"]:
+        raise _mismatch(directory, "cut: of rows that are skipped, and there are none", str(values["cut"]))
     for name, kind in (("drawn", int), ("finished", bool), ("unit", int)):
         found = value.get(name, [])
         wrong = not isinstance(found, list) or any(type(item) is not kind or item < 0 for item in found)

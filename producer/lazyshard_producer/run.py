@@ -22,19 +22,27 @@ from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_live, i
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display.metrics import Metrics, NoMetrics
 from lazyshard_producer.display.progress import Display
-from lazyshard_producer.ended import clear_journals, complete_end, find_end, leftovers, notes_on_end
+from lazyshard_producer.ended import (
+    check_made_alike,
+    clear_journals,
+    complete_end,
+    find_end,
+    leftovers,
+    notes_on_end,
+    telling_how_to_begin_anew,
+)
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.loop import Gate, RowLoop
 from lazyshard_producer.opening import check_sources
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.rows.encoding import encoding_of
-from lazyshard_producer.rows.pipeline import Pipeline
+from lazyshard_producer.rows.pipeline import Pipeline, describe
 from lazyshard_producer.shipping.destination import Destination, make_holdback, open_destination
 from lazyshard_producer.shipping.tries import GivenUp
 from lazyshard_producer.sources.allocator import keep_freed_memory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.watching import RunWatch
-from lazyshard_producer.wording import Outcome, Tally, explain
+from lazyshard_producer.wording import Outcome, Tally, count, explain
 
 Reload = Callable[[Settings], Settings]
 """Returns the settings as they are to be from now on; says what it has to say by itself."""
@@ -80,7 +88,7 @@ def run(
             destination = open_destination(
                 settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings)
             )
-            with destination, _named(destination.directory):
+            with destination, _named(destination.directory), telling_how_to_begin_anew(settings.out):
                 inner = replace(settings, out=destination.directory, spool=None)
 
                 def reload_inner(now: Settings) -> Settings:
@@ -109,11 +117,12 @@ def _run(
     end = find_end(settings.out, settings.samples_per_chunk)
     if end is None:
         check_sources(settings)
+    encoding = encoding_of(settings.encoding)
+    if end is None:
         _raise_open_files()
         try:
             # Where nothing holds it back, the next rows are read while a chunk is published.
             free = settings.rate is None and settings.limits == Limits()
-            encoding = encoding_of(settings.encoding)
             writer = ChunkWriter(
                 settings.out,
                 settings.samples_per_chunk,
@@ -127,6 +136,7 @@ def _run(
             if end is None:
                 raise
     if end is not None:
+        check_made_alike(settings.out, end, settings.samples_per_chunk, encoding, describe(settings), display.warn)
         complete_end(settings.out, end)
         for note in notes_on_end(settings.out, end, paths):
             display.warn(note)
@@ -285,6 +295,8 @@ class _Run:
         if self._loop.run():
             self._patience.ask(lambda: f"writing to {out}")
             last = self._pipeline.here()
+            if not self._loop.rows and not self._writer.published_samples:
+                self._check_empty()
             self._writer.close(end=True, source=last.encode(self._pipeline.names))
             self._patience.answered()
             clear_journals(out)
@@ -300,6 +312,13 @@ class _Run:
         tally = replace(tally, published=self._writer.published_samples, chunks=self._writer.published_chunks)
         self._destination.settle(self._writer.published_chunks, self._display.wait)
         return Outcome(_named_end(self._stop), out, tally)
+
+    def _check_empty(self) -> None:
+        """Has a stream without a row not pass for what was asked for. Raises RowInvalid: as `Refusals.check_empty`."""
+        rows = self._pipeline.book.rows
+        self._pipeline.book.refusals.check_empty(rows)
+        if rows:
+            self._display.warn(f"--where or --transform left out all of {count(rows, 'row')}: the stream ends empty")
 
     def close(self) -> None:
         """Lets go of the sources."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format import Cursor, Head, Manifest, ReadingMark
+from lazyshard.format import Cursor, Head, Manifest, PartState, ReadingMark, RunState
 from lazyshard.storage.census import Census
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import DiskUse, canonical_names
@@ -41,6 +41,27 @@ def consumer(
     cursor = None if consumed is None else Cursor(name, ID, consumed, done, {}, at)
     reading = None if needs is None else ReadingMark(name, ID, 1, 0, needs, at)
     return Consumer(name, cursor, reading, problem)
+
+
+def told(
+    name: str = "sft",
+    consumed: int = 0,
+    done: int = 0,
+    needs: int = 0,
+    at: float = NOW - 4,
+    ranks: int = 2,
+    window: int = 0,
+) -> Consumer:
+    """Returns a consumer whose cursor tells how the run deals: chunks of 10 samples, without rescales.
+
+    Args:
+        window: chunks' worth of samples that are shuffled together; 0 reads in order.
+    """
+    rules = {"unit": 10, "window": window * 10, "seed": 0}
+    state = RunState(ID, 10, 10, window * 10, 0, None, (PartState(ranks, 1, consumed // ranks),), consumed)
+    cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)
+    span = ranks * (window or 1)
+    return Consumer(name, cursor, ReadingMark(name, ID, ranks, -(-needs // span) - 1, needs, at), None)
 
 
 def survey(head: Head | None = HEAD, census: dict[str, Any] | None = None, **values: Any) -> Survey:

@@ -13,7 +13,9 @@ from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.main import main
+from lazyshard.storage import inspection
 from lazyshard.storage.retire import retire
+from lazyshard_producer.cli import main as produce
 from tests.cli.commands import contents, lazyshard
 from tests.cli.test_adopt import on_terminal
 from tests.storage import damage
@@ -193,6 +195,9 @@ def test_overview_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             "mean": 3.5,
             "bins": [[1, 2, 1], [2, 3, 1], [3, 5, 2], [5, 7, 2]],
         },
+        "encoding": None,
+        "packs": None,
+        "source_rows": None,
         "keys": {
             "rows": 2,
             "by_name": {
@@ -202,6 +207,61 @@ def test_overview_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             },
         },
     }
+
+
+def packed(folder: Path, lengths: list[int], *options: str) -> Path:
+    rows = "".join(json.dumps({"id": number, "length": length}) + "\n" for number, length in enumerate(lengths))
+    (folder / "rows.jsonl").write_text(rows)
+    asked = ["--samples-per-chunk", "2", "--pack", "10", "--encode", "tests.producer.encoders:counted", *options]
+    arguments = ["run", "--source", str(folder / "rows.jsonl"), "--out", str(folder / "s"), *asked, "--no-progress"]
+    assert produce(arguments) == 0
+    return folder / "s"
+
+
+def test_overview_of_packs_tells_of_the_rows_in_them_and_of_their_encoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = packed(tmp_path, [6, 4, 3, 99, 7], "--on-bad-row", "skip")
+    capsys.readouterr()
+    lines = inspect(capsys, out)
+    assert lines[4:6] == [
+        "  samples            2 packs of at most 10 tokens, with 4 rows: 2.0 each",
+        "  source rows        5 read, 1 of them refused",
+    ]
+    assert lines[11:15] == [
+        "encoded with",
+        "  kind      function",
+        "  function  tests.producer.encoders:counted",
+        "",
+    ]
+    (line,) = inspect(capsys, out, "--json")
+    found = json.loads(line)
+    assert found["encoding"] == {"kind": "function", "function": "tests.producer.encoders:counted"}
+    assert found["packs"] == {"tokens": 10, "looked_at": 2, "rows": 4}
+    assert found["source_rows"] == {"read": 5, "refused": 1, "exact": True}
+
+
+def test_overview_of_many_packs_looks_at_evenly_spaced_chunks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first half of them hold one row each, the others two.
+    out = packed(tmp_path, [10] * 20 + [5] * 40, "--pack-buffer", "10")
+    capsys.readouterr()
+    assert inspect(capsys, out)[4] == "  samples            40 packs of at most 10 tokens, with 60 rows: 1.5 each"
+    monkeypatch.setattr(inspection, "LOOKED_AT_PACKS", 8)
+    lines = inspect(capsys, out)
+    told = "40 packs of at most 10 tokens, with about 60 rows: 1.5 each in the 8 looked at"
+    assert lines[4] == f"  samples            {told}"
+    assert lines[5] == "  source rows        60 read"
+
+
+def test_long_fact_of_an_encoding_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts: dict[str, Any] = {"system": "x" * 500, "max_length": 512, "strict": None}
+    with ChunkWriter(tmp_path / "s", 2, arrays=True, encoding=facts) as writer:
+        writer.write({"id": 1})
+    lines = inspect(capsys, tmp_path / "s")
+    at = lines.index("encoded with")
+    assert lines[at + 1 : at + 4] == [f"  system      {'x' * 97}...", "  max_length  512", "  strict      null"]
 
 
 def test_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -314,7 +314,8 @@ def test_watch_without_a_terminal_prints_pages(tmp_path: Path) -> None:
             assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\n", watching.line())
             assert watching.line() == f"{tmp_path}\n"
             assert watching.line() == "the stream has ended; no consumer has registered\n"
-            page = [watching.line() for _ in range(10)]
+            page = [watching.line() for _ in range(12)]
+            assert page[3:5] == ["band          ++\n", "              + ready\n"]
             assert (page[0], page[-2:]) == ("\n", ["consumers     none has registered\n", "\n"])
         assert watching.interrupt() == (130, "")
 

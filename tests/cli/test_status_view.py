@@ -11,9 +11,10 @@ from lazyshard.cli.status_json import failure_values, status_values
 from lazyshard.cli.status_view import status_lines
 from lazyshard.cli.status_words import problems, summary
 from lazyshard.format import Head, ProducerState
+from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import DiskUse, Lines
-from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey
+from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told
 
 
 def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:
@@ -249,10 +250,11 @@ def test_problems(values: dict[str, Any], expected: list[str]) -> None:
 def test_json_of_one_look() -> None:
     looked = survey(
         head=state("waiting", "for rows"),
-        consumers=(consumer("sft", consumed=11_000, done=1100, needs=1170),),
+        consumers=(told("sft", consumed=11_000, done=1100, needs=1170, ranks=2),),
         unread_since={"sft": NOW - 1502},
         census={"retired": 200},
         quarantine=Lines(12, 3456, False),
+        mixture=(MixedSource("web", 0.75, 0.5, 2, False), MixedSource("code", 0.25, 0.5, 2, False)),
         problems=("something",),
     )
     assert json.loads(json.dumps(status_values(outlook(looked)))) == {
@@ -280,6 +282,28 @@ def test_json_of_one_look() -> None:
         "quarantined_rows": 12,
         "quarantined_rows_is_exact": False,
         "quarantine_bytes": 3456,
+        "mixture": [
+            {"name": "web", "weight": 0.75, "share": 0.5, "drawn_rows": 2, "finished": False},
+            {"name": "code", "weight": 0.25, "share": 0.5, "drawn_rows": 2, "finished": False},
+        ],
+        "band": {
+            "stop_chunk": 1234,
+            "stretches": [
+                {"first_chunk": 0, "stop_chunk": 200, "state": "deleted"},
+                {"first_chunk": 200, "stop_chunk": 1100, "state": "done"},
+                {"first_chunk": 1100, "stop_chunk": 1168, "state": "taken"},
+                {"first_chunk": 1168, "stop_chunk": 1170, "state": "reading"},
+                {"first_chunk": 1170, "stop_chunk": 1234, "state": "ready"},
+            ],
+            "close_up": [
+                {
+                    "chunk": chunk,
+                    "state": "taken" if chunk < 1168 else "reading" if chunk < 1170 else "ready",
+                    "readers": [{"consumer": "sft", "rank": chunk % 2}] if 1168 <= chunk < 1170 else [],
+                }
+                for chunk in range(1138, 1234)
+            ],
+        },
         "producer": {
             "state": "waiting",
             "said_state": "waiting",
@@ -293,6 +317,7 @@ def test_json_of_one_look() -> None:
         "consumers": [
             {
                 "name": "sft",
+                "ranks": 2,
                 "consumed_samples": 11_000,
                 "chunks_before": 1100,
                 "checkpoint_age_s": 4.0,
@@ -300,6 +325,8 @@ def test_json_of_one_look() -> None:
                 "lag_samples": 1340,
                 "lag_s": 1502.0,
                 "needs_chunks": 1170,
+                "window_first_chunk": 1168,
+                "window_stop_chunk": 1170,
                 "reading_age_s": 4.0,
                 "ahead_chunks": 64,
                 "ahead_samples": 640,
@@ -338,7 +365,8 @@ def test_json_has_the_same_fields_whatever_is_known() -> None:
 def test_every_json_field_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
     values = status_values(outlook(survey(consumers=(consumer(consumed=1, needs=1),))))
-    fields = {*values, *values["producer"], *values["consumers"][0]}
+    fields = {*values, *values["producer"], *values["consumers"][0], *values["band"], *values["band"]["close_up"][0]}
+    fields |= {*status_values(outlook(survey(mixture=(MixedSource("web", 1.0, None, 0, False),))))["mixture"][0]}
     assert {field for field in fields if f"| `{field}` |" not in text} == set()
 
 

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import torch
 
 from lazyshard import BlendedDataset, ChunkWriter, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
-from lazyshard.data.encode_cache import ENCODE_CACHE_BYTES
+from lazyshard.data.encode_cache_opening import ENCODE_CACHE_BYTES
 from lazyshard.data.shared import Stats
 from lazyshard.errors import SkipSample
 from lazyshard.storage.kept_samples import FOLDER
@@ -373,16 +374,100 @@ def test_fingerprint_of_the_encoder_stands_for_one_that_is_not_given(tmp_path: P
     ("options", "text"),
     [
         ({"encode_fingerprint": None}, "needs to know by what rows are encoded.*encode_fingerprint={...}"),
-        ({"encode_fingerprint": {}}, "an encoding is 1 to 1000 facts by name"),
-        ({"encode_fingerprint": {"a": [1]}}, "an encoding is 1 to 1000 facts by name"),
-        ({"encode_cache_bytes": 0}, "encode_cache_bytes is a number of bytes from 1 on, got 0"),
-        ({"encode_cache_bytes": "20GB"}, "encode_cache_bytes is a number of bytes from 1 on, got '20GB'"),
+        ({"encode_fingerprint": {}}, "encode_fingerprint is 1 to 1000 facts by name.*, got 0 of them"),
+        ({"encode_fingerprint": {"a": 1, "b": [1]}}, r"encode_fingerprint is .*, got \[1\] \(list\) under 'b'"),
+        ({"encode_fingerprint": {1: 1}}, "encode_fingerprint is .*, got the name 1"),
+        ({"encode_fingerprint": "v1"}, r"encode_fingerprint is .*, got 'v1' \(str\)"),
+        ({"encode_cache_bytes": 0}, "encode_cache_bytes is a number of bytes from 4096 on, .* got 0"),
+        ({"encode_cache_bytes": 4095}, "encode_cache_bytes is a number of bytes from 4096 on, .* got 4095"),
+        ({"encode_cache_bytes": "4kB"}, "encode_cache_bytes is a number of bytes from 4096 on, .* got '4kB'"),
+        ({"encode_cache_bytes": "20 apples"}, "encode_cache_bytes is .* such as '20GB' or '512MiB', got '20 apples'"),
+        ({"encode_cache_bytes": 1e9}, "encode_cache_bytes is a number of bytes"),
+        ({"encode_cache_bytes": True}, "encode_cache_bytes is a number of bytes"),
         ({"encode_fn": None}, "encode_cache keeps what encode_fn or steps make of rows"),
+        ({"encode_cache": 5}, "encode_cache is the path of a directory of this node, got 5"),
+        ({"encode_cache": ""}, "encode_cache is the path of a directory of this node, got ''"),
+        ({"encode_cache": b"c"}, "encode_cache is the path of a directory of this node, got b'c'"),
+        ({"encode_cache": None}, "encode_fingerprint is for encode_cache, which is not given"),
+        (
+            {"encode_cache": None, "encode_fingerprint": None, "encode_cache_bytes": "20GB"},
+            "encode_cache_bytes is for encode_cache, which is not given",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, encode: Counting, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         opened(tmp_path, options.pop("encode_fn", encode), **options)
+
+
+def test_fingerprint_of_the_encoder_that_is_none_is_named_as_such(tmp_path: Path, encode: Counting) -> None:
+    encode.fingerprint = {"tokenizer": object}  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"the attribute fingerprint of encode_fn is .* under 'tokenizer'"):
+        opened(tmp_path, encode, encode_fingerprint=None)
+
+
+def test_size_is_taken_as_text_as_the_flag_takes_it(tmp_path: Path, encode: Counting) -> None:
+    assert ids(opened(tmp_path, encode, encode_cache_bytes="64 MiB")) == list(range(SAMPLES))
+    assert ids(opened(tmp_path, encode, encode_cache_bytes=4096)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("within", [".", "cache", "cursors/cache"])
+def test_cache_in_the_folder_of_the_stream_is_refused(tmp_path: Path, encode: Counting, within: str) -> None:
+    (tmp_path / "link").symlink_to("s")
+    for stream in (tmp_path / "s", tmp_path / "link"):
+        with pytest.raises(ValueError, match=r"lies in the stream's own directory, .*name a directory of this node"):
+            opened(tmp_path, encode, encode_cache=stream / within)
+    # Beside it, under a name that begins alike, it is none of the stream's.
+    assert ids(opened(tmp_path, encode, encode_cache=tmp_path / "s2")) == list(range(SAMPLES))
+
+
+def test_sample_larger_than_the_cache_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "x": "x" * (5000 if row["id"] % 2 else 5)}
+
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        dataset = opened(tmp_path, encode, encode_cache_bytes=4096)
+        assert [len(dataset[number]["x"]) for number in range(SAMPLES)] == [5, 5000] * (SAMPLES // 2)
+        assert dataset.stats()[5:] == (SAMPLES, 0, SAMPLES // 2)
+    (record,) = caplog.records
+    assert re.fullmatch(
+        r".*: a sample of 50\d\d bytes in a chunk of 8 rows is larger than the whole cache, .* and is not cached; give "
+        "encode_cache_bytes more",
+        record.getMessage(),
+    )
+
+
+def test_directory_that_everybody_may_write_to_is_left_alone(
+    tmp_path: Path, encode: Counting, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        assert ids(opened(tmp_path, encode)) == list(range(SAMPLES))
+    (record,) = caplog.records
+    assert "the cache cannot be used, and all rows are encoded from here on" in record.getMessage()
+    assert "found one of uid" in record.getMessage()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_cache_that_is_read_only_is_left_alone_though_all_is_in_it(
+    tmp_path: Path, encode: Counting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids(opened(tmp_path, encode))
+    encode.calls()
+    real = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if FOLDER in str(path) and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        assert ids(opened(tmp_path, encode)) == list(range(SAMPLES))
+    assert encode.calls() == list(range(SAMPLES))
+    (record,) = caplog.records
+    assert "the cache cannot be used, and all rows are encoded from here on" in record.getMessage()
 
 
 def test_steps_need_a_fingerprint_that_says_so(tmp_path: Path, encode: Counting) -> None:

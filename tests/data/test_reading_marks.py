@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from lazyshard.data.reading_marks import ReadingMarks, is_due
 from lazyshard.format import ReadingMark
 from lazyshard.plan import Course, Part, Rules
 from lazyshard.storage import read_reading, write_reading
+from lazyshard.storage.outlook import Looks
+from lazyshard.storage.survey import take_survey
 from tests.data.workers import DEADLINE_S, loader
 from tests.storage.streams import foreign, names, produce, wait_until
 
@@ -267,3 +270,26 @@ def test_later_epoch_does_not_take_back_what_another_process_has_told_meanwhile(
     dataset.set_epoch(1)
     dataset[2]
     assert told(tmp_path) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [(0, 2, [0, 1]), (2, 4, [0, 1]), (4, 6, [0, 1])]),
+        ({"shuffle_window": 2}, [(0, 4, [0, 1, 0, 1]), (0, 4, [0, 1, 0, 1]), (4, 8, [0, 1, 0, 1])]),
+        ({"unit": "sample"}, [(0, 1, [None]), (2, 3, [None]), (4, 5, [None])]),
+    ],
+)
+def test_mark_and_commit_tell_which_rank_reads_which_chunk(
+    tmp_path: Path, options: dict[str, Any], expected: list[tuple[int, int, list[int | None]]]
+) -> None:
+    produce(tmp_path, 40, end=False)
+    dataset = open_rank(tmp_path, 0, 2, max_total_samples=100, layout="strided", **options)
+    dataset.commit(0, last_epoch=True)
+    found = []
+    for position in (0, 2, 4):
+        dataset[position * 2]
+        outlook = Looks().add(take_survey(tmp_path, time.time()))
+        window = outlook.band.windows["sft"]
+        found.append((window.first, window.stop, [window.rank(chunk) for chunk in range(window.first, window.stop)]))
+    assert found == expected

@@ -1,4 +1,4 @@
-"""The section of `docs/packing.md` on run time: its commands and its program do what the page says."""
+"""The section of `docs/packing.md` on run time: its commands and its programs do what the page says."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ GUIDE = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
 MODULES = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}
 
 
-def test_the_program_prints_what_the_page_says(tmp_path: Path) -> None:
+def test_the_programs_print_what_the_page_says(tmp_path: Path) -> None:
     rows = re.findall(r"^```jsonl\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
     section = GUIDE[GUIDE.index("## At run time\n") :]
-    length, commands, program, printed = (
-        re.findall(rf"^```{kind}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[0]
+    modules, commands, programs, printed = (
+        re.findall(rf"^```{kind}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
         for kind in ("py", "console", "python", "text")
     )
     (tmp_path / "rows.jsonl").write_text(rows)
-    (tmp_path / "my_rows.py").write_text(length)
-    for line in commands.splitlines():
+    (tmp_path / "my_rows.py").write_text(modules[0])
+    for line in "".join(commands).splitlines():
         name, *arguments = shlex.split(line.removeprefix("$ "))
-        command = [sys.executable, "-m", MODULES[name], *arguments]
-        made = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert made.returncode == 0, made.stderr
-    found = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        run(tmp_path, "-m", MODULES[name], *arguments)
+    assert len(programs) == 3
+    # Each by itself, but torch is imported once; unbuffered, so that log lines stand where they are written.
+    each = "import sys\nfor program in sys.argv[1:]:\n    exec(program, {})"
+    assert run(tmp_path, "-W", "error", "-u", "-c", each, *programs) == "".join(printed)
+
+
+def run(directory: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
-    assert found.stdout == printed, found.stderr
+    assert done.returncode == 0, done.stdout
+    return done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import LazyShardedDataset, Pack, Pad, Split
+from lazyshard import Pack, Pad, Split
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from tests.data.sequence_runs import all_written, dealt, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS, forms
@@ -232,26 +233,89 @@ def test_a_place_that_no_window_begins_at_is_refused(tmp_path: Path, position: i
         open_sequences(directory, Pack(10)).load_state_dict(state)
 
 
-def test_states_of_data_sets_are_others(tmp_path: Path) -> None:
-    directory = write_rows(tmp_path / "s", LENGTHS)
-    run, dataset = open_sequences(directory, Pack(10)), LazyShardedDataset(directory, dp_rank=0, dp_size=1)
-    with pytest.raises(StateInvalid, match="it is that of LazyShardedSequences"):
-        dataset.load_state_dict(run.state_dict(2))
-    with pytest.raises(StateInvalid, match="field 'kind': expected a value"):
-        run.load_state_dict(dataset.state_dict(2))
-
-
 def test_consumed_counts_whole_micro_batches(tmp_path: Path) -> None:
     directory = write_rows(tmp_path / "s", LENGTHS)
     run = open_sequences(directory, Pack(10), 0, 2, batch_size=2)
-    for consumed in (3, 8, -4):
-        with pytest.raises(ValueError, match=r"whole micro batches of dp_size \* batch_size = 2 \* 2 sequences from 0"):
+    batches = "consumed counts whole micro batches of dp_size * batch_size = 2 * 2 sequences"
+    most = ", which are 4 at the most: the epoch has 7 sequences, of which at_end='drop' leaves 3 over"
+    for consumed, says in [
+        (-4, f"{batches} from 0 on; got -4"),
+        (3, f"{batches} from 0 on, so 0 or 4; got 3"),
+        (7, f"{batches}{most}; got 7"),
+        (8, f"{batches}{most}; got 8"),
+    ]:
+        with pytest.raises(ValueError, match=f": {re.escape(says)}$"):
             run.state_dict(consumed)
+    whole = open_sequences(directory, Pack(10), 0, 2, batch_size=2, at_end="complete")
+    for consumed, says in [
+        (7, f"{batches} from 0 on, so 4 or 8; got 7"),
+        (12, f"{batches}, which are 8 at the most: the epoch has 7 sequences; got 12"),
+    ]:
+        with pytest.raises(ValueError, match=f": {re.escape(says)}$"):
+            whole.state_dict(consumed)
+    assert whole.state_dict(8)["consumed"] == 7
     with pytest.raises(TypeError, match="consumed is a number of sequences"):
         run.state_dict(1.5)  # type: ignore[arg-type]
     # It may go back, too.
     assert [run.state_dict(consumed)["consumed"] for consumed in (4, 0, 4)] == [4, 0, 4]
     again = open_sequences(directory, Pack(10))
     again.load_state_dict(run.state_dict(4))
-    with pytest.raises(ValueError, match="sequences from 4 on"):
+    with pytest.raises(
+        ValueError, match="sequences from 4 on, what was trained when the loaded state was saved; got 3"
+    ):
         again.state_dict(3)
+
+
+def test_all_sequences_of_an_epoch_may_be_more_than_its_whole_micro_batches(tmp_path: Path) -> None:
+    directory = write_rows(tmp_path / "s", [6, 7, 8])
+    assert open_sequences(directory, Pack(10)).state_dict(3)["consumed"] == 3
+    run = open_sequences(directory, Pack(10), 0, 2)
+    says = r"2 \* 1 sequences, which are 2 at the most: the epoch has 3 sequences, of which at_end='drop' leaves 1 over"
+    with pytest.raises(ValueError, match=says + "; got 3$"):
+        run.state_dict(3)
+
+
+@pytest.mark.parametrize(("form", "window_0"), [(Pack(10), 3), (Pad(9), 6), (Split(size=10, eos=-1), 3)])
+def test_a_state_behind_the_end_is_refused_and_one_at_the_end_gives_nothing(
+    tmp_path: Path, form: Any, window_0: int
+) -> None:
+    directory = write_rows(tmp_path / "s", LENGTHS)
+    run = open_sequences(directory, form)
+    total = len(list(run))
+    at_end = run.state_dict()
+    again = open_sequences(directory, form)
+    again.load_state_dict(at_end)
+    assert (again.consumed, list(again)) == (total, [])
+    for state in (at_end, run.state_dict(total - 1)):
+        before = state["place"]["before"]
+        reason = f"all else in it says {before}" if state["consumed"] == before else f"the epoch has {total}"
+        with pytest.raises(StateMismatch, match=f"behind 1000 sequences of its epoch, but {reason}: ") as bad:
+            open_sequences(directory, form).load_state_dict(state | {"consumed": 1000})
+        assert bad.value.field == "consumed"
+    # In the middle of the stream the window in which it stands tells.
+    with pytest.raises(StateMismatch, match=f"behind {total} .* but up to row 6 there are {window_0}: "):
+        open_sequences(directory, form).load_state_dict(run.state_dict(1) | {"consumed": total})
+
+
+def test_a_state_of_more_sequences_than_rows_is_refused(tmp_path: Path) -> None:
+    run = open_sequences(write_rows(tmp_path / "s", LENGTHS), Pack(10))
+    state = run.state_dict(3)
+    state |= {"consumed": 7, "place": state["place"] | {"before": 7}}
+    with pytest.raises(StateMismatch, match="behind 7 sequences of its epoch, but the 6 rows before make no more than"):
+        run.load_state_dict(state)
+
+
+def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(tmp_path: Path) -> None:
+    write_rows(tmp_path / "s", LENGTHS[:12], end=False)
+    state = open_sequences(tmp_path / "s", Pack(10)).state_dict(6)
+    # It stands before window 2, of which nothing is published.
+    assert (state["consumed"], state["place"]["window"]) == (6, 2)
+    state["place"] |= {"window": 4, "position": 24}
+    live = open_sequences(tmp_path / "s", Pack(10))
+    live.load_state_dict(state)
+    write_rows(tmp_path / "s", LENGTHS)
+    says = "behind 6 sequences of its epoch, but those that follow begin with row 24, and the stream has ended with 13"
+    with pytest.raises(StateMismatch, match=says):
+        list(live)
+    with pytest.raises(StateMismatch, match=says):
+        open_sequences(tmp_path / "s", Pack(10)).load_state_dict(state)

@@ -91,6 +91,18 @@ def position_behind() -> None:
     feed._PlainBatch.position = position  # type: ignore[method-assign]
 
 
+def cut_forgotten() -> None:
+    """The position in a seal is behind the row that is cut, whatever of it is published."""
+    from lazyshard_producer.rows.splitting import _Unit
+
+    original = _Unit.position
+
+    def position(self: Any, book: Any, row: int, offset: int) -> Any:
+        return replace(original(self, book, row, offset), cut=0)
+
+    _Unit.position = position  # type: ignore[method-assign]
+
+
 def deleted_before_acknowledged() -> None:
     """Deletes all but the newest chunk, whoever still needs it."""
     from lazyshard_producer.holding import limits
@@ -226,6 +238,7 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
     Mutant(position_ahead, "has rows"),
     Mutant(position_behind, "has rows"),
+    Mutant(cut_forgotten, "has a row that no source has", "split"),
     Mutant(deleted_before_acknowledged, "acknowledged are those below", "small disk"),
     Mutant(never_deleted, "deleted are only those below", "retained", step=5),
     Mutant(refused_row_forgotten, "in quarantine is", step=3),

@@ -21,6 +21,12 @@ _MAKES: Final = (
     *("--where", "tests.producer.killed_rows:four_of_five"),
     *("--shuffle", "4", "--seed", "3"),
 )
+_CUTS: Final = (
+    *_KEEPS,
+    *("--transform", "tests.producer.killed_rows:tokenized"),
+    *("--where", "tests.producer.killed_rows:four_of_five"),
+    *("--split", "5"),
+)
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
 _ENCODES: Final = (*_KEEPS, "--encode", "tests.producer.killed_arrays:encoded")
@@ -41,6 +47,7 @@ class Scene:
         behind: chunks that the consumer has read and does not acknowledge yet; None if there is none.
         prepare: functions that the command calls first.
         encoded: whether its rows hold the arrays that `killed_arrays` makes.
+        tokens: whether its rows are sequences of the tokens that `killed_rows.tokenized` makes.
     """
 
     make: Callable[[Path], list[FedSource]]
@@ -51,6 +58,7 @@ class Scene:
     behind: int | None = None
     prepare: tuple[str, ...] = ()
     encoded: bool = False
+    tokens: bool = False
 
 
 def look_quickly() -> None:
@@ -130,5 +138,6 @@ SCENES: Final[dict[str, Scene]] = {
         prepare=(QUICK_LOOKS,),
         encoded=True,
     ),
+    "split": Scene(_one("plain", count=11), _CUTS, tokens=True),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""

@@ -12,7 +12,7 @@ from tests.faults.points_reader import Reader
 from tests.faults.points_scenes import Scene
 from tests.faults.points_sealed import Violation
 from tests.producer.killed_arrays import side_bytes
-from tests.producer.killed_rows import is_refused, made
+from tests.producer.killed_rows import is_refused, made, tokens_of
 from tests.producer.killed_sources import FedSource
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
@@ -95,6 +95,8 @@ class Stage:
         makes, encodes = "--transform" in options, self.scene.encoded
         rows = [row for source in sources for row in source.rows]
         expected, found = made(rows, transform=makes, where=makes, encode=encodes), stream.rows()
+        if self.scene.tokens:
+            expected = [one for one in expected for _ in range(tokens_of(one[0]))]
         plain = self.scene.ordered and not makes
         if (found if plain else sorted(map(str, found))) != (expected if plain else sorted(map(str, expected))):
             raise Violation(f"a run to which nothing happens gives {found}, expected {expected}")

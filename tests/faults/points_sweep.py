@@ -34,12 +34,13 @@ from tests.producer.nursery import Nursery
 
 __all__ = ["Sweeper", "stage", "sweep"]
 
-_ERRONEOUS: Final = ("plain", "made", "followed", "retained", "small disk", "encoded", "encoded retained")
+_ERRONEOUS: Final = ("plain", "made", "split", "followed", "retained", "small disk", "encoded", "encoded retained")
 """Scenes that have every error; the others differ from them in how they read, which changes no file."""
 
 _STACKED: Final[dict[str, tuple[tuple[str, When, int], ...]]] = {
     "plain": (("kill", "before", 1), ("kill", "half", 1), ("kill", "after", 3), ("EIO", "before", 3)),
     "made": (("kill", "before", 5), ("kill", "half", 3), ("EIO", "before", 7)),
+    "split": (("kill", "before", 9),),
     "retained": (("kill", "before", 7), ("kill", "half", 5), ("EIO", "before", 11)),
     "encoded": (("kill", "before", 5), ("kill", "half", 3), ("EIO", "before", 7)),
     "encoded retained": (("kill", "before", 13),),

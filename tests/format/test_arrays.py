@@ -127,7 +127,12 @@ def test_bytes_are_those_of_the_moment_of_writing() -> None:
         (np.array(["2020-01-01"], "M8[D]"), "found one of datetime64[D]; convert it with astype"),
         (np.array([object()]), "found one of object; convert it with astype"),
         (np.ma.masked_array([1], [True]), "found a masked one; convert it with astype"),
-        (np.int64(1), "Type is not JSON serializable: numpy.int64"),
+        (
+            np.int64(1),
+            "Type is not JSON serializable: numpy.int64 under 'x'; a row holds what JSON has, and numpy arrays: "
+            "convert it, with int(), float() or .tolist()",
+        ),
+        ([1, {"y": (2, 1j)}], "Type is not JSON serializable: complex under 'x[1].y[1]'; a row holds what JSON has"),
         ({"$array": 1}, "the key '$array' stands for arrays in a stream that holds some; give it another name"),
         ([{"$array": ["int32", [1], 0]}], "the key '$array' stands for arrays"),
         (float("nan"), "NaN and infinities are not JSON"),

@@ -202,3 +202,12 @@ def test_duplicate_keys_are_those_that_differ_in_no_character(pairs: list[tuple[
     parts = [head + colon.encode() + part[len(head) + 1 :] for head, part in zip(heads, body, strict=True)]
     line = b"{" + b",".join(parts) + b"}"
     assert has_duplicate_keys(line, parse_row(line)) == (len({key for key, _ in pairs}) < len(pairs))
+
+
+def test_value_that_holds_itself_is_not_searched_for_ever() -> None:
+    row: dict[str, Any] = {"a": [1] * 10, "b": {1, 2}}
+    row["c"] = [row]
+    check_refusal(row, "cannot be written as JSON: Type is not JSON serializable: set under 'b'; a row holds what JSON")
+    # So deep and wide that it is not looked for to the end.
+    row = {"a": [[0] * 1000] * 200 + [[1j]]}
+    check_refusal(row, "cannot be written as JSON: Type is not JSON serializable: complex; a row holds")

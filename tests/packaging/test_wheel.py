@@ -100,6 +100,11 @@ def test_wheel_holds_every_source_file(wheel: Path) -> None:
     assert sources == {name for name in contents(wheel) if name.endswith(".py")}
 
 
+def test_wheel_holds_the_page_of_watch(wheel: Path) -> None:
+    page = (ROOT / "lazyshard/cli/watch_page.html").read_bytes()
+    assert contents(wheel)["lazyshard/cli/watch_page.html"] == hashlib.sha256(page).hexdigest()
+
+
 def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     # Without --wheel, `build` makes the sdist and then the wheel from it.
     run_checked([sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT], tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence, split_documents
+from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence, cut_after, split_documents
 
 BOS, EOS = "<", ">"
 
@@ -103,6 +104,15 @@ def test_it_goes_on_where_documents_were_left_over(before: list[int], more: list
         for one in rest
     ]
     assert end_of_kept == (end.document - left.document, end.offset)
+
+
+@given(lengths_of_documents, rules, st.integers(0, 1))
+def test_it_goes_on_after_any_sequence(lengths: list[int], rule: SplitRule, overlap: int) -> None:
+    if not (rule.every_bos or rule.every_eos):
+        rule = replace(rule, overlap=overlap)
+    sequences, left = split_documents(lengths, rule)
+    for number, sequence in enumerate(sequences, 1):
+        assert split_documents(lengths, rule, cut_after(sequence, rule)) == (sequences[number:], left)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(0, 1))

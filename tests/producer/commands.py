@@ -90,8 +90,14 @@ def ids(out: Path) -> list[int]:
 
 
 def rows_of(line: bytes) -> list[dict[str, Any]]:
-    """The rows of a pack, or the row that a line is."""
+    """The rows of a pack, or the row that a line is; of a sequence of tokens a row for each of them.
+
+    Those are of `killed_rows.tokenized`; where they are arrays, which are elsewhere, there are none.
+    """
     row = json.loads(line)
+    if "position_ids" in row:
+        pairs = zip(row["input_ids"], row["labels"], strict=True) if isinstance(row["labels"], list) else ()
+        return [{"id": token, "copy": None if label < 0 else label} for token, label in pairs]
     pack: list[dict[str, Any]] = row.get("pack", [row])
     return pack
 

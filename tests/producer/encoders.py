@@ -72,6 +72,29 @@ def broken(row: Row) -> Row:
 broken.fingerprint = {"of": [1, 2]}  # type: ignore[attr-defined]
 
 
+def undescribed(row: Row) -> Row:
+    """Has a fingerprint that is a text."""
+    return row
+
+
+undescribed.fingerprint = "v1"  # type: ignore[attr-defined]
+
+
+def broken_off(row: Row) -> Row:
+    """Encodes nothing yet."""
+    raise NotImplementedError
+
+
+def of_numpy(row: Row) -> Row:
+    """Tells its length as numpy counts."""
+    return {"id": row["id"], "length": np.uint16(row["length"]), "ids": np.zeros(2, np.int32)}
+
+
+def left_over(row: Row) -> Row:
+    """Returns a number of numpy's that is no length."""
+    return {"id": row["id"], "length": 1, "scores": {"best": [1.0, np.float32(0.5)]}}
+
+
 def counted(row: Row) -> Row:
     """As many tokens as the row says, in two arrays, of which the second is seldom a multiple of eight bytes."""
     length = row["length"]
@@ -80,6 +103,14 @@ def counted(row: Row) -> Row:
 
 
 def as_told(row: Row) -> Row:
-    """Tells the length that stands in the row, if there is one."""
-    told = {} if row["length"] is None else {"length": row["length"]}
+    """Tells the length that stands in the row, if there is one; of a list the number in it, as an array."""
+    length = row["length"]
+    told = {} if length is None else {"length": np.array(length[0]) if isinstance(length, list) else length}
     return {"id": row["id"], "ids": np.zeros(2, np.int32), **told}
+
+
+def tokenized(row: Row) -> Row:
+    """The token ids of a row in an array, and its labels if it has some; what else it holds is no array."""
+    names = [name for name in ("input_ids", "labels") if name in row]
+    arrays: Row = {name: np.array(row[name], np.int64) for name in names}
+    return {"id": row.get("id"), "copy": row.get("copy"), "length": len(row["input_ids"]), **arrays}

@@ -262,15 +262,29 @@ def test_other_weights_are_refused_where_stripes_share_a_buffer(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "length", "reason"),
     [
-        ({"pack": 10}, None, "--pack: --encode returned no length: expected a whole number of tokens under 'length'"),
-        ({"balance": 2}, None, "--balance: --encode returned no length: expected a whole number of tokens"),
+        (
+            {"pack": 10},
+            None,
+            "--pack: --encode returned no length among its keys (id, ids): expected a whole number of tokens under "
+            "'length'",
+        ),
+        ({"balance": 2}, None, "--balance: --encode returned no length among its keys (id, ids): expected a whole"),
+        ({"balance": 2}, "12", "--balance: --encode returned a length of '12' (str): expected a whole number of"),
+        ({"pack": 10}, 3.0, "--pack: --encode returned a length of 3.0 (float): expected a whole number of tokens"),
+        ({"pack": 10}, True, "--pack: --encode returned a length of True (bool): expected a whole number of tokens"),
+        (
+            {"pack": 10},
+            [3],
+            "--pack: --encode returned a length that is an array of int64 of shape (): expected a whole number of "
+            "tokens under 'length', such as .item() makes of it",
+        ),
         ({"pack": 10}, 0, "--pack: --encode returned a length of 0, expected one from 1"),
         ({"pack": 10}, 11, "--pack: 11 tokens as --encode returned it, more than the 10 of a pack"),
         ({"pack": 10, "balance": 2}, 11, "--pack: 11 tokens as --encode returned it, more than the 10 of a pack"),
     ],
 )
 def test_an_encoded_row_that_goes_into_no_pack_is_a_bad_row(
-    options: dict[str, int], length: int | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: dict[str, int], length: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,), out = write(tmp_path, [[4, 4, 6]]), tmp_path / "out"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -287,6 +301,18 @@ def test_an_encoded_row_that_goes_into_no_pack_is_a_bad_row(
     (entry,) = map(json.loads, (out / "quarantine.jsonl").read_bytes().splitlines())
     assert entry["line"] == 2
     assert entry["reason"].startswith(reason)
+
+
+def test_length_may_be_one_of_numpys_integers(tmp_path: Path) -> None:
+    (path,), out = write(tmp_path, [[4, 6, 3]]), tmp_path / "out"
+    encoded = ("--encode", "tests.producer.encoders:of_numpy", "--no-progress")
+    assert main(run_arguments(out, [path], 10, *encoded, "--pack", 10)) == 0
+    assert [row["lengths"] for row in StreamReader(out)] == [[4, 6], [3]]
+    assert main(run_arguments(tmp_path / "plain", [path], 10, *encoded)) == 0
+    assert [row["length"] for row in StreamReader(tmp_path / "plain")] == [4, 6, 3]
+    tokens = Seal.decode((tmp_path / "plain" / seal_name(0)).read_bytes(), 0).tokens
+    assert tokens is not None
+    assert tokens.tolist() == [4, 6, 3]
 
 
 def test_workers_make_the_same_of_it(tmp_path: Path) -> None:

@@ -279,6 +279,37 @@ def test_flags_about_sources_that_are_not_there(arguments: str, problem: str) ->
     assert problem in problems(given, None)
 
 
+@pytest.mark.parametrize(
+    ("line", "rows", "option", "text"),
+    [
+        ("--encode m:f --pack 8", "length_field = 'length'", "length_field", "the encoder tells the tokens of a row"),
+        ("--encode m:f --balance 3", "length_field = 'length'", "length_field", "the encoder tells the tokens of"),
+        ("", "length_field = 'length'", "length_field", "it is for --pack and --balance, and there is neither"),
+        ("", "pack_buffer = 10000", "pack_buffer", "it is for --pack, and there is none"),
+        ("", "pack_buffer_bytes = '1GiB'", "pack_buffer_bytes", "it is for --pack, and there is none"),
+        ("", "micro_batch_size = 1", "micro_batch_size", "it is for --balance, and there is none"),
+        ("", "cost_per_token = 1", "cost_per_token", "it is for --balance, and there is none"),
+    ],
+)
+def test_a_default_that_is_given_is_refused_where_another_value_would_be(
+    line: str, rows: str, option: str, text: str
+) -> None:
+    run = f"--source a --out o --samples-per-chunk 3 {line}"
+    (problem,) = problems(flags(run), config(f"[rows]\n{rows}"))
+    assert problem.startswith(f"run.toml: rows.{option}: {text}")
+    flag, value = f"--{option.replace('_', '-')}", rows.partition(" = ")[2].strip("'")
+    (problem,) = problems(flags(f"{run} {flag} {value}"), None)
+    assert problem.startswith(f"{flag}: {text}")
+    # Nobody has asked for it, and it is what it is by default.
+    assemble(flags(run), None)
+
+
+def test_a_default_that_is_given_where_it_counts_is_taken() -> None:
+    run = "--source a --out o --samples-per-chunk 3 --pack 8 --balance 3"
+    given = "--length-field length --pack-buffer 10000 --micro-batch-size 1"
+    assert assemble(flags(f"{run} {given}"), None) == assemble(flags(run), None)
+
+
 def test_a_flag_for_standard_input_and_pipes_alone() -> None:
     given = flags("--source a --source python:m:f --out o --samples-per-chunk 3 --resume append")
     assert problems(given, None) == ["--resume: it is for standard input and pipes, and there are none; leave it out"]

@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "seed": 3,
     "balance": 2,
     "pack": 8192,
+    "split": 4096,
+    "pad": 4096,
     "on_bad_row": "quarantine",
     "max_bad_rows": 7,
     "limits": Limits(max_disk=10**9),
@@ -43,6 +45,14 @@ OF_BALANCE: dict[str, Any] = {
     "length_field": "tokens",
     "cost_per_token": 2.0,
     "cost_per_token_squared": 0.5,
+}
+
+OF_SPLIT: dict[str, Any] = {
+    "split_bos": 1,
+    "split_eos": 2,
+    "split_every_bos": 1,
+    "split_every_eos": 2,
+    "split_overlap": 1,
 }
 
 OF_SWIFT = ("model", "template", "max_length", "encode_option")
@@ -80,6 +90,17 @@ def test_what_goes_with_balance_may_not_change(name: str) -> None:
     assert reloaded(old, replace(old, **{name: OF_BALANCE[name]})) == (old, [name])
 
 
+@pytest.mark.parametrize("name", sorted(OF_SPLIT))
+def test_how_rows_are_cut_may_not_change(name: str) -> None:
+    old = replace(OLD, split=4096)
+    assert reloaded(old, replace(old, **{name: OF_SPLIT[name]})) == (old, [name])
+
+
+def test_with_what_rows_are_padded_may_not_change() -> None:
+    old = replace(OLD, pad=4096)
+    assert reloaded(old, replace(old, pad_token=1)) == (old, ["pad_token"])
+
+
 def test_workers_may_not_change() -> None:
     old = replace(OLD, transform="m:f")
     assert reloaded(old, replace(old, workers=2)) == (old, ["workers"])
@@ -105,7 +126,7 @@ def test_the_spool_may_not_change() -> None:
 
 
 def test_every_setting_is_decided_upon() -> None:
-    others = {"workers", "spool", "pack_buffer", "pack_buffer_bytes", *OF_SWIFT}
+    others = {"workers", "spool", "pack_buffer", "pack_buffer_bytes", "pad_token", *OF_SPLIT, *OF_SWIFT}
     assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | others
 
 

@@ -128,6 +128,12 @@ def test_bad_row_ends_the_run_with_its_place_or_is_quarantined(
     [
         ("number", "--encode returned int 3, expected a dict"),
         ("text_array", "--encode made what is no row: expected an array of bool"),
+        (
+            "left_over",
+            "--encode made what is no row: cannot be written as JSON: Type is not JSON serializable: numpy.float32 "
+            "under 'scores.best[1]'; a row holds what JSON has, and numpy arrays: convert it, with int(), float() or "
+            ".tolist()",
+        ),
         ("endless", "--encode returned a length of -1, expected one from 0 to 4294967295"),
     ],
 )
@@ -187,7 +193,8 @@ def test_ended_stream_whose_end_was_not_told_is_completed(tmp_path: Path) -> Non
     ("name", "text"),
     [
         (f"{HERE}:missing", "has no missing"),
-        (f"{HERE}:broken", "its fingerprint is a dict of plain values, got dict {'of': \\[1, 2\\]}"),
+        (f"{HERE}:broken", r"the attribute fingerprint of \S+:broken is .*, got \[1, 2\] \(list\) under 'of'"),
+        (f"{HERE}:undescribed", "its fingerprint is a dict of plain values, got str 'v1'"),
     ],
 )
 def test_encoder_that_cannot_be_had_is_a_setting_that_cannot_be(name: str, text: str) -> None:

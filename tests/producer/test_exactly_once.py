@@ -5,13 +5,14 @@ What comes out is that of a run which was never killed, byte for byte: rows, sea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.producer.killed_rows import MANY, is_refused, made
+from tests.producer.killed_rows import MANY, is_refused, made, tokens_of
 from tests.producer.killed_sources import KINDS, FedSource, FollowedSource
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
@@ -25,6 +26,15 @@ PACKS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:measured", "-
 
 ENCODES: Final = (*MAKES, "--encode", "tests.producer.killed_rows:encoded")
 DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
+
+CUTS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:tokenized", "--split", "5")
+
+SPLITS: Final = {
+    "plain": CUTS,
+    "pipe": CUTS,
+    "zstd": (*CUTS, "--shuffle", "16"),
+    "gzip": (*CUTS, "--encode", "tests.producer.killed_rows:encoded_tokens", "--split-eos", "0"),
+}
 
 COMBINED: Final = {
     "encoded packs": (*ENCODES, "--pack", "48", "--pack-buffer", "30"),
@@ -122,6 +132,25 @@ def test_encoded_packed_and_dealt(recipe: str, kind: str, nursery: Nursery, tmp_
     if "packs" in recipe:
         expected = [one for one in expected if one[0] % 50 < 48]
     assert sorted(map(str, stream.rows())) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_sequences(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+    """Of which each holds several rows, and many rows lie in two."""
+    source, options = KINDS[kind](tmp_path, 0), SPLITS[kind]
+    # Sequences are few: a start and a chunk or two.
+    stream = check_killed(nursery, tmp_path, [source], options, 60)
+    rows = made(source.rows, transform=True, where=False)
+    if "--encode" in options:
+        tokens = sum(tokens_of(one[0]) + 1 for one in rows if one[0] % 17 != 3)
+    else:
+        expected = [one for one in rows for _ in range(tokens_of(one[0]))]
+        found, tokens = stream.rows(), len(expected)
+        assert (
+            found == expected if "--shuffle" not in options else sorted(map(str, found)) == sorted(map(str, expected))
+        )
+    lengths = [json.loads(line)["length"] for line in stream.lines()]
+    assert lengths == [5] * (tokens // 5) + [tokens % 5] * (tokens % 5 > 0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "pipe"])

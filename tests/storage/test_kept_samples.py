@@ -97,6 +97,63 @@ def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, make: Callab
             call()
 
 
+@pytest.mark.parametrize(
+    ("mode", "taken_as_it_is"),
+    [(0o700, True), (0o755, True), (0o775, True), (0o1777, True), (0o777, False), (0o757, False)],
+)
+def test_directory_in_which_others_could_put_another_folder_is_refused(
+    tmp_path: Path, mode: int, taken_as_it_is: bool
+) -> None:
+    named = tmp_path / "named"
+    named.mkdir()
+    named.chmod(mode)
+    kept = KeptSamples(named, PLENTY)
+    if taken_as_it_is:
+        assert keep(kept, 1, 2)
+        assert find(KeptSamples(named, PLENTY), 1, 2) == [1, 2]
+        return
+    for call in (lambda: find(kept, 1, 2), lambda: keep(kept, 1, 2), lambda: kept.claim(key(1), 2)):
+        with pytest.raises(FileRefused, match=r"named: expected a directory of uid .* unless it is sticky, found one"):
+            call()
+    assert list(named.iterdir()) == []
+
+
+def test_directory_of_another_user_is_refused_and_that_of_root_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "named"
+    named.mkdir(mode=0o755)
+    owner = 4242
+    real, seen = Path.stat, Path.lstat
+
+    def owned(path: Path, found: os.stat_result) -> os.stat_result:
+        return os.stat_result([*found[:4], owner, *found[5:]]) if path.name in ("named", "link") else found
+
+    monkeypatch.setattr(Path, "stat", lambda path, **more: owned(path, real(path, **more)))
+    monkeypatch.setattr(Path, "lstat", lambda path: owned(path, seen(path)))
+    with pytest.raises(FileRefused, match="found one of uid 4242 with mode drwxr-xr-x"):
+        find(KeptSamples(named, PLENTY), 1, 2)
+    owner = 0
+    assert keep(KeptSamples(named, PLENTY), 1, 2)
+    # A link of somebody else's can be led elsewhere at any moment.
+    (tmp_path / "link").symlink_to(named)
+    assert find(KeptSamples(tmp_path / "link", PLENTY), 1, 2) == [1, 2]
+    monkeypatch.setattr(Path, "stat", real)
+    owner = 4242
+    with pytest.raises(FileRefused, match="found a link of uid 4242"):
+        find(KeptSamples(tmp_path / "link", PLENTY), 1, 2)
+
+
+def test_what_is_made_is_not_for_everybody_whatever_the_umask_is(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        assert keep(KeptSamples(tmp_path / "cache", PLENTY), 1, 0)
+    finally:
+        os.umask(old)
+    assert not (tmp_path / "cache").stat().st_mode & stat.S_IWOTH
+    assert not (tmp_path / "cache" / FOLDER).stat().st_mode & stat.S_IWOTH
+
+
 @pytest.mark.parametrize("name", [".room", ".claims", f"{key(1).hex()}{KEPT_SUFFIX}"])
 @pytest.mark.parametrize("what", ["a second name", "a link", "a pipe"])
 def test_nothing_else_is_ever_written_to(tmp_path: Path, name: str, what: str) -> None:

@@ -77,6 +77,7 @@ def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
         ({"state": STATE.to_dict(), "consumed": 11}, "expected consumed = 12 as in the state, found 11"),
         ({"state": STATE.to_dict() | {"consumed": 11}}, "field 'state.consumed': expected 12"),
         ({"state": STATE.to_dict(), "layout": "block"}, "the trainer's own sampler shuffled the whole data set"),
+        ({"state": None, "layout": "grouped"}, "the trainer's own sampler grouped by length the whole data set"),
         ({"step": 3, "model": 1}, "in its field 'state' \\(or 'data'\\), found the fields model, step; write it with"),
         ({}, "found the fields none; write it with json.dump"),
         (FORMAT_1 | {"consumed": 11}, "consumed: a multiple of dp_size = 2, found 11"),

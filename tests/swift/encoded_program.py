@@ -23,7 +23,7 @@ from lazyshard_swift.rows import RowEncoder
 from tests.swift.unit.test_encoded_values import same
 
 
-def make_template(model: str, options: dict[str, str], folder: Path) -> Any:
+def make_template(model: str, options: dict[str, str], folder: Path, **more: Any) -> Any:
     args = SftArguments(
         model=model,
         dataset=["unused"],
@@ -31,6 +31,7 @@ def make_template(model: str, options: dict[str, str], folder: Path) -> Any:
         add_version=False,
         check_model=False,
         **{name: int(value) if value.isdigit() else value for name, value in options.items()},
+        **more,
     )
     template = args.get_template()
     template.set_mode("train")

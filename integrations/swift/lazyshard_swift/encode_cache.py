@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import xxhash
 
+from lazyshard.data.encode_cache_opening import cache_place
 from lazyshard.data.shared import Stats
 from lazyshard.format import Encoding
+from lazyshard.format.byte_size import parse_size
 from lazyshard_swift import packed, versions
 from lazyshard_swift.encoded import Encode, EncodedRows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import digest, of_producer
 from lazyshard_swift.logs import notice
-from lazyshard_swift.settings import parse_size
 
 _READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
 """How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals."""
@@ -44,7 +45,7 @@ def options(args: Any, template: Any) -> dict[str, Any]:
         template: in its training mode.
 
     Raises:
-        SettingsRefused: with this template nothing can be kept.
+        SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
     """
     directory = args.sharded_lazy_encode_cache
     if directory is None:
@@ -56,6 +57,11 @@ def options(args: Any, template: Any) -> dict[str, Any]:
             f"the template {template.template_meta.template_type} encodes with the model itself, which training "
             f"changes: leave it out"
         )
+    for stream in args.dataset:
+        try:
+            cache_place(directory, stream)
+        except ValueError as cause:
+            raise _refused(f"{cause}") from cause
     size = args.sharded_lazy_encode_cache_size
     more = {} if size is None else {"encode_cache_bytes": parse_size(size)}
     return {"encode_cache": directory, "encode_fingerprint": facts(args, template), **more}

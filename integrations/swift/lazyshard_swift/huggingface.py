@@ -48,13 +48,14 @@ def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[A
         sampler: ms-swift's `BatchSamplerShard`.
         loader: ms-swift's `DataLoaderShard`.
     """
-    from lazyshard_swift.loaders import gated_loader, strided_sampler
+    from lazyshard_swift.loaders import gated_loader, sampler_in_epochs, strided_sampler
 
     _attach(trainer, stream)
     if stream.plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
         trainer.args.max_steps = _steps_in_all(trainer, stream)
-    return strided_sampler(sampler), gated_loader(loader, stream, trainer.args.gradient_accumulation_steps)
+    make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
+    return make_sampler(sampler), gated_loader(loader, stream, trainer.args.gradient_accumulation_steps)
 
 
 def begin_epoch(trainer: Any, stream: Any, loader: Any) -> None:

@@ -36,23 +36,33 @@ class RunLength(Dataset[Any]):
         return self._stream.__getitems__(indices)
 
 
-def strided_sampler(original: type[Any]) -> type[Any]:
-    """Returns a subclass of ms-swift's `BatchSamplerShard` that keeps to its strided order, epoch after epoch.
+def sampler_in_epochs(original: type[Any]) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard`, in the same order, that tells its epoch to the gate."""
 
-    ms-swift's own shuffle goes over all indices, so it would wait for the last chunk; the stream shuffles instead.
-    """
-
-    class StridedBatchSampler(original):  # type: ignore[misc]
+    class EpochBatchSampler(original):  # type: ignore[misc]
         _epoch = 0
 
         def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
-            options["shuffle"] = False
             super().__init__(total_samples, *rest, **options)
             self._epoch_samples = total_samples
 
         def set_epoch(self, epoch: int) -> None:
             super().set_epoch(epoch)
             self._epoch = epoch
+
+    return EpochBatchSampler
+
+
+def strided_sampler(original: type[Any]) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that keeps to its strided order, epoch after epoch.
+
+    ms-swift's own shuffle goes over all indices, so it would wait for the last chunk; the stream shuffles instead.
+    """
+
+    class StridedBatchSampler(sampler_in_epochs(original)):  # type: ignore[misc]
+        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
+            options["shuffle"] = False
+            super().__init__(total_samples, *rest, **options)
 
         def __iter__(self) -> Iterator[list[int]]:
             first = self._epoch * self._epoch_samples

@@ -95,7 +95,7 @@ def loading(trainer: Any, stream: TrainStream) -> Iterator[Any]:
         stream: the training data.
     """
     _attach(trainer, stream)
-    if stream.plan.layout == "block":
+    if stream.plan.layout != "strided":
         yield stream
         return
     from lazyshard_swift.loaders import RunLength
@@ -131,7 +131,7 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
     """
     args, state = trainer.args, trainer.state
     left = stream.plan.steps_left(args.global_batch_size)
-    if stream.plan.saved is None or stream.plan.layout == "block":
+    if stream.plan.saved is None or stream.plan.layout != "strided":
         return
     if left is None or args.train_iters == state.iteration + left:
         return

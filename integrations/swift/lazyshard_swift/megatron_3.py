@@ -38,6 +38,7 @@ _UNCERTAIN: Final = {
     "decrease_batch_size_if_needed": "steps of different sizes would be planned as if they were alike",
     "train_samples": "the run would not be planned in steps",
     "iterations_to_skip": "samples would be passed over",
+    "group_by_length": "that its sampler takes lengths from the data set was never seen",
     "packing": "that its trainer takes the packs of a stream was never seen",
 }
 """Arguments, of ms-swift or of Megatron-LM alone, and what would go wrong with them."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from lazyshard_swift import hooked, settings, versions
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.wrapping import wrap
+
+_STREAMS: Final = ("lazyshard_swift.stream", "lazyshard_swift.blend", "lazyshard_swift.grouped")
+"""The modules of our data sets."""
 
 
 def extend(module: ModuleType) -> None:
@@ -131,4 +134,4 @@ def _named_as_in_4(args: Any) -> Any:
 
 def is_stream(dataset: Any) -> bool:
     """Returns whether a training data set is ours, without loading what ours needs."""
-    return type(dataset).__module__ in ("lazyshard_swift.stream", "lazyshard_swift.blend")
+    return type(dataset).__module__ in _STREAMS

@@ -13,6 +13,7 @@ from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
 from lazyshard_swift.distance import check_reach, told, window_of
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.grouping import GROUPED, is_asked
 from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
 from lazyshard_swift.logs import notice
 from lazyshard_swift.parallel import Facts, stream_id_of
@@ -21,7 +22,7 @@ from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import parse_skips, without
 
 
-def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
+def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
     """Decides how a stream is read.
 
     Args:
@@ -29,6 +30,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         directory: of the stream.
         facts: what all ranks know of it.
         rank: of this process.
+        lengths: digest of what the order of ``--group_by_length true`` follows from; None without it.
 
     Raises:
         SettingsRefused: the arguments do not fit the stream.
@@ -74,6 +76,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
         checkpoint=checkpoint,
         saved=saved,
         state=RunState(stream_id_of(facts.stream), size, unit, span, seed, None, (part,), 0),
+        grouping=lengths,
     )
     plan = replace(plan, epoch_samples=_epoch_samples(plan, plan.state, global_batch))
     if saved is not None:
@@ -82,6 +85,8 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank) -> RunPlan:
     plan = _without_skipped(plan, args)
     if layout == "strided":
         plan = _gone_on(plan, part, global_batch, settings.is_megatron(args))
+    elif saved is not None and not settings.is_megatron(args):
+        _check_counted(plan, saved, global_batch)
     if not plan.epoch_samples:
         raise StreamTooShort(
             f"{directory}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "
@@ -122,7 +127,7 @@ def _without_skipped(plan: RunPlan, args: Any) -> RunPlan:
     def refuse(why: str) -> SettingsRefused:
         return SettingsRefused(f"--sharded_lazy_skip {args.sharded_lazy_skip!r}: {why}", argument="sharded_lazy_skip")
 
-    if new and plan.layout == "block":
+    if new and plan.layout != "strided":
         raise refuse(
             "ms-swift's own shuffle over the whole data set draws every sample: leave out --data_sharding true"
         )
@@ -178,6 +183,25 @@ def _in_one_pass(plan: RunPlan, micro: int, accumulation: int) -> RunPlan:
     return replace(plan, epoch_samples=batches * micro, index_offset=offset, one_pass=True)
 
 
+def _check_counted(plan: RunPlan, saved: Position, global_batch: int) -> None:
+    """Refuses steps of another size in an order of ms-swift's own, whose batches to skip its trainer counts by steps.
+
+    Raises:
+        ResumeRefused: with the way out.
+    """
+    micro = plan.batch_size * plan.rank.dp_size
+    counted = consumed_after(saved.step, plan.epoch_samples, micro, global_batch // micro)
+    if counted != saved.consumed:
+        raise ResumeRefused(
+            f"{plan.checkpoint}: {saved.consumed} samples were trained in {saved.step} steps, and with "
+            f"--gradient_accumulation_steps {global_batch // micro} the trainer would take them for {counted}: give "
+            f"the number it had. Runs that are to be resumed with another one are started without --group_by_length",
+            checkpoint=plan.checkpoint,
+            expected=str(saved.consumed),
+            actual=str(counted),
+        )
+
+
 def _counted_unevenly(plan: RunPlan, accumulation: int) -> RunPlan:
     """Returns the plan; where the last step of each epoch is a smaller one, its state does not say how large one is."""
     batches = plan.epoch_samples // (plan.batch_size * plan.rank.dp_size)
@@ -207,6 +231,15 @@ def _tell_leftover(plan: RunPlan) -> None:
 
 def _order(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:
     """Returns layout and window: what was begun goes on; else by the arguments."""
+    if saved is not None and (saved.layout == GROUPED) != is_asked(args):
+        was, way_out = ("with", "keep it") if saved.layout == GROUPED else ("without", "leave it out")
+        raise ResumeRefused(
+            f"the checkpoint was trained {was} --group_by_length true, and the order would be another: {way_out}, or "
+            f"start on the stream anew from the weights alone",
+            expected=saved.layout,
+        )
+    if is_asked(args):
+        return GROUPED, 0
     asked, distance = args.sharded_lazy_shuffle_window, args.sharded_lazy_shuffle_distance
     if distance is not None:
         asked = window_of(distance, facts.samples_per_chunk)
@@ -257,6 +290,8 @@ def _unit(
     layout, window = order
     if facts.stream == BLENDED:
         # Of positions of the blend, whose streams have units of their own.
+        return facts.samples_per_chunk
+    if layout == GROUPED:
         return facts.samples_per_chunk
     if layout == "block":
         asked = settings.parse_unit(args.sharded_lazy_unit)

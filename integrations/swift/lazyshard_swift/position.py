@@ -24,13 +24,14 @@ from lazyshard.plan import window_positions
 from lazyshard.storage.durable import publish_bytes, remove
 from lazyshard.storage.files import read_given_file
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
+from lazyshard_swift.grouping import GROUPED
 from lazyshard_swift.parallel import FOREIGN, stream_id_of
 
 NAME: Final = "lazyshard.json"
 BLENDED: Final = f"{FOREIGN}blend"
 """Stands for the identity of a blend, whose streams and weights may change."""
 FORMAT: Final = 2
-LAYOUTS: Final = ("strided", "block")
+LAYOUTS: Final = ("strided", "block", GROUPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Position:
         step: steps trained so far.
         dp_size: number of data-parallel ranks.
         batch_size: samples of a rank in a micro batch.
-        layout: "strided" or "block", see `lazyshard.LazyShardedDataset`.
+        layout: "strided" or "block", see `lazyshard.LazyShardedDataset`; or "grouped", see `lazyshard_swift.grouping`.
         window: chunks of a rank that are shuffled together.
         seed: of the shuffle.
         epoch_samples: what ms-swift was told is the length of an epoch.
@@ -56,6 +57,7 @@ class Position:
         state: the course of the run, from which all else follows; None under the stock sampler's own shuffle, which
             draws in an order of its own. Of a blend: the course of its positions, as if it were a single stream.
         blend: where each stream of a blend stands; None for a run over one stream.
+        grouping: digest of what the order of a grouped run follows from; None for others.
     """
 
     stream: str
@@ -75,6 +77,7 @@ class Position:
     skipped: tuple[str, ...] = ()
     state: RunState | None = None
     blend: BlendState | None = None
+    grouping: str | None = None
 
     @property
     def unit(self) -> int:
@@ -89,6 +92,8 @@ class Position:
             # In the place of the state: it is what tells what was trained when.
             values["positions"], values["state"] = values["state"], self.blend.to_dict()
         del values["blend"]
+        if self.grouping is None:
+            del values["grouping"]
         return orjson.dumps({"format": FORMAT} | values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -139,7 +144,12 @@ def parse(data: bytes, file: str) -> Position:
         skipped = value.get("skipped")
         if not isinstance(skipped, list) or not all(isinstance(item, str) for item in skipped):
             raise invalid(f"skipped is {skipped!r}, expected a list of strings")
-        if position.layout == "block":
+        if position.layout == GROUPED:
+            digest = value.get("grouping")
+            if not isinstance(digest, str):
+                raise invalid(f"grouping is {digest!r}, expected a digest")
+            position = replace(position, grouping=digest)
+        if position.layout != "strided":
             return _with_state(position, None, tuple(skipped))
         found = value.get("state")
         if not isinstance(found, dict) or found.get("kind") != BLEND:
@@ -161,7 +171,7 @@ def _only_part(position: Position) -> RunState | None:
     Raises:
         ValueError: there can be none.
     """
-    if position.layout == "block":
+    if position.layout != "strided":
         return None
     draws, more = divmod(position.consumed, position.dp_size) if position.dp_size else (0, 1)
     if more:
@@ -300,6 +310,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
         raise refuse("layout", "the order would be another; keep --data_sharding as it was")
     if position.layout == "strided":
         return
+    option = "--group_by_length true" if position.layout == GROUPED else "--data_sharding true"
     for what, why in (
         ("dp_size", "start with the number it had"),
         ("batch_size", "start with the micro batch that it had"),
@@ -308,9 +319,18 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
         if getattr(position, what) != getattr(now, what):
             raise refuse(
                 what,
-                f"ms-swift's own shuffle over the whole data set (--data_sharding true) would be another; {why}. Runs "
-                f"that are to be resumed with other ranks are started without --data_sharding",
+                f"ms-swift's own shuffle over the whole data set ({option}) would be another; {why}. Runs that are to "
+                f"be resumed with other ranks are started without {option.partition(' ')[0]}",
             )
+    if position.grouping != now.grouping:
+        raise ResumeRefused(
+            f"{checkpoint}: its samples were grouped by other lengths than they have now, or by another version of "
+            f"ms-swift, transformers or torch, so the order would be another: measure the stream as it was measured "
+            f"then, or start on it anew from the weights alone",
+            checkpoint=checkpoint,
+            expected=position.grouping,
+            actual=now.grouping,
+        )
 
 
 def stamp() -> float:

@@ -28,7 +28,7 @@ class RunPlan:
         facts: what all ranks know of it.
         rank: whose samples this process reads.
         batch_size: samples of a rank in a micro batch.
-        layout: "strided", or "block" under the stock sampler's own shuffle.
+        layout: "strided", or "block" or "grouped" in an order of the stock sampler's own.
         window: chunks of a rank that are shuffled together.
         seed: of the shuffle.
         epoch_samples: the length of an epoch as ms-swift is told it.
@@ -43,6 +43,7 @@ class RunPlan:
         index_offset: the trainer's indices and this are those of the current part; a multiple of the ranks.
         one_pass: whether the trainer is given the rest of the run as one epoch: see `lazyshard_swift.history`.
         blend: what tells of the streams of a blend, of which this is the plan as if it were one stream; None for one.
+        grouping: digest of what the order of a grouped run follows from; None for others.
     """
 
     directory: str
@@ -64,6 +65,7 @@ class RunPlan:
     index_offset: int = 0
     one_pass: bool = False
     blend: Blended | None = None
+    grouping: str | None = None
 
     @property
     def stream_id(self) -> str | None:
@@ -133,8 +135,9 @@ class RunPlan:
             saved_at=stamp(),
             skipped=self.skipped,
             # The stock sampler's own shuffle is no course of ours.
-            state=None if self.layout == "block" else with_consumed(self.state, consumed),
+            state=with_consumed(self.state, consumed) if self.layout == "strided" else None,
             blend=None if self.blend is None else self.blend.state_after(consumed),
+            grouping=self.grouping,
         )
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:

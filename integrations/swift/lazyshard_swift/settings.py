@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from lazyshard.format.byte_size import parse_size
 from lazyshard.format.cursor import check_consumer
+from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.plan import UNIT_NAMES
 from lazyshard.storage.files import list_names
 from lazyshard.storage.urls import is_url, stream_name, stream_path
 from lazyshard_swift.distance import check_alone
 from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.grouping import check_alone as check_grouping
 from lazyshard_swift.skipping import parse_skips
 
 OnEnd = Literal["stop", "repeat"]
@@ -123,13 +126,6 @@ def _check_others(args: Any) -> None:
             "--cached_dataset holds data that were encoded in advance, --sharded_lazy true reads a stream: leave out "
             "one of them",
         )
-    if on("group_by_length"):
-        raise _refused(
-            "group_by_length",
-            "--group_by_length has ms-swift's sampler go through the whole stream in an order of its own: every rank "
-            "would read every chunk, and a run could not go on with other ranks. Leave it out; with megatron, "
-            "--padding_free true (its default) pads nothing anyway",
-        )
     if on("packing") and on("rlhf_type") is not None:
         raise _refused(
             "packing",
@@ -219,6 +215,7 @@ def _check_own(args: Any) -> None:
     if distance is not None:
         check_alone(distance, window, getattr(args, "train_dataloader_shuffle", True), len(args.dataset))
     parse_unit(args.sharded_lazy_unit)
+    check_grouping(args, is_megatron(args))
     size = args.sharded_lazy_samples_per_chunk
     if size is not None and size < 1:
         raise _refused(
@@ -255,29 +252,14 @@ def _check_encode_cache(directory: str | None, size: str | None) -> None:
             f"give both, or none",
         )
     try:
-        parse_size(size)
+        number = parse_size(size)
     except ValueError as cause:
         raise _refused("sharded_lazy_encode_cache_size", f"--sharded_lazy_encode_cache_size: {cause}") from cause
-
-
-def parse_size(text: str | int) -> int:
-    """Returns a number of bytes, with units of the SI (kB = 1,000) or of the IEC (KiB = 1,024).
-
-    >>> parse_size("20GB"), parse_size("1.5 MiB"), parse_size("512")
-    (20000000000, 1572864, 512)
-
-    Raises:
-        ValueError: it is none, or 0.
-    """
-    found = re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,6}))? *(?:([kmgt])(i?))?b?", str(text).strip(), re.IGNORECASE)
-    size = 0
-    if found is not None:
-        whole, part, prefix, binary = found.groups("")
-        unit = (1024 if binary else 1000) ** ("kmgt".index(prefix.lower()) + 1) if prefix else 1
-        size = int(whole + part) * unit // 10 ** len(part)
-    if size < 1:
-        raise ValueError(f"expected a number of bytes such as 20GB or 512MiB, got {text!r}")
-    return size
+    if number < LEAST_CACHE_BYTES:
+        raise _refused(
+            "sharded_lazy_encode_cache_size",
+            f"--sharded_lazy_encode_cache_size is at least {LEAST_CACHE_BYTES} bytes, got {size}: less keeps no sample",
+        )
 
 
 def parse_unit(given: str | int | None) -> str | int | None:

@@ -30,6 +30,7 @@ from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused
 from lazyshard_swift.gate import Gate
+from lazyshard_swift.grouping import GROUPED, TOLD, is_asked
 from lazyshard_swift.logs import attend, notice
 from lazyshard_swift.parallel import FOREIGN, Facts
 from lazyshard_swift.planning import decide, resume_checkpoint
@@ -80,6 +81,10 @@ class TrainStream(Dataset[Any]):
             "seed": plan.seed,
         }
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
+        own: dict[str, Any] = {"consumer": plan.consumer}
+        if plan.layout == GROUPED:
+            # The sampler's indices are samples, of which it takes some for each rank: there are no lanes.
+            own = {"dp_rank": 0, "dp_size": 1}
         self._dataset = LazyShardedDataset(
             plan.directory,
             encoder,
@@ -87,9 +92,8 @@ class TrainStream(Dataset[Any]):
             num_samples=ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
-            consumer=plan.consumer,
             **encode_cache.for_stream(cache, encoder),
-            **common,
+            **{**common, **own},
         )
         self._dataset.reader.quiet = True
         asked = LazyShardedDataset(plan.directory, layout="strided", num_samples=ENDLESS, max_wait=max_wait, **common)
@@ -122,8 +126,8 @@ class TrainStream(Dataset[Any]):
         order = f"shuffled in windows of {plan.window} chunks a rank" if plan.window else "in the order of the stream"
         if plan.state.unit != facts.samples_per_chunk:
             order = f"dealt in units of {plan.state.unit} samples, {order}"
-        if plan.layout == "block":
-            order = "shuffled by ms-swift's sampler"
+        if plan.layout != "strided":
+            order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
         return (
             f"TrainStream({plan.directory}, {state}, {facts.samples} samples published, {facts.samples_per_chunk} per "
             f"chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
@@ -141,7 +145,7 @@ class TrainStream(Dataset[Any]):
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""
         plan = self.plan
-        # The sampler of blocks decides by itself with which it goes on.
+        # A sampler in an order of its own decides by itself with which it goes on.
         draws = plan.draws if plan.layout == "strided" else 0
         ready = plan.facts.ended or plan.facts.samples >= plan.course.needed(draws)
         try:
@@ -263,16 +267,22 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
     (encoder,) = encoders([directory], template, _encoder(args, template), packed.packing_length(args))
-    cache = encode_cache.options(args, template)
-    plan = decide(args, directory, facts, rank)
-    stream = TrainStream(
-        plan,
-        encoder,
-        max_wait=args.sharded_lazy_max_wait,
-        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
-        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
-        cache=cache,
-    )
+    options: dict[str, Any] = {
+        "max_wait": args.sharded_lazy_max_wait,
+        "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
+        "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
+        "cache": encode_cache.options(args, template),
+    }
+    if is_asked(args):
+        from lazyshard_swift.grouped import GroupedStream, read_lengths, sampler_of
+
+        lengths = read_lengths(args, directory, facts, sampler_of(settings.is_megatron(args)))
+        plan = decide(args, directory, facts, rank, lengths.digest)
+        stream: TrainStream = GroupedStream(plan, encoder, lengths.tokens, **options)
+        notice(TOLD)
+    else:
+        plan = decide(args, directory, facts, rank)
+        stream = TrainStream(plan, encoder, **options)
     if plan.saved is None:
         check_whole(directory, plan.stream_id, plan.consumer)
     begin(stream, args)

@@ -116,6 +116,7 @@ class _Assembly:
             owners += [group] * len(found)
         values = {option.name: self._given(option) for option in OPTIONS if self._is_given(option)}
         values = {name: value for name, value in values.items() if name not in self._unread}
+        given = frozenset(values)
         for name, stand_in in _STAND_INS.items():
             if not self._is_given(BY_NAME[name]):
                 self._miss(BY_NAME[name])
@@ -124,7 +125,7 @@ class _Assembly:
             values.setdefault("max_bad_rows", DEFAULT_MAX_BAD_ROWS)
         limits = Limits(**{name: values.pop(name) for name in _LIMITS & values.keys()})
         try:
-            return Settings(sources=tuple(sources), limits=limits, **_renamed(values))
+            return Settings(sources=tuple(sources), limits=limits, given=given, **_renamed(values))
         except SettingsInvalid as error:
             self._take_over(error.problems, owners)
             return None

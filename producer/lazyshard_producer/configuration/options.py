@@ -320,6 +320,67 @@ OPTIONS: Final = (
         '"1GiB"',
     ),
     Option(
+        "split",
+        "rows",
+        WHOLE,
+        "TOKENS",
+        "Publish sequences of exactly so many tokens: the input_ids of all rows, one row behind the other, cut "
+        "wherever that falls, as for pre-training. Each token comes once; only the last sequence may be shorter. "
+        "Default: 0, rows as they are.",
+        "4096",
+    ),
+    Option(
+        "split_bos",
+        "rows",
+        WHOLE_OR_NONE,
+        "TOKEN|none",
+        "With --split: this token goes in front of each row. Default: none.",
+        "1",
+    ),
+    Option(
+        "split_eos",
+        "rows",
+        WHOLE_OR_NONE,
+        "TOKEN|none",
+        "With --split: this token goes behind each row, or between rows, as a separator does. Default: none.",
+        "2",
+    ),
+    Option(
+        "split_every_bos",
+        "rows",
+        WHOLE_OR_NONE,
+        "TOKEN|none",
+        "With --split: this token goes in front of each sequence that does not begin with a row's BOS. Default: none.",
+        "1",
+    ),
+    Option(
+        "split_every_eos",
+        "rows",
+        WHOLE_OR_NONE,
+        "TOKEN|none",
+        "With --split: this token goes behind each sequence that does not end in a row's EOS. Default: none.",
+        "2",
+    ),
+    Option(
+        "split_overlap",
+        "rows",
+        WHOLE,
+        "0|1",
+        "With --split: 1 for sequences of one token more, with which the next one begins, as Megatron's GPTDataset has "
+        "them. Default: 0.",
+        "1",
+    ),
+    Option(
+        "pad",
+        "rows",
+        WHOLE,
+        "TOKENS",
+        "Publish each row with exactly so many input_ids: padded, with an attention_mask. A longer row is a bad row. "
+        "Default: 0, rows as they are.",
+        "4096",
+    ),
+    Option("pad_token", "rows", WHOLE, "TOKEN", "With which token --pad pads. Default: 0.", "0"),
+    Option(
         "workers",
         "rows",
         WHOLE,
@@ -385,7 +446,7 @@ OPTIONS: Final = (
         WHOLE,
         "N",
         "With --encode swift: tokens of a sample, as --max_length in training; a longer row is a bad row, unless "
-        "truncation_strategy says otherwise. Default: what the model takes.",
+        "truncation_strategy says otherwise. Default: what the model takes; any with --split.",
         "8192",
     ),
     Option(

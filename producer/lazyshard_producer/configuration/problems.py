@@ -28,6 +28,8 @@ _MAX_ROW_BYTES_MAX: Final = 1 << 40
 _MAX_AMOUNT: Final = 2**63 - 1
 _MAX_SHUFFLE: Final = 10**9
 _MAX_TOKENS: Final = 2**32 - 1
+_MAX_SEQUENCE: Final = 2**24
+_MAX_TOKEN: Final = 2**31 - 1
 _MAX_WORKERS: Final = 1024
 _MAX_PORT: Final = 65535
 
@@ -40,13 +42,21 @@ _STDIN: Final = "-"
 SWIFT: Final = "swift"
 """What --encode calls ms-swift."""
 
-_MAX_LENGTH: Final = 2**31 - 1
+MAX_LENGTH: Final = 2**31 - 1
+"""Tokens of a sample that ms-swift can be told."""
+
 _OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _OWN_OPTIONS: Final = {"model": "--model", "template": "--template", "max_length": "--max-length"}
 
 
-def find_problems(settings: Settings) -> tuple[Problem, ...]:
-    """Returns all that cannot be, in the order of the options; mostly nothing."""
+def find_problems(settings: Settings, given: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
+    """Returns all that cannot be, in the order of the options; mostly nothing.
+
+    Args:
+        settings: to be looked at.
+        given: names of those that were given, where that is known. What is for another option that is not there is
+            refused with its default value too.
+    """
     return (
         *_of_sources(settings.sources),
         *_of_path("--out", settings.out),
@@ -54,9 +64,12 @@ def find_problems(settings: Settings) -> tuple[Problem, ...]:
         *_of_numbers(settings),
         *_of_functions(settings),
         *_of_columns(settings.columns),
-        *_of_balance(settings),
-        *_of_packing(settings),
-        *_of_lengths(settings),
+        *_of_balance(settings, given),
+        *_of_packing(settings, given),
+        *_of_splitting(settings, given),
+        *_of_padding(settings, given),
+        *_of_tokens(settings),
+        *_of_lengths(settings, given),
         *_of_encoding(settings),
         *_of_bad_rows(settings),
         *_of_limits(settings.limits),
@@ -202,6 +215,14 @@ def _of_numbers(settings: Settings) -> Iterator[Problem]:
         ("--pack", settings.pack, 0, _MAX_TOKENS),
         ("--pack-buffer", settings.pack_buffer, 1, _MAX_SHUFFLE),
         ("--pack-buffer-bytes", settings.pack_buffer_bytes, 1, _MAX_AMOUNT),
+        ("--split", settings.split, 0, _MAX_SEQUENCE),
+        ("--split-bos", settings.split_bos, 0, _MAX_TOKEN),
+        ("--split-eos", settings.split_eos, 0, _MAX_TOKEN),
+        ("--split-every-bos", settings.split_every_bos, 0, _MAX_TOKEN),
+        ("--split-every-eos", settings.split_every_eos, 0, _MAX_TOKEN),
+        ("--split-overlap", settings.split_overlap, 0, 1),
+        ("--pad", settings.pad, 0, _MAX_SEQUENCE),
+        ("--pad-token", settings.pad_token, 0, _MAX_TOKEN),
         ("--workers", settings.workers, 0, _MAX_WORKERS),
         ("--metrics-port", settings.metrics_port, 0, _MAX_PORT),
     ):
@@ -234,11 +255,11 @@ def _of_columns(columns: tuple[tuple[str, str], ...]) -> Iterator[Problem]:
         yield Problem("--columns", f"every new name once, got {name!r} {names.count(name)} times")
 
 
-def _of_balance(settings: Settings) -> Iterator[Problem]:
+def _of_balance(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     ranks, batch = settings.balance, settings.micro_batch_size
     if ranks is None:
         for name in ("micro_batch_size", "cost_per_token", "cost_per_token_squared"):
-            if getattr(settings, name) != _default(settings, name):
+            if _is_set(settings, name, given):
                 yield Problem(_flag(name), f"it is for --balance, and there is none, got {getattr(settings, name)!r}")
         return
     most = max(1, _MAX_SHUFFLE // max(1, settings.samples_per_chunk))
@@ -259,7 +280,7 @@ def _of_balance(settings: Settings) -> Iterator[Problem]:
         yield Problem("--cost-per-token", text)
 
 
-def _of_packing(settings: Settings) -> Iterator[Problem]:
+def _of_packing(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     if settings.pack:
         if settings.shuffle:
             text = "--pack goes by lengths, so the order of the rows in its buffer counts for nothing; leave it out"
@@ -274,14 +295,54 @@ def _of_packing(settings: Settings) -> Iterator[Problem]:
             yield Problem("--columns", f"{text}, or name another with --length-field")
         return
     for name in ("pack_buffer", "pack_buffer_bytes"):
-        if getattr(settings, name) != _default(settings, name):
+        if _is_set(settings, name, given):
             yield Problem(_flag(name), "it is for --pack, and there is none; leave it out")
 
 
-def _of_lengths(settings: Settings) -> Iterator[Problem]:
+def _of_splitting(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
+    every = [name for name in ("split_every_bos", "split_every_eos") if getattr(settings, name) is not None]
+    if not settings.split:
+        for name in ("split_bos", "split_eos", *every, "split_overlap"):
+            if _is_set(settings, name, given):
+                yield Problem(_flag(name), "it is for --split, and there is none; leave it out")
+    elif every and 0 < settings.split <= len(every):
+        text = f"a number from {1 + len(every)} is needed, so that a sequence has room for a row's token beside its own"
+        yield Problem("--split", f"{text}, got {settings.split}")
+    elif every and settings.split_overlap == 1:
+        text = f"it goes not with {_flag(every[0])}, whose token is none of what follows; leave out one of the two"
+        yield Problem("--split-overlap", text)
+
+
+def _of_padding(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
+    if not settings.pad and _is_set(settings, "pad_token", given):
+        yield Problem("--pad-token", "it is for --pad, and there is none; leave it out")
+
+
+def _of_tokens(settings: Settings) -> Iterator[Problem]:
+    """Yields what is wrong about --split and --pad alike."""
+    forms = [name for name in ("pack", "split", "pad") if getattr(settings, name)]
+    if forms in ([], ["pack"]):
+        return
+    if len(forms) > 1:
+        text = "a row is packed whole, cut or padded, and one of these alone; leave out all but one of"
+        yield Problem(_flag(forms[-1]), f"{text} {', '.join(map(_flag, forms))}")
+        return
+    form = _flag(forms[0])
+    if settings.balance is not None:
+        text = f"{form} gives rows of the same number of tokens, so there is nothing to be evened out"
+        yield Problem("--balance", f"{text}; leave it out")
+    if settings.encode == SWIFT and ("mode", "rlhf") in settings.encode_option:
+        text = f"{form} is for samples of one sequence, and those of mode=rlhf have several; leave one out"
+        yield Problem("--encode-option", text)
+    names = [new for new, _ in settings.columns]
+    if names and "input_ids" not in names and settings.transform is None and settings.encode is None:
+        yield Problem("--columns", f"{form} needs the tokens of a row under 'input_ids'; take that column in")
+
+
+def _of_lengths(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     if not settings.length_field:
         yield Problem("--length-field", "the name of a key is needed, got an empty one")
-    elif settings.length_field == _default(settings, "length_field"):
+    elif not _is_set(settings, "length_field", given):
         return
     elif not settings.pack and settings.balance is None:
         yield Problem("--length-field", "it is for --pack and --balance, and there is neither; leave it out")
@@ -307,8 +368,8 @@ def _of_encoding(settings: Settings) -> Iterator[Problem]:
             if value is not None:
                 yield Problem(option, f"it is for --encode {SWIFT}, got {value!r}; leave it out")
         return
-    if settings.max_length is not None and not 1 <= settings.max_length <= _MAX_LENGTH:
-        yield Problem("--max-length", f"a number from 1 to {_MAX_LENGTH} is needed, got {settings.max_length}")
+    if settings.max_length is not None and not 1 <= settings.max_length <= MAX_LENGTH:
+        yield Problem("--max-length", f"a number from 1 to {MAX_LENGTH} is needed, got {settings.max_length}")
     names = [name for name, _ in settings.encode_option]
     for name in sorted(set(names)):
         if not _OPTION_NAME.fullmatch(name):
@@ -350,6 +411,11 @@ def _of_limits(limits: Limits) -> Iterator[Problem]:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _is_set(settings: Settings, name: str, given: frozenset[str]) -> bool:
+    """Whether somebody wants this, be it the default."""
+    return name in given or bool(getattr(settings, name) != _default(settings, name))
 
 
 def _default(settings: Settings, name: str) -> Any:

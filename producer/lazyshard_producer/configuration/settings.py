@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final, Literal
 
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
-from lazyshard_producer.configuration.problems import find_problems
+from lazyshard.plan.splitting import SplitRule
+from lazyshard_producer.configuration.problems import MAX_LENGTH, SWIFT, find_problems
 from lazyshard_producer.errors import SettingsInvalid
 
 MAX_ROW_BYTES: Final = 64 << 20
@@ -72,6 +73,7 @@ class EncodingSettings:
         template: of ms-swift: the template's name; None for the model's.
         max_length: of ms-swift: tokens of a sample at the most; None for what the model takes.
         options: of ms-swift: other options, (name, value as on its command line).
+        form: "split" or "pad" where what was encoded is cut or padded before it is published, else None.
     """
 
     encode: str
@@ -79,6 +81,53 @@ class EncodingSettings:
     template: str | None = None
     max_length: int | None = None
     options: tuple[tuple[str, str], ...] = ()
+    form: Literal["split", "pad"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSettings:
+    """How rows are put one behind the other and cut; see `lazyshard.plan.splitting`. Can be pickled.
+
+    Attributes:
+        size: tokens of a sequence, all BOS and EOS included, `overlap` not.
+        bos: token in front of each row; None for none.
+        eos: token behind each row; None for none.
+        every_bos: token in front of each sequence that does not begin with a row's BOS; None for none.
+        every_eos: token behind each sequence that does not end in a row's EOS; None for none.
+        overlap: 1 for sequences of which the last token is the first of the next one.
+    """
+
+    size: int
+    bos: int | None = None
+    eos: int | None = None
+    every_bos: int | None = None
+    every_eos: int | None = None
+    overlap: int = 0
+
+    @property
+    def rule(self) -> SplitRule:
+        """What it comes to, whichever tokens these are. Raises as `SplitRule`."""
+        return SplitRule(
+            size=self.size,
+            bos=self.bos is not None,
+            eos=self.eos is not None,
+            every_bos=self.every_bos is not None,
+            every_eos=self.every_eos is not None,
+            overlap=self.overlap,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadSettings:
+    """How each row is padded. Can be pickled.
+
+    Attributes:
+        size: tokens of a row.
+        token: with which it is padded.
+    """
+
+    size: int
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +185,10 @@ class Settings:
         length_field: the key of a row under which its tokens stand, with `balance` or `pack`, unless it is encoded.
         pack_buffer: rows that are packed together.
         pack_buffer_bytes: bytes of these with which a buffer ends before.
+        split: tokens of a sequence, where rows are put one behind the other and cut; 0 for rows as they are.
+        split_bos, split_eos, split_every_bos, split_every_eos, split_overlap: see `SplitSettings`.
+        pad: tokens to which each row is padded; 0 for rows as they are.
+        pad_token: with which token.
         encode: "swift" or "MODULE:FUNCTION", by which rows are encoded; None for rows that are not.
         model, template, max_length, encode_option: see `EncodingSettings`.
         workers: processes that run transform and encoder; 0 for this one.
@@ -148,6 +201,7 @@ class Settings:
         spool: directory for what is on its way to an object store; None for that of the user.
         max_spool: bytes of chunks that may wait there.
         store_patience_s: seconds that an object store may be away before the run fails.
+        given: names of those that the user has given, though it be their default; for the checks, and not kept.
 
     Raises:
         SettingsInvalid: some of them cannot be, or not together; it lists every problem.
@@ -171,6 +225,14 @@ class Settings:
     length_field: str = LENGTH_FIELD
     pack_buffer: int = PACK_BUFFER
     pack_buffer_bytes: int = PACK_BUFFER_BYTES
+    split: int = 0
+    split_bos: int | None = None
+    split_eos: int | None = None
+    split_every_bos: int | None = None
+    split_every_eos: int | None = None
+    split_overlap: int = 0
+    pad: int = 0
+    pad_token: int = 0
     encode: str | None = None
     model: str | None = None
     template: str | None = None
@@ -186,10 +248,11 @@ class Settings:
     spool: str | None = None
     max_spool: int = MAX_SPOOL_BYTES
     store_patience_s: float = STORE_PATIENCE_S
+    given: InitVar[frozenset[str]] = frozenset()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str]) -> None:
         """Checks what can be checked without looking at any file."""
-        problems = find_problems(self)
+        problems = find_problems(self, given)
         if problems:
             raise SettingsInvalid.of(problems)
 
@@ -198,13 +261,37 @@ class Settings:
         """How rows are encoded; None where they are not."""
         if self.encode is None:
             return None
+        longest = self.max_length
+        if longest is None and self.split and self.encode == SWIFT:
+            # Rows that are cut may be longer than what the model takes.
+            longest = MAX_LENGTH
         return EncodingSettings(
             encode=self.encode,
             model=self.model,
             template=self.template,
-            max_length=self.max_length,
+            max_length=longest,
             options=self.encode_option,
+            form="split" if self.split else "pad" if self.pad else None,
         )
+
+    @property
+    def splitting(self) -> SplitSettings | None:
+        """How rows are cut into sequences; None where they are not."""
+        if not self.split:
+            return None
+        return SplitSettings(
+            size=self.split,
+            bos=self.split_bos,
+            eos=self.split_eos,
+            every_bos=self.split_every_bos,
+            every_eos=self.split_every_eos,
+            overlap=self.split_overlap,
+        )
+
+    @property
+    def padding(self) -> PadSettings | None:
+        """How rows are padded; None where they are not."""
+        return PadSettings(size=self.pad, token=self.pad_token) if self.pad else None
 
 
 def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:

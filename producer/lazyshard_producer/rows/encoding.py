@@ -2,9 +2,9 @@
 
     encode(row)   -> a dict; numpy arrays in it, at any depth, go to the side file, everything else is JSON
 
-Its integer `length` is the row's length in tokens, if it has one. What decides about the encoding is told as plain
-facts, which the stream's manifest keeps. A function of the user's has its name for one, and may tell more in an
-attribute `fingerprint`, a dict.
+Its integer `length` is the row's length in tokens, if it has one; one of numpy's integers becomes a plain one. What
+decides about the encoding is told as plain facts, which the stream's manifest keeps. A function of the user's has its
+name for one, and may tell more in an attribute `fingerprint`, a dict.
 
 ms-swift is known in `lazyshard_swift` alone, which is named here and not imported.
 """
@@ -16,6 +16,8 @@ import os
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import numpy as np
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
 from lazyshard.format import EncodedRow, Encoding, check_encoding
@@ -54,8 +56,14 @@ class Encoder:
         try:
             if not isinstance(found, Mapping):
                 raise _refused(f"returned {name_value(found, _SHOWN)}, expected a dict")
-            tokens = _tokens(found.get("length"))
-            packed = pack_row(found if isinstance(found, dict) else dict(found))
+            row = found if isinstance(found, dict) else dict(found)
+            length = row.get("length")
+            if isinstance(length, np.integer):
+                # The number of an array's length: a whole number to whoever wrote it.
+                length = int(length)
+                row = {**row, "length": length}
+            tokens = _tokens(length)
+            packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
             raise (cause if reason.startswith("--") else _refused(f"made what is no row: {reason}")) from cause
@@ -87,9 +95,11 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     Raises:
         SettingInvalid: it cannot be had.
     """
+    # What is cut or padded is no longer what an encoder has made, and its readers have to know that.
+    form = {} if settings.form is None else {"form": settings.form}
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
-        return Encoder(function, _facts({"kind": "function", "function": settings.encode}, function))
+        return Encoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
     opener = load_function(_SWIFT_OPENER, "--encode")
     try:
         function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
@@ -100,16 +110,18 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     except BaseException as error:
         # SystemExit too, with which parsers of options end.
         raise SettingInvalid(f"--encode: ms-swift raised {name_error(error)}", option="--encode") from error
-    return Encoder(function, check_encoding(encoding))
+    return Encoder(function, check_encoding({**encoding, **form}))
 
 
 def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
     told = getattr(function, "fingerprint", {})
     try:
-        return check_encoding({**told, **own})
-    except (TypeError, ValueError) as cause:
+        return check_encoding({**told, **own}, f"the attribute fingerprint of {own['function']}")
+    except TypeError as cause:
         reason = f"its fingerprint is a dict of plain values, got {name_value(told, _SHOWN)}"
         raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode") from cause
+    except ValueError as cause:
+        raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
 
 
 def _tokens(length: Any) -> int | None:

@@ -1,9 +1,9 @@
-"""Rows made of rows: by a recipe, in this process or in workers, then shuffled, packed or dealt by cost if asked for.
+"""Rows made of rows: by a recipe, in this process or in workers, then shuffled, packed, cut or dealt if asked for.
 
 A position is the place before a unit, a source row or where they are shuffled or packed a block of them, together with
 how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
 by the next run is compared with a digest of those: sources and functions may have changed. Where packs are dealt by
-cost, blocks go on into `stripes`, whose units are made of them.
+cost, or shuffled rows are cut, blocks go on into `stripes` or `splitting`, whose units are made of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lazyshard_producer.rows.blocks import Blocks, MadeRow, made_rows
 from lazyshard_producer.rows.book import Book, Spot
 from lazyshard_producer.rows.feed import Batch
 from lazyshard_producer.rows.recipe import Line, Made, Maker
+from lazyshard_producer.rows.splitting import Splitter
 from lazyshard_producer.rows.standing import Piece
 from lazyshard_producer.rows.stripes import Stripes
 from lazyshard_producer.rows.unit import BegunUnit
@@ -94,7 +95,7 @@ class RecipeFeed:
         begun: the unit with which to begin, if a part of it is published.
         blocks: of rows that are shuffled or packed together; None keeps the order.
         measured: whether the rows' lengths are known.
-        stripes: deals the rows, or packs, by cost, and goes on in its units; None where they are not dealt.
+        stripes: deals the rows, or packs, by cost, or cuts them, and goes on in its units; None where neither is done.
         warn: is told what is odd.
         patience: is told what is asked of the maker.
     """
@@ -108,7 +109,7 @@ class RecipeFeed:
         begun: BegunUnit | None,
         blocks: Blocks | None,
         measured: bool,
-        stripes: Stripes | None = None,
+        stripes: Stripes | Splitter | None = None,
         warn: Callable[[str], None],
         patience: Patience,
     ) -> None:

@@ -9,6 +9,7 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow
+from lazyshard.format.arrays import ARRAY_KEY
 from lazyshard.format.packed_row import ADDED_LEVELS
 
 _MAX_LEVELS: Final = 1024
@@ -63,7 +64,7 @@ class Measure:
         """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
         tokens, option = row.tokens, "--pack" if self._pack else "--balance"
         if tokens is None:
-            raise _refuse(f"{option}: --encode returned no length: expected a whole number of tokens under 'length'")
+            raise _refuse(f"{option}: --encode returned {_found_length(row)}")
         if not self._pack:
             return tokens
         if not tokens:
@@ -81,6 +82,19 @@ class Measure:
                 orjson.loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
                 raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+
+
+def _found_length(row: EncodedRow) -> str:
+    """Returns what stands where the length of an encoded row is looked for, which is no whole number."""
+    expected = "expected a whole number of tokens under 'length'"
+    made = orjson.loads(row.line)
+    if "length" not in made:
+        return f"no length among its keys ({key_names(made)}): {expected}"
+    found = made["length"]
+    if isinstance(found, dict) and ARRAY_KEY in found:
+        dtype, shape, _ = found[ARRAY_KEY]
+        return f"a length that is an array of {dtype} of shape {tuple(shape)}: {expected}, such as .item() makes of it"
+    return f"a length of {reprlib.repr(found)} ({type(found).__name__}): {expected}"
 
 
 def key_names(row: dict[str, Any]) -> str:

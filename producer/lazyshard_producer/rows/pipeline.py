@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,14 @@ from lazyshard_producer.rows.making import RecipeFeed
 from lazyshard_producer.rows.mixing import Mixer
 from lazyshard_producer.rows.recipe import Maker, Recipe
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
+from lazyshard_producer.rows.splitting import Splitter
 from lazyshard_producer.rows.stripes import Stripes
 from lazyshard_producer.rows.unit import BegunUnit
 from lazyshard_producer.rows.workers import Workers
 from lazyshard_producer.sources.source import Context, Source
+
+_KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
+"""What a stream can hold, by the option that makes it."""
 
 _NO_END: Final = 1 << 62
 """Rows of a unit that never ends: how many source rows a stripe or a pack buffer takes shows only as they are made."""
@@ -66,7 +71,8 @@ class Pipeline:
         if committed is not None:
             start, names = decode_position(committed, settings.out), source_names(committed)
         start = resume(start, names, paths)
-        measured = settings.pack > 0 or settings.balance is not None
+        # How many source rows a unit of these has shows only as they are made.
+        by_length = settings.pack > 0 or settings.balance is not None
         recipe = Recipe(
             columns=settings.columns,
             where=settings.where,
@@ -74,7 +80,9 @@ class Pipeline:
             encoding=settings.encoding,
             max_row_bytes=settings.max_row_bytes,
             pack=settings.pack,
-            length_field=settings.length_field if measured else None,
+            length_field=settings.length_field if by_length else None,
+            split=settings.split > 0,
+            padding=settings.padding,
         )
         blocks = _blocks(settings)
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
@@ -91,7 +99,7 @@ class Pipeline:
                 weights,
                 start,
                 weights_before=start.recipe.get("weights"),
-                block=_NO_END if measured else settings.shuffle,
+                block=_NO_END if by_length else settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
                 patience=patience,
@@ -105,7 +113,17 @@ class Pipeline:
         self.names: Final = mixer.names
         self.book: Final = Book(mixer, refusals, start, described, warn)
         begun = _begun_unit(start, settings)
-        stripes = None
+        stripes: Stripes | Splitter | None = None
+        if settings.splitting is not None:
+            stripes = Splitter(
+                self.book,
+                settings.splitting,
+                arrays=settings.encode is not None,
+                follows=samples > 0,
+                begun=begun,
+                cut=start.cut,
+                warn=warn,
+            )
         if settings.balance is not None:
             stripes = Stripes(
                 self.book,
@@ -125,7 +143,7 @@ class Pipeline:
                 self._workers,
                 begun=begun,
                 blocks=blocks,
-                measured=measured,
+                measured=by_length or settings.pad > 0,
                 stripes=stripes,
                 warn=warn,
                 patience=patience,
@@ -200,6 +218,11 @@ def describe(settings: Settings) -> dict[str, Any]:
         "pack_buffer": settings.pack_buffer if settings.pack else None,
         "pack_buffer_bytes": settings.pack_buffer_bytes if settings.pack else None,
     }
+    if settings.splitting is not None:
+        # A token may have the number 0.
+        found["split"] = {name: value for name, value in asdict(settings.splitting).items() if value is not None}
+    if settings.padding is not None:
+        found["pad"] = asdict(settings.padding)
     if settings.balance is not None:
         # As `lazyshard.format.dealt` reads it.
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
@@ -207,13 +230,30 @@ def describe(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
+def _kind(recipe: dict[str, Any]) -> str:
+    return next((kind for kind in _KINDS if kind in recipe), "")
+
+
+def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]:
+    """Returns in words, by name, each setting in which rows are made otherwise than before.
+
+    >>> changes({"pack": 10, "seed": 3}, {"pack": 20, "seed": 3})
+    {'pack': 'pack (was 10, now 20)'}
+    """
+    return {
+        name: f"{name} (was {before.get(name)!r}, now {described.get(name)!r})"
+        for name in {**before, **described}
+        if before.get(name) != described.get(name)
+    }
+
+
 def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[str], None]) -> RunPosition:
     """Returns the start, after a look whether rows are made as they were before."""
     before = start.recipe
-    changed = [name for name in {**before, **described} if before.get(name) != described.get(name)]
-    if not changed:
+    told = changes(before, described)
+    if not told:
         return start
-    names = ", ".join(f"{name} (was {before.get(name)!r}, now {described.get(name)!r})" for name in changed)
+    changed, names = list(told), ", ".join(told.values())
     # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
     if start.skip and (set(changed) != {"weights"} or goes_over):
@@ -222,12 +262,13 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
             f"the settings of before, or choose another --out",
             option=f"--{changed[0].replace('_', '-')}",
         )
-    if ("pack" in before) != ("pack" in described):
-        was, now = ("packs", "rows") if "pack" in before else ("rows", "packs")
+    was, now = _kind(before), _kind(described)
+    if was != now:
+        option = f"--{was or now}"
         raise SettingInvalid(
-            f"--pack: the stream holds {was}, and would hold {now} from here on, and it is all of one kind; go on as "
-            f"before, or choose another --out",
-            option="--pack",
+            f"{option}: the stream holds {_KINDS[was]}, and would hold {_KINDS[now]} from here on, and it is all of "
+            f"one kind; go on as before, or choose another --out",
+            option=option,
         )
     warn(f"from here on rows are made or ordered in another way than before: {names}")
     if "weights" in changed and not start.skip:

@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
-from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, PadSettings
 from lazyshard_producer.rows.encoding import Encoder, load_encoder
 from lazyshard_producer.rows.measure import Measure, key_names
+from lazyshard_producer.rows.token_rows import Padded, read_document
 from lazyshard_producer.user_functions import load_function, name_error
 
 _INDEXED: Final = 2
@@ -45,6 +46,8 @@ class Recipe:
         pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
         length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
             nobody asks for them.
+        split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.splitting`.
+        padding: how the rows made are padded; None where they are not.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
@@ -54,10 +57,12 @@ class Recipe:
     max_row_bytes: int = MAX_ROW_BYTES
     pack: int = 0
     length_field: str | None = None
+    split: bool = False
+    padding: PadSettings | None = None
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
-        chosen = self.columns or self.where or self.transform
+        chosen = self.columns or self.where or self.transform or self.split or self.padding
         return bool(chosen or self.encoding or self.length_field is not None)
 
 
@@ -87,6 +92,8 @@ class Maker:
     def __init__(self, recipe: Recipe) -> None:
         self._columns = recipe.columns
         self._max_row_bytes = recipe.max_row_bytes
+        self._split = recipe.split
+        self._padded = Padded(recipe.padding) if recipe.padding else None
         field = recipe.length_field
         self._measure = None if field is None else Measure(field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
@@ -116,6 +123,12 @@ class Maker:
             return Made([], refused, duplicate)
 
     def _made(self, lines: Sequence[Line], rows: Sequence[dict[str, Any]], duplicate: bool) -> Made:
+        if self._split:
+            documents = [read_document(row, line) for row, line in zip(rows, lines, strict=False)]
+            return Made([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
+        if self._padded is not None:
+            padded = [self._pad(self._padded, row, line) for row, line in zip(rows, lines, strict=False)]
+            return Made([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
         if self._measure is None:
             return Made(lines, None, duplicate)
         tokens = [
@@ -144,6 +157,13 @@ class Maker:
         if size > self._max_row_bytes:
             raise _too_long("--encode", size, self._max_row_bytes)
         return row
+
+    def _pad(self, padded: Padded, row: dict[str, Any], line: Line) -> tuple[Line, int]:
+        made, tokens = padded.make(row, line)
+        size = len(made) - 1 if isinstance(made, bytes) else len(made.line) - 1 + len(made.arrays)
+        if size > self._max_row_bytes:
+            raise _too_long("--pad", size, self._max_row_bytes)
+        return made, tokens
 
     def _line(self, made: Any) -> bytes:
         option = "--columns" if self._transform is None else "--transform"

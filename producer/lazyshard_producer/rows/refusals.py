@@ -176,6 +176,7 @@ class Refusals:
         self._quarantine = quarantine
         self._quarantine_bytes = quarantine_bytes
         self._tell = tell
+        self._first: tuple[RowInvalid, Place] | None = None
         self.most = most
         self.count = count
 
@@ -206,10 +207,36 @@ class Refusals:
                 byte=_byte(error, place),
             ) from error
         self.count += 1
+        self._first = self._first or (error, place)
         if self._quarantine is not None:
             self._quarantine.add(place, error.reason or str(error), line)
         if self._tell is not None:
             self._tell(error, place, line)
+
+    def check_empty(self, rows: int) -> None:
+        """Looks, before a stream without any row ends, whether it is empty because rows were refused.
+
+        Args:
+            rows: rows that were read.
+
+        Raises:
+            RowInvalid: it is, with the place of the first one.
+        """
+        if self._first is None:
+            return
+        error, place = self._first
+        why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
+        if self.count != rows:
+            why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
+        raise RowInvalid(
+            f"{why}, so nothing is published, and the stream is not ended; the first one: {_found(error, place)} Look "
+            f"at what they have in common, mend the rows or what refuses them, and run the same command again; nothing "
+            f"is lost",
+            reason=error.reason,
+            file=place.file,
+            line=place.line,
+            byte=_byte(error, place),
+        ) from error
 
     def sync(self) -> None:
         """Returns when all that is kept is on the device. Raises as `Quarantine.sync` does."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from lazyshard import StreamReader
+from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
+from lazyshard_swift.grouped import GroupedStream, read_lengths
+from lazyshard_swift.grouping import is_asked
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.settings import is_megatron
 from lazyshard_swift.stream import TrainStream
+from tests.data import swift_samplers
+
+_load = functools.cache(swift_samplers.load)
 
 
 class TrainArguments(SimpleNamespace):
@@ -46,6 +54,7 @@ _BOTH = {
     "num_train_epochs": None,
     "save_strategy": "steps",
     "eval_strategy": "steps",
+    "group_by_length": False,
 }
 
 
@@ -109,7 +118,7 @@ def position(**changes: Any) -> Position:
         "saved_at": 1795000000.5,
     }
     found = Position(**{**values, **changes})
-    if found.layout == "block" or "state" in changes:
+    if found.layout != "strided" or "state" in changes:
         return found
     size, draws = found.samples_per_chunk, found.consumed // found.dp_size
     per_step = 0 if not found.step or draws % found.step else draws // found.step
@@ -127,10 +136,27 @@ def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
 
 
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
-    return decide(args, str(directory), facts_of(directory), Rank(rank, dp))
+    facts = facts_of(directory)
+    lengths = None
+    if is_asked(args):
+        lengths = read_lengths(args, str(directory), facts, sampler_of(is_megatron(args))).digest
+    return decide(args, str(directory), facts, Rank(rank, dp), lengths)
+
+
+def sampler_of(megatron: bool) -> type[Any]:
+    """Returns ms-swift's real sampler, without ms-swift around it."""
+    if megatron:
+        found: type[Any] = _load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
+    else:
+        found = _load("dataloader/shard.py").BatchSamplerShard
+    return found
 
 
 def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
     """Opens the stream of a plan. Its samples are the ids of the rows. What is not there yet is an error at once."""
     encoder = cast("RowEncoder", lambda row: row["id"])
-    return TrainStream(run, encoder, max_wait=max_wait, on_bad_sample="raise", samples_per_chunk=None)
+    options: dict[str, Any] = {"max_wait": max_wait, "on_bad_sample": "raise", "samples_per_chunk": None}
+    if run.grouping is not None:
+        tokens = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
+        return GroupedStream(run, encoder, tokens, **options)
+    return TrainStream(run, encoder, **options)

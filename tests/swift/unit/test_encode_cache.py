@@ -16,7 +16,6 @@ from lazyshard_swift.encode_cache import facts, for_stream, options, tell
 from lazyshard_swift.encoded import EncodedRows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.parallel import Facts
-from lazyshard_swift.settings import parse_size
 from tests.swift.unit.runs import hugging_face
 from tests.swift.unit.test_encoded import encoded, of_raw, raw, template
 
@@ -45,6 +44,12 @@ def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
         "encode_fingerprint": facts(args, template()),
     }
     assert "encode_cache_bytes" not in options(arguments(), template())
+
+
+def test_directory_in_that_of_a_stream_is_refused() -> None:
+    args = arguments(dataset=["/streams/one", "/streams/two"], sharded_lazy_encode_cache="/streams/two/cache")
+    with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /streams/two, where only what is"):
+        options(args, template())
 
 
 def test_same_settings_make_the_same_facts() -> None:
@@ -139,20 +144,6 @@ def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         "--sharded_lazy_encode_cache /c: this rank encoded 4 rows and found 4 encoded; 2 of what it encoded could not "
         "be cached"
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), ("20GB", 20 * 10**9), ("20 gb", 20 * 10**9), ("1.5MiB", 3 << 19), ("64k", 64_000), ("2Ti", 2 << 40)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "GB", "1e9", "20 GB more", "0.0001", "1PB", "٣GB"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a number of bytes such as 20GB or 512MiB"):
-        parse_size(text)
 
 
 def test_facts_are_taken_by_a_data_set(tmp_path: Path) -> None:

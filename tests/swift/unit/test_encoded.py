@@ -54,6 +54,14 @@ def encoded(directory: Path, **options: Any) -> str:
     return str(directory)
 
 
+def formed(directory: Path, form: str, row: dict[str, Any]) -> str:
+    """Rows that were cut or padded after they were encoded."""
+    facts = {**of_producer(template(), {"text1": "query"}, True), "form": form}
+    with ChunkWriter(directory, 2, arrays=True, encoding=facts) as writer:
+        writer.write(pack(row))
+    return str(directory)
+
+
 def encoded_packs(directory: Path) -> str:
     """Packs of two samples each, of 2 and 3 tokens."""
     facts = of_producer(template(), {"text1": "query"}, True)
@@ -110,6 +118,62 @@ def test_packs_are_taken_where_there_are_to_be_some(packs: bool, most: int | Non
     (encoder,) = encoders([directory], template(), of_raw, most)
     with pytest.raises(ValueError, match=text):
         encoder(next(iter(StreamReader(directory))))
+
+
+def test_the_first_token_of_a_sequence_is_nobodys_label(tmp_path: Path) -> None:
+    """Of documents of 2 and 3 tokens: positions stay, from which the collator takes the borders."""
+    row = {"input_ids": [5, 6, 7, 8, 9], "labels": [5, 6, -100, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
+    directory = formed(tmp_path / "a", "split", row)
+    # How long a document might be is nothing for who trains sequences.
+    (encoder,) = encoders([directory], template(max_length=5, truncation_strategy="delete"), of_raw)
+    expected = row | {"labels": [-100, 6, -100, 8, 9]}
+    assert encoder(next(iter(StreamReader(directory)))) == expected
+
+
+def test_a_sequence_without_labels_has_none(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
+    directory = formed(tmp_path / "a", "split", row)
+    (encoder,) = encoders([directory], template(), of_raw)
+    assert encoder(next(iter(StreamReader(directory)))) == row
+
+
+def test_a_padded_row_is_one_of_all_its_tokens(tmp_path: Path) -> None:
+    tokens = {"input_ids": [5, 6, 0, 0], "labels": [-100, 6, -100, -100]}
+    row = {**tokens, "attention_mask": [1, 1, 0, 0], "length": 2, "lengths": [2]}
+    directory = formed(tmp_path / "a", "pad", row)
+    (encoder,) = encoders([directory], template(), of_raw)
+    assert encoder(next(iter(StreamReader(directory)))) == {**tokens, "length": 4, "lengths": [4]}
+    with pytest.raises(SettingsRefused, match="max_length is 512 there and 4 here"):
+        encoders([directory], template(max_length=4), of_raw)
+
+
+def test_documents_of_a_sequence_are_kept_apart_as_those_of_a_pack_are(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6, 1, 8, 9], "labels": [5, 6, 1, 8, 9], "position_ids": [0, 1, 0, 1, 2], "length": 5}
+    own = template(padding_free=True)
+    directory = formed(tmp_path / "a", "split", row)
+    (encoder,) = encoders([directory], own, of_raw)
+    assert encoder(next(iter(StreamReader(directory)))) == [
+        {"input_ids": [5, 6], "labels": [-100, 6], "length": 2, "lengths": [2]},
+        {"input_ids": [1, 8, 9], "labels": [-100, 8, 9], "length": 3, "lengths": [3]},
+    ]
+    assert own.packing
+
+
+def test_sequences_are_blended_with_sequences_alone(tmp_path: Path) -> None:
+    row = {"input_ids": [5, 6], "position_ids": [0, 1], "length": 2}
+    first, second = (formed(tmp_path / name, "split", row) for name in "ab")
+    other = raw(tmp_path / "c")
+    with pytest.raises(SettingsRefused, match=r"blended with sequences alone, and .*c holds others") as error:
+        encoders([first, other], template(padding_free=True), of_raw)
+    assert code_of(error.value) == 2
+    assert len(encoders([first, second], template(padding_free=True), of_raw)) == 2
+    assert len(encoders([first, other], template(padding_free=False), of_raw)) == 2
+
+
+def test_a_form_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    directory = formed(tmp_path / "a", "woven", {"input_ids": [5, 6], "length": 2})
+    with pytest.raises(SettingsRefused, match="form is 'woven' there and not said here"):
+        encoders([directory], template(), of_raw)
 
 
 @pytest.mark.parametrize(

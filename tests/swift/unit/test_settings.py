@@ -52,12 +52,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "20 apples"},
         "expected a number of bytes such as 20GB",
     ),
+    (
+        "sharded_lazy_encode_cache_size",
+        {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "4095"},
+        "at least 4096 bytes, got 4095: less keeps no sample",
+    ),
     ("dataset", {"dataset": ["AI-ModelScope/alpaca#7"]}, "give the stream directory alone"),
     ("dataset", {"dataset": ["/a\0b"]}, "NUL"),
     ("streaming", {"streaming": True}, "leave out --streaming"),
     ("cached_dataset", {"cached_dataset": ["/cache"]}, "leave out one of them"),
     ("cached_dataset", {"cached_val_dataset": ["/cache"]}, "leave out one of them"),
-    ("group_by_length", {"group_by_length": True}, "Leave it out"),
+    ("group_by_length", {"group_by_length": True, "dataset": ["/a", "/b"]}, "train one after the other"),
+    ("group_by_length", {"group_by_length": True, "packing": True}, "packs are all of about one length already"),
+    ("group_by_length", {"group_by_length": True, "train_dataloader_shuffle": False}, "leave out one of them"),
+    ("group_by_length", {"group_by_length": True, "sharded_lazy_shuffle_window": 0}, "_window 0 is for an order of"),
+    ("group_by_length", {"group_by_length": True, "sharded_lazy_shuffle_distance": 9}, "leave out one of them"),
+    ("group_by_length", {"group_by_length": True, "sharded_lazy_unit": "batch"}, "leave out one of them"),
+    ("group_by_length", {"group_by_length": True, "sharded_lazy_skip": "chunks 1:2"}, "leave out one of them"),
     ("packing", {"packing": True, "rlhf_type": "dpo"}, "for sft and pt; leave it out"),
     ("truncation_strategy", {"truncation_strategy": "split"}, "choose delete, left or right"),
     ("split_dataset_ratio", {"split_dataset_ratio": 0.01}, "--val_dataset FILE"),
@@ -119,6 +130,13 @@ def test_refusal_names_the_argument_and_the_way_out(
     assert way_out in str(error)
 
 
+def test_padding_that_megatron_does_not_make_is_not_saved_by_grouping() -> None:
+    error = refusal(megatron(group_by_length=True, padding_free=True))
+    assert error.argument == "group_by_length"
+    assert "leave it out, or give --padding_free false" in str(error)
+    settings.check(megatron(group_by_length=True, padding_free=False))
+
+
 REFUSED_IN_SWIFT: list[tuple[str, dict[str, Any], str]] = [
     ("sequence_parallel_size", {"sequence_parallel_size": 2}, "--context_parallel_size N"),
     ("use_flash_ckpt", {"use_flash_ckpt": True}, "leave it out"),
@@ -162,6 +180,8 @@ def test_refusal_of_the_hugging_face_trainer_alone(argument: str, changes: dict[
         {"sharded_lazy_on_bad_sample": "raise", "sharded_lazy_on_end": "repeat"},
         {"sharded_lazy_consumer": "run 1"},
         {"sharded_lazy_skip": "samples 1:2, steps 3:4", "sharded_lazy_take_over": True},
+        {"group_by_length": True},
+        {"group_by_length": True, "padding_free": True, "rlhf_type": "dpo"},
         {"sharded_lazy_encode_cache": "cache", "sharded_lazy_encode_cache_size": "1.5 GiB"},
     ],
 )

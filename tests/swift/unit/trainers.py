@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> 
         save_strategy=args.save_strategy,
         eval_strategy="no",
         output_dir=args.output_dir,
+        group_by_length=args.group_by_length,
     )
     trainer.train_dataset, trainer.batch_size, trainer.callbacks = opened(plan), plan.batch_size, []
     trainer.state = SimpleNamespace(global_step=0, max_steps=0)
@@ -135,8 +137,16 @@ def _hugging_face(rank: int, size: int) -> ModuleType:
     class DataLoaderMixin:
         def get_train_dataloader(self: Any, skip_batches: int = 0) -> Any:
             names = vars(module)
+            grouped: dict[str, Any] = {}
+            if self.args.group_by_length:
+                grouped = {"group_by_length": True, "lengths": self.train_dataset["lengths"]}
             sampler = names["BatchSamplerShard"](
-                len(self.train_dataset), batch_size=self.batch_size, shuffle=True, drop_last=False, data_seed=42
+                len(self.train_dataset),
+                batch_size=self.batch_size,
+                shuffle=True,
+                drop_last=False,
+                data_seed=42,
+                **grouped,
             )
             if skip_batches:
                 sampler = skipping(sampler, skip_batches=skip_batches)
@@ -164,7 +174,7 @@ def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trai
     module, found = _megatron(), Trained()
     trainer = module.BaseMegatronTrainer()
     dataset, rank = opened(plan), plan.rank
-    own = SimpleNamespace(**{**vars(args), "async_save": False, "group_by_length": False})
+    own = SimpleNamespace(**{**vars(args), "async_save": False})
     step_batch = own.micro_batch_size * rank.dp_size
     if own.num_train_epochs is not None:
         # init_iters
@@ -200,9 +210,11 @@ def _megatron() -> ModuleType:
                 data_parallel_size=self.rank.dp_size,
                 data_sharding=args.data_sharding,
                 shuffle=args.train_dataloader_shuffle,
+                group_by_length=args.group_by_length,
                 seed=args.data_seed,
             )
-            return (train_dataset.__getitems__(batch) for batch in sampler)
+            # cyclic_iter: the sampler begins another epoch each time that it is asked.
+            return (train_dataset.__getitems__(batch) for batches in itertools.repeat(sampler) for batch in batches)
 
         def train(self: Any, train_dataset: Any, val_dataset: Any) -> None:
             self.call_event("on_train_begin")

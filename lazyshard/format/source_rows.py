@@ -1,0 +1,48 @@
+"""What the seals of `lazyshard-producer` say of the source rows of which a stream was made.
+
+Its positions, in the field `source` of a seal, count the rows that were read, and keep the settings by which rows were
+made of them. Nobody needs it to read the stream: it tells `lazyshard inspect` what to show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lazyshard.format.fields import MAX_SAMPLES
+
+__all__ = ["SourceRows"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """The source rows up to a chunk's end.
+
+    Attributes:
+        read: rows read, refused ones included.
+        refused: those among them that were left out as bad rows.
+        exact: whether the chunk ends where a source row does, or a buffer of them; otherwise a few more were read, of
+            which a part is published.
+        pack: most tokens of a pack; None where rows are not packed.
+    """
+
+    read: int
+    refused: int
+    exact: bool
+    pack: int | None = None
+
+    @classmethod
+    def read_source(cls, source: Any) -> SourceRows | None:
+        """Returns what the field `source` of a seal says; None where it says nothing of it, or nothing that can be."""
+        if not isinstance(source, dict) or not isinstance(source.get("sources"), list):
+            return None
+        read, refused, skip = (source.get(name, -1) for name in ("rows", "refused", "skip"))
+        if not all(map(_is_count, (read, refused, skip))) or refused > read:
+            return None
+        recipe = source.get("recipe")
+        pack = recipe.get("pack") if isinstance(recipe, dict) else None
+        return cls(read, refused, not skip, pack if _is_count(pack) and pack else None)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SAMPLES

@@ -1,0 +1,192 @@
+"""What `lazyshard watch` says to Prometheus, and that the Grafana dashboard asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from lazyshard.cli.watch_looks import Facts
+from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
+from lazyshard.format.mixed import MixedSource
+from lazyshard.storage.outlook import Outlook
+from lazyshard_producer.display.metrics import PrometheusMetrics
+from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
+from tests.producer.test_metrics import scrape
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"
+
+MIXTURE = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25, None, 0, False))
+
+
+def page(found: Outlook | None, **values: Any) -> str:
+    facts = Facts(found, values.get("error"), values.get("answered_at", NOW), values.get("silent_since"))
+    return metrics_page(lambda: facts, lambda: NOW + 10)().decode()
+
+
+def samples(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            assert (one.name, str(one.labels)) not in found, "a series that is there twice"
+            label = next(iter(one.labels.values()), None)
+            found[one.name if label is None else f"{one.name} {label}"] = one.value
+    return found
+
+
+def everything() -> Outlook:
+    """A look at which everything is known."""
+    first = survey(consumers=(told(consumed=1000, done=100, needs=200),))
+    later = survey(
+        consumers=(told(consumed=1200, done=120, needs=320, at=NOW + 6),),
+        looked_at=NOW + 7,
+        unread_since={"sft": NOW - 5},
+        mixture=MIXTURE,
+    )
+    return outlook(first, later)
+
+
+def test_all_facts() -> None:
+    found = samples(page(everything()))
+    assert found.pop("lazyshard_stream_full_in_seconds") == pytest.approx(2e9 / 5e4)
+    assert found.pop("lazyshard_consumer_starving_in_seconds sft") == pytest.approx((1234 - 320) / (12 - 5))
+    assert found == {
+        "lazyshard_stream_up": 1,
+        "lazyshard_stream_last_look_seconds": NOW,
+        "lazyshard_stream_silent_seconds": 0,
+        "lazyshard_stream_published_chunks": 1234,
+        "lazyshard_stream_published_samples": 12_340,
+        "lazyshard_stream_retired_chunks": 0,
+        "lazyshard_stream_ended": 0,
+        "lazyshard_stream_published_samples_per_second": 50,
+        "lazyshard_stream_used_bytes": 12_340_000,
+        "lazyshard_stream_free_bytes": 2e9,
+        "lazyshard_stream_growth_bytes_per_second": 50_000,
+        "lazyshard_stream_quarantined_rows": 0,
+        "lazyshard_stream_problems": 0,
+        "lazyshard_stream_consumers": 1,
+        "lazyshard_stream_heartbeat_age_seconds": 9,
+        **{
+            f"lazyshard_stream_producer_state {state}": state == "running"
+            for state in ("running", "waiting", "idle", "finished", "failed", "dead")
+        },
+        "lazyshard_stream_source_weight web": 0.75,
+        "lazyshard_stream_source_weight b\\nooks": 0.25,
+        "lazyshard_stream_source_share web": 0.5,
+        "lazyshard_consumer_consumed_samples sft": 1200,
+        "lazyshard_consumer_checkpoint_age_seconds sft": 1,
+        "lazyshard_consumer_lag_chunks sft": 1114,
+        "lazyshard_consumer_lag_samples sft": 11_140,
+        "lazyshard_consumer_lag_seconds sft": 12,
+        "lazyshard_consumer_ahead_chunks sft": 914,
+        "lazyshard_consumer_read_samples_per_second sft": 120,
+        "lazyshard_consumer_waiting sft": 0,
+        "lazyshard_consumer_problem sft": 0,
+    }
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    bare = survey(
+        head=None,
+        census={"manifest": None, "native": False, "samples": None},
+        free=None,
+        consumers=(consumer(problem="x"),),
+    )
+    found = samples(page(outlook(bare)))
+    assert found["lazyshard_consumer_problem sft"] == 1
+    assert {name.split()[0] for name in found if name.startswith("lazyshard_consumer_")} == {
+        "lazyshard_consumer_problem",
+        "lazyshard_consumer_waiting",
+    }
+    for name in ("published_samples", "free_bytes", "full_in_seconds", "heartbeat_age_seconds"):
+        assert f"lazyshard_stream_{name}" not in found
+
+
+@pytest.mark.parametrize(
+    ("values", "silent"), [({"error": "no stream"}, 0), ({"silent_since": NOW - 20}, 30)], ids=["failed", "silent"]
+)
+def test_what_was_true_a_while_ago_is_not_told(values: dict[str, Any], silent: float) -> None:
+    assert samples(page(everything(), **values)) == {
+        "lazyshard_stream_up": 0,
+        "lazyshard_stream_last_look_seconds": NOW,
+        "lazyshard_stream_silent_seconds": silent,
+    }
+
+
+def test_before_the_first_look() -> None:
+    assert samples(page(None, answered_at=None)) == {"lazyshard_stream_up": 0, "lazyshard_stream_silent_seconds": 0}
+
+
+def test_of_many_consumers_those_furthest_behind_have_their_own() -> None:
+    many = tuple(consumer(f"c{number:03}", consumed=number * 10, done=number) for number in range(MAX_LABELS + 5))
+    found = samples(page(outlook(survey(consumers=many))))
+    lags = {name: lag for name, lag in found.items() if name.startswith("lazyshard_consumer_lag_chunks")}
+    assert (len(lags), max(lags.values()), min(lags.values())) == (MAX_LABELS, 1234, 1234 - MAX_LABELS + 1)
+    assert found["lazyshard_stream_consumers"] == MAX_LABELS + 5
+
+
+def test_every_metric_is_documented() -> None:
+    text = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    names = {name.split()[0] for name in samples(page(everything()))}
+    assert {name for name in names if f"`{name}`" not in text and f"`{name}{{" not in text} == set()
+
+
+def exported() -> set[str]:
+    """The names of all series that the producer and `watch` give."""
+    metrics = PrometheusMetrics("127.0.0.1", 0)
+    try:
+        metrics.taken("a", 1)
+        metrics.consumers({"sft": 1}, 1)
+        producers = {f"lazyshard_producer_{name.partition('{')[0]}" for name in scrape(metrics)}
+    finally:
+        metrics.close()
+    return producers | {name.split()[0] for name in samples(page(everything()))}
+
+
+def expressions(value: Any) -> list[str]:
+    """What the dashboard asks of Prometheus: all `expr` and queries of variables."""
+    if isinstance(value, dict):
+        own = [
+            text for name, text in value.items() if name in ("expr", "query", "definition") and isinstance(text, str)
+        ]
+        return own + [text for one in value.values() for text in expressions(one)]
+    return [text for one in value for text in expressions(one)] if isinstance(value, list) else []
+
+
+def test_dashboard_asks_for_metrics_that_there_are() -> None:
+    asked = expressions(json.loads(DASHBOARD.read_text(encoding="utf-8")))
+    names = {name for text in asked for name in re.findall(r"\blazyshard_[a-z_]+", text)}
+    assert len(names) > 20
+    assert names - exported() == set(), "the dashboard asks for what nobody exports"
+    own = {name for name in exported() if name.startswith(("lazyshard_stream_", "lazyshard_consumer_"))}
+    unseen = own - names
+    assert unseen == {"lazyshard_stream_consumers", "lazyshard_stream_last_look_seconds"}, "metrics of no panel"
+
+
+def test_dashboard_is_whole() -> None:
+    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    places: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] >= 0
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & places, f"{panel['title']} lies on another panel"
+        places |= cells
+    for panel in panels:
+        assert panel["title"] and panel["targets"], panel["id"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert all("$instance" in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_state_of_a_dead_producer() -> None:
+    dead = outlook(survey(head=replace(HEAD, updated_at=NOW - 100)))
+    assert samples(page(dead))["lazyshard_stream_producer_state dead"] == 1

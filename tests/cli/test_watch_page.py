@@ -1,0 +1,246 @@
+"""The page of `lazyshard watch` in a real browser: what it shows, and that it does as it is told by nobody's names."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+
+from lazyshard.cli.watch import watch_values
+from lazyshard.cli.watch_looks import Facts
+from lazyshard.cli.watch_server import Answer, WatchServer, page_answer
+from lazyshard.format.mixed import MixedSource
+from lazyshard.storage.disk_use import DiskUse, Lines
+from lazyshard.storage.outlook import Outlook
+from tests.cli.chromium import needs_chromium, open_page, screenshot
+from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
+from tests.cli.watched import watch
+from tests.storage.streams import produce
+from tests.storage.surveyed import checkpoint, reads
+
+pytestmark = [needs_chromium, pytest.mark.timeout(300)]
+
+HOSTILE: Final = "<img src=x onerror=document.title='owned'>\u202egnp"
+
+MIXTURE: Final = (
+    MixedSource("/data/crawl/web-*.jsonl", 0.7, 0.7004, 8404, False),
+    MixedSource("/data/incoming", 0.3, 0.2996, 3596, False),
+    MixedSource("/data/seed.jsonl", 0.0, 0.0, 0, True),
+)
+
+
+class Scene:
+    """A server whose stream is made up."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.gone = False
+        answers = {"/": page_answer(), "/status.json": Answer("application/json", self._encode)}
+        self._server = WatchServer("127.0.0.1", 0, answers)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = self._server.url
+
+    def show(self, found: Outlook | None, **values: Any) -> None:
+        facts = Facts(found, values.get("error"), NOW, values.get("silent_since"))
+        self.values = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _encode(self) -> bytes:
+        return json.dumps(self.values).encode()
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.close()
+
+
+def busy() -> Outlook:
+    """A run as it is most of the time: a reader that is quicker than the producer, and one that is done."""
+    first = survey(consumers=(told(consumed=10_800, done=1080, needs=1104, ranks=4, window=2),))
+    head = replace(HEAD, rate=412.5, updated_at=NOW + 8)
+    later = survey(
+        head=head,
+        census={"retired": 940},
+        consumers=(
+            consumer("eval", consumed=12_000, done=1200, at=NOW - 700),
+            told(consumed=11_040, done=1104, needs=1160, ranks=4, window=2, at=NOW + 6),
+        ),
+        unread_since={"eval": NOW - 21, "sft": NOW - 310},
+        disk=DiskUse(10_340_000_000, False, 8.4e6, ()),
+        free=210_000_000_000,
+        quarantine=Lines(12, 3456, True),
+        mixture=MIXTURE,
+        looked_at=NOW + 9,
+    )
+    return outlook(first, later)
+
+
+def starving() -> Outlook:
+    """A producer that waits, and a reader that does: each in words."""
+    note = "--max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted"
+    return outlook(
+        survey(
+            head=replace(HEAD, state="waiting", note=note, rate=0.0),
+            consumers=(
+                told(consumed=12_000, done=1200, needs=1240, ranks=4, window=2),
+                consumer("old", problem="torn"),
+            ),
+            free=None,
+        )
+    )
+
+
+def shown(document: str, part: str = "body") -> str:
+    """The text of a document, in a line."""
+    text = re.sub(r"<(script|style)\b.*?</\1>", " ", document, flags=re.DOTALL)
+    if part != "body":
+        text = text[text.index(f'id="{part}"') :]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+def test_busy_run(scene: Scene) -> None:
+    scene.show(busy())
+    document, console = open_page(scene.url, "--dump-dom")
+    assert console == []
+    text = shown(document)
+    for part in (
+        "/shared/streams/chat-distillation running",
+        "the producer is 74 chunks ahead of the slowest reader (sft).",
+        "Published 1,234 chunks 12,340 samples, 940 chunks deleted, live",
+        "Rate 412.5 samples/s published",
+        "Until a reader starves",
+        "Disk ≈ 10.3 GB 210.0 GB free",
+        "Quarantine 12 rows refused so far",
+        "deleted 940",
+        "being read 8",
+        "Close up: chunks 1,136 to 1,231",
+        "process 12345 on node7",
+        "heartbeat 1 s old",
+        "reads now chunks 1,152 to 1,159, by 4 ranks",
+        "supply 74 chunks ahead of it; told 3 s ago",
+        "checkpoint 11,040 samples, done with 1,104 chunks; 3 s old",
+        "/data/crawl/web-*.jsonl 70.0 % so far, 8,404 rows; weight 70.0 %",
+        "/data/seed.jsonl 0.0 % so far, 0 rows; finished",
+    ):
+        assert part in text, text
+    cells = re.findall(r'<span class="reading" title="([^"]*)" data-chunk[^>]*>([^<]*)</span>', document)
+    assert [number for _, number in cells] == ["0", "1", "2", "3", "0", "1", "2", "3"]
+    assert cells[1][0] == "chunk 1,153: being read (sft, rank 1)"
+
+
+def test_waiting_producer_and_reader(scene: Scene) -> None:
+    scene.show(starving())
+    text = shown(open_page(scene.url, "--dump-dom").document)
+    for part in (
+        "Until a reader starves now sft waits for 6 chunks",
+        "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
+        "sft waits for data",
+        "has to wait it waits now",
+        "awaited 6",
+        "Problems consumer old: torn; it counts as done with nothing",
+        "free space not known",
+    ):
+        assert part in text, text
+
+
+def test_names_and_notes_are_text(scene: Scene) -> None:
+    found = survey(
+        head=replace(HEAD, state="failed", note=HOSTILE, host=HOSTILE),
+        consumers=(told(HOSTILE, needs=4), consumer("b", problem=HOSTILE)),
+        mixture=(MixedSource(HOSTILE, 1.0, 1.0, 1, False),),
+        problems=(HOSTILE,),
+    )
+    scene.show(outlook(found), error=HOSTILE)
+    document, console = open_page(scene.url, "--dump-dom")
+    assert console == []
+    assert "<title>failed · /shared" in document
+    assert "<img" not in document
+    text = shown(document, "main")
+    assert text.count("<img src=x onerror=document.title='owned'>\\u{202e}gnp") >= 7
+    assert "\u202e" not in document
+
+
+def test_a_million_chunks_are_few_elements(scene: Scene) -> None:
+    head = replace(HEAD, chunks=1_000_000, samples=10_000_000)
+    million = {"chunks": 1_000_000, "samples": 10_000_000, "retired": 600_000}
+    reads_now = told(consumed=6_999_552, done=700_000, needs=800_256, ranks=512)
+    scene.show(outlook(survey(head=head, census=million, consumers=(reads_now,))))
+    document, console = open_page(scene.url, "--dump-dom")
+    assert console == []
+    assert "being read 512" in shown(document)
+    assert document.count("<") < 1000
+    assert len(document) < 100_000
+
+
+def test_silence_is_told_since_when(scene: Scene) -> None:
+    scene.show(busy(), silent_since=NOW + 30)
+    document, _ = open_page(scene.url, "--dump-dom")
+    assert '<body class="old">' in document
+    assert re.search(
+        r"The stream's storage has given no answer since [0-9:]{8}, for 1 min 5 s\. What is shown is of [0-9:]{8}\.",
+        shown(document),
+    )
+    assert "Published 1,234 chunks" in shown(document)
+
+
+def test_look_that_fails(scene: Scene) -> None:
+    scene.show(None, error="/shared/x: there is no stream: neither stream.json nor any chunk file")
+    text = shown(open_page(scene.url, "--dump-dom").document)
+    assert "Nothing can be shown yet. The last look has failed: /shared/x: there is no stream" in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)], ids=["laptop", "phone"])
+def test_picture(scene: Scene, width: int, height: int, scheme: Literal["light", "dark"]) -> None:
+    scene.show(busy())
+    size, ground = png(screenshot(scene.url, "watch-busy", scheme, width, height))
+    assert size == (width, height)
+    assert (min(ground) > 200) if scheme == "light" else (max(ground) < 60), f"{ground} is not {scheme}"
+
+
+def test_real_stream(tmp_path: Path) -> None:
+    stream = produce(tmp_path / "stream", 20, end=False)
+    checkpoint(stream, "sft", 8, 4, NOW)
+    reads(stream, "sft", 12, NOW)
+    with watch(stream, "--interval", "0.5") as running:
+        document, console = open_page(running.url, "--dump-dom")
+    assert console == []
+    text = shown(document)
+    assert "Published 10 chunks 20 samples, live" in text
+    assert "sft waits for 2 chunks" in text
+
+
+def png(picture: Path) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """Returns the size of a picture of 8 bits a channel, and its last pixel of the first line."""
+    data = picture.read_bytes()
+    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
+    assert (data[:8], depth, kind in (2, 6)) == (b"\x89PNG\r\n\x1a\n", 8, True)
+    at, packed = 8, b""
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        packed += data[at + 8 : at + 8 + length] if data[at + 4 : at + 8] == b"IDAT" else b""
+        at += length + 12
+    pixel = 3 if kind == 2 else 4
+    line = bytearray(zlib.decompress(packed)[: 1 + width * pixel])
+    # Filters of the first line, above which there is nothing: by how much of what is to the left a byte is less.
+    share = {0: 0.0, 1: 1.0, 2: 0.0, 3: 0.5, 4: 1.0}[line[0]]
+    for place in range(1 + pixel, len(line)):
+        line[place] = (line[place] + int(line[place - pixel] * share)) % 256
+    red, green, blue = line[-pixel:][:3]
+    return (width, height), (red, green, blue)

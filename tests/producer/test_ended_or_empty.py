@@ -1,0 +1,179 @@
+"""What a run says of a stream that has ended, or into which nothing came, where that is not what was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard_producer.cli import main
+from tests.producer.commands import assert_one_line, run_arguments
+
+ENCODERS = "tests.producer.encoders"
+RECIPES = "tests.producer.recipes"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"id": number, "length": 1 + number % 4}) + "\n" for number in range(20)))
+    return path
+
+
+def produce(rows: Path, *options: object, command: str = "run", out: str = "out") -> int:
+    arguments = run_arguments(rows.parent / out, [rows], 4, *options)
+    return main([command, *arguments[1:], *(["--no-progress"] if command == "run" else [])])
+
+
+@pytest.mark.parametrize("policy", ["skip", "quarantine"])
+@pytest.mark.parametrize("unit", [("--balance", 2), ("--pack", 8)])
+def test_stream_of_which_every_row_was_refused_does_not_end(
+    rows: Path, unit: tuple[object, ...], policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--encode", f"{ENCODERS}:without_length", *unit, "--on-bad-row", policy)
+    for _ in range(2):
+        assert produce(rows, *options) == 3
+        assert_one_line(
+            capsys.readouterr().err,
+            f"all 20 rows were refused, so nothing is published, and the stream is not ended; the first one: {rows}:1: "
+            f"{unit[0]}: --encode returned no length among its keys (id, input_ids): expected a whole number of tokens "
+            f"under 'length'. Look at what they have in common, mend the rows or what refuses them, and run the same "
+            f"command again; nothing is lost",
+        )
+    out = rows.parent / "out"
+    assert not (out / "stream.end").exists()
+    assert json.loads((out / "head.json").read_bytes())["state"] == "failed"
+    if policy == "quarantine":
+        assert len((out / "quarantine.jsonl").read_bytes().splitlines()) == 20
+
+
+def test_rows_that_are_mended_are_published_by_the_same_command(rows: Path, tmp_path: Path) -> None:
+    good = rows.read_bytes()
+    rows.write_bytes(good.replace(b'"length"', b'"tokens"'))
+    options = ("--pack", 8, "--on-bad-row", "quarantine")
+    assert produce(rows, *options) == 3
+    rows.write_bytes(good)
+    assert produce(rows, *options) == 0
+    assert sum(len(row["pack"]) for row in StreamReader(tmp_path / "out")) == 20
+    assert (tmp_path / "out" / "quarantine.jsonl").read_bytes() == b""
+
+
+def test_what_a_filter_leaves_out_counts_beside_what_was_refused(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows.write_text(rows.read_text().splitlines(keepends=True)[0] + "no row\n")
+    assert produce(rows, "--transform", f"{RECIPES}:none", "--on-bad-row", "skip") == 3
+    assert "of 2 rows 1 were refused, and the others left out, so nothing is published" in capsys.readouterr().err
+
+
+def test_filter_that_leaves_nothing_is_told_and_the_stream_ends(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(rows, "--transform", f"{RECIPES}:none") == 0
+    assert "warning: --where or --transform left out all of 20 rows: the stream ends empty\n" in capsys.readouterr().err
+    rows.write_text("")
+    assert produce(rows, out="of nothing") == 0
+    assert "left out" not in capsys.readouterr().err
+
+
+def test_stream_that_holds_rows_ends_though_the_others_were_refused(rows: Path, tmp_path: Path) -> None:
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join(lines[:4]) + b"no row\n" * 3)
+    assert produce(rows) == 3
+    assert produce(rows, "--on-bad-row", "skip") == 0
+    assert len(list(StreamReader(tmp_path / "out"))) == 4
+
+
+ASKED = ("--pack", 8, "--encode", f"{ENCODERS}:as_told")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (("--pack", 9, *ASKED[2:]), 2, "pack (was 8, now 9); nothing can be added to it"),
+        (ASKED[2:], 2, "pack (was 8, now None), length_field (was 'length', now None)"),
+        ((*ASKED, "--balance", 2), 2, "balance (was None, now 2)"),
+        ((*ASKED, "--where", f"{RECIPES}:even"), 2, f"where (was None, now '{RECIPES}:even')"),
+        ((*ASKED, "--pack-buffer", 7), 2, "pack_buffer (was 10000, now 7)"),
+        (("--pack", 8), 5, "its rows are encoded, and those that are to come are not"),
+        (
+            ("--pack", 8, "--encode", f"{ENCODERS}:counted"),
+            5,
+            "function is 'tests.producer.encoders:as_told' there and",
+        ),
+    ],
+)
+def test_ended_stream_that_was_made_otherwise_is_refused(
+    rows: Path, options: tuple[object, ...], code: int, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert produce(rows, *ASKED) == 0
+    assert produce(rows, *ASKED) == 0
+    assert "already ended" in capsys.readouterr().err
+    for command in ("run", "check"):
+        assert produce(rows, *options, command=command) == code
+        captured = capsys.readouterr()
+        assert reason in captured.err
+        assert "already ended" not in captured.err
+        assert captured.out == ""
+    assert produce(rows, *ASKED, command="check") == 0
+    assert "has ended with" in capsys.readouterr().out
+
+
+def test_packing_an_ended_stream_of_rows_is_refused(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(rows) == 0
+    capsys.readouterr()
+    assert produce(rows, "--pack", 8) == 2
+    assert_one_line(
+        capsys.readouterr().err, "the stream has ended, and its rows were made in another way than is asked"
+    )
+
+
+def test_other_weights_of_an_ended_stream_are_told(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(rows, "--weight", 1) == 0
+    assert produce(rows, "--weight", 2) == 0
+    assert "warning: the stream was mixed otherwise: weights (was [1.0], now [2.0])\n" in capsys.readouterr().err
+
+
+def test_ended_stream_of_another_program_is_not_asked_how_it_was_made(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ChunkWriter(rows.parent / "out", 4) as writer:
+        writer.write({"id": 1})
+    assert produce(rows, "--shuffle", 3) == 0
+    assert "already ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_stream_without_a_row_is_begun_anew_as_the_refusal_says(
+    rows: Path, ended: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ended:
+        assert produce(rows, "--encode", f"{ENCODERS}:tokens", "--transform", f"{RECIPES}:none") == 0
+    else:
+        assert produce(rows, "--encode", f"{ENCODERS}:broken_off") == 3
+    mended = ("--encode", f"{ENCODERS}:counted")
+    capsys.readouterr()
+    assert produce(rows, *mended) == 5
+    said = capsys.readouterr().err
+    assert "its rows are encoded otherwise: " in said
+    assert produce(rows, *mended, command="check") == 5
+    assert capsys.readouterr().err == said
+    found = re.search(r"No row is published in it: .* remove (.*) in it, and run the same command again", said)
+    assert found is not None
+    for name in found[1].split(" and "):
+        os.remove(rows.parent / "out" / name)
+    assert produce(rows, *mended) == 0
+    assert [row["id"] for row in StreamReader(rows.parent / "out")] == list(range(20))
+
+
+def test_stream_with_rows_is_not_to_be_begun_anew(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows.write_bytes(rows.read_bytes() + b"no row\n")
+    assert produce(rows, "--encode", f"{ENCODERS}:counted") == 3
+    capsys.readouterr()
+    assert produce(rows, "--encode", f"{ENCODERS}:of_numpy") == 5
+    said: Any = capsys.readouterr().err
+    assert "its rows are encoded otherwise: " in said
+    assert "No row is published" not in said

@@ -205,11 +205,9 @@ def _check_place(directory: Path) -> None:
     trusted = (0, os.geteuid())
     if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
         kind = f"a link of uid {link.st_uid}"
-    elif (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid in trusted
-        and (not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX)
-    ):
+    elif not stat.S_ISDIR(found.st_mode):
+        kind = "no directory"
+    elif found.st_uid in trusted and (not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX):
         return
     raise FileRefused(
         f"{directory}: expected a directory of uid {os.geteuid()} or of root to which not everybody may write, unless "

@@ -81,7 +81,7 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
         pytest.skip(f"this machine has Python {version} alone")
     run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
     bin = tmp_path / "environment" / "bin"
-    options = [
+    options: list[str | Path] = [
         "-q",
         "--no-input",
         "--no-compile",

@@ -84,7 +84,9 @@ class DeclaredOrder:
         opened = self._opened()
         start = self.standing.start + opened * self._span * len(self.standing.own)
         left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
-        return min([*left, start])
+        # The last windows are shorter than the others.
+        end = [] if self.total is None else [self.total]
+        return min([*left, start, *end])
 
     def _opened(self) -> int:
         """Windows that some rank has begun."""

@@ -124,6 +124,10 @@ def _serve(looks: SharedLooks, answers: dict[str, Answer], host: str, port: int)
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, socket.gaierror):
+            raise typer.BadParameter(
+                f"{host} is no name or address of a machine that is known here ({reason.lower()})", param_hint="--host"
+            ) from None
         raise typer.BadParameter(
             f"{host}:{port} cannot be listened at ({reason.lower()}); choose another one, or --port 0 for any that is "
             f"free",

@@ -87,6 +87,10 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"encode_cache is the path of a directory of this node, got {directory!r}")
+    if is_url(path):
+        raise ValueError(
+            f"encode_cache is a directory of this node, in memory or on its own disk, got the URL {path!r}"
+        )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
         raise ValueError(

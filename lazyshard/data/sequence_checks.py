@@ -9,6 +9,7 @@ import numpy as np
 from lazyshard.data.sequence_planner import TooLong, row_too_long
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StreamMismatch
 from lazyshard.format import decode_pack, parse_row
+from lazyshard.format.source_rows import form_made
 from lazyshard.plan.sequences import Rule
 from lazyshard.plan.splitting import SplitRule
 from lazyshard.storage import StreamReader
@@ -32,7 +33,7 @@ def check_beginning(reader: StreamReader, rule: Rule, too_long: TooLong) -> bool
         Whether there was a chunk to look at.
 
     Raises:
-        StreamMismatch: its rows are packs.
+        StreamMismatch: its rows are packs, or were cut or padded by their producer.
         LengthsMissing: how long its rows are is not known.
         BadSample: one of them is longer than a sequence.
         SealInvalid, TokensInvalid, ChunkMissing, OSError: it cannot be read.
@@ -50,13 +51,30 @@ def check_beginning(reader: StreamReader, rule: Rule, too_long: TooLong) -> bool
     if first >= samples:
         return False
     _check_rows(look, first)
-    lengths = WindowLengths(look, 1).of(first // size)
+    known = WindowLengths(look, 1)
+    _check_form(look, form_made(known.source(first // size)))
+    lengths = known.of(first // size)
     if too_long == "raise" and not isinstance(rule, SplitRule):
         longer = np.flatnonzero(lengths > rule.size)
         if len(longer):
             row = int(longer[0])
             raise row_too_long(look, first + row, int(lengths[row]), rule.size)
     return True
+
+
+def _check_form(reader: StreamReader, form: str | None) -> None:
+    """Refuses rows that are sequences already: what pads them would be taken for tokens, and borders would be lost."""
+    if form in ("split", "pad"):
+        where = str(reader.directory)
+        was = "cut to sequences" if form == "split" else "padded"
+        raise StreamMismatch(
+            f"{where}: its rows were {was} by their producer (lazyshard-producer run --{form}), so no sequences are "
+            f"made of them: train each as one sample, with `LazyShardedDataset({where!r}, ...)`, or produce the rows "
+            f"without --{form}",
+            directory=where,
+            expected="rows",
+            actual=f"rows made with --{form}",
+        )
 
 
 def _check_rows(reader: StreamReader, sample: int) -> None:

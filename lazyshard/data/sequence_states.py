@@ -120,7 +120,8 @@ def read_state(
     state = SequenceState.from_dict(value, where)
     if state.stream != reader.stream_id:
         raise _mismatch(reader, "stream", str(reader.stream_id), state.stream)
-    for name in facts.keys() | state.rule.keys():
+    # The form before what another form has or has not.
+    for name in sorted(facts.keys() | state.rule.keys(), key=lambda name: (name != "form", name)):
         mine, theirs = facts.get(name), state.rule.get(name)
         if (mine, type(mine)) != (theirs, type(theirs)):
             raise _mismatch(reader, name, str(mine), str(theirs))

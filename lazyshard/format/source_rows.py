@@ -11,7 +11,7 @@ from typing import Any
 
 from lazyshard.format.fields import MAX_SAMPLES
 
-__all__ = ["SourceRows"]
+__all__ = ["SourceRows", "form_made"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,18 @@ class SourceRows:
         recipe = source.get("recipe")
         pack = recipe.get("pack") if isinstance(recipe, dict) else None
         return cls(read, refused, not skip, pack if _is_count(pack) and pack else None)
+
+
+def form_made(source: Any) -> str | None:
+    """Returns into what rows were made, as the field `source` of their chunk's seal says; None for rows as they are.
+
+    Returns:
+        "pack", "split" or "pad", as the option of `lazyshard-producer run`.
+    """
+    recipe = source.get("recipe") if isinstance(source, dict) else None
+    if not isinstance(recipe, dict):
+        return None
+    return next((form for form in ("pack", "split", "pad") if recipe.get(form)), None)
 
 
 def _is_count(value: Any) -> bool:

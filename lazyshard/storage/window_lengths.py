@@ -6,7 +6,7 @@ reads them all, those of chunks whose rows it never reads too.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,10 @@ class WindowLengths:
             self._kept.pop(min(self._kept), None)
         self._kept[window] = lengths
         return lengths
+
+    def source(self, chunk: int) -> Any:
+        """Returns the field `source` of the seal of a published chunk: what its producer says of its own place."""
+        return self._tokens(chunk).seal.source
 
     def digest(self, first: int, stop: int) -> str:
         """Returns 16 hexadecimal digits of the XXH3 of the lengths of the windows [first, stop); waits as `of` does."""

@@ -188,7 +188,7 @@ def test_taken_port_is_told(stream: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--host", "no such host"), "cannot be listened at"),
+        (("--host", "no such host"), "--host: no such host is no name or address of a machine that is known here"),
         (("--host", ""), "an address is needed"),
         (("--port", "65536"), "--port"),
         (("--interval", "0"), "--interval"),

@@ -411,6 +411,11 @@ def test_size_is_taken_as_text_as_the_flag_takes_it(tmp_path: Path, encode: Coun
     assert ids(opened(tmp_path, encode, encode_cache_bytes=4096)) == list(range(SAMPLES))
 
 
+def test_cache_in_an_object_store_is_refused(tmp_path: Path, encode: Counting) -> None:
+    with pytest.raises(ValueError, match=r"directory of this node, .* got the URL 's3://bucket/cache'"):
+        opened(tmp_path, encode, encode_cache="s3://bucket/cache")
+
+
 @pytest.mark.parametrize("within", [".", "cache", "cursors/cache"])
 def test_cache_in_the_folder_of_the_stream_is_refused(tmp_path: Path, encode: Counting, within: str) -> None:
     (tmp_path / "link").symlink_to("s")

@@ -190,6 +190,7 @@ def test_states_of_other_settings_are_refused(tmp_path: Path) -> None:
     for field, form, options in [
         ("size", Pack(11), {}),
         ("form", Pad(10), {}),
+        ("form", Split(11, eos=1), {}),
         ("window", Pack(10), {"window": 3}),
         ("seed", Pack(10), {"seed": 0}),
     ]:

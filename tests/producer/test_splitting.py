@@ -341,6 +341,7 @@ def test_a_position_with_a_cut_in_no_row_is_none_of_ours(tmp_path: Path) -> None
         ({"input_ids": [2**64 - 1]}, "input_ids are at most 9223372036854775807, found 18446744073709551615"),
         ({"input_ids": [1, 2], "labels": [1]}, "2 input_ids and 1 labels, expected as many"),
         ({"input_ids": [1], "loss_scale": [0.5]}, "'loss_scale' holds something for each token, which would no longer"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 0]}, "'attention_mask' leaves out some tokens of the row, all of"),
     ],
 )
 @pytest.mark.parametrize("option", ["--split", "--pad"])
@@ -375,9 +376,20 @@ def test_rows_with_and_without_labels_make_no_sequence(tmp_path: Path, capsys: p
     arguments = run_arguments(tmp_path / "out", [path], 10, "--split", 2, "--no-progress", "--on-bad-row", "skip")
     assert main(arguments) == 3
     said = capsys.readouterr().err
-    assert f"{path}:1: --split: of the rows of its sequence some have labels and others have none; give all of" in said
+    # The row that differs, not the first one of the sequence.
+    assert f"{path}:2: --split: of the rows of its sequence some have labels and others have none, and this is" in said
     assert main([*arguments, "--columns", "input_ids"]) == 0
     assert [row["input_ids"] for row in StreamReader(tmp_path / "out")] == [[7, 8]]
+
+
+@pytest.mark.parametrize(("option", "was"), [("--split", "cut to sequences"), ("--pad", "padded")])
+@pytest.mark.parametrize("encode", [(), ("--encode", ENCODE)])
+def test_of_sequences_no_others_are_made(tmp_path: Path, option: str, was: str, encode: tuple[str, ...]) -> None:
+    """What pads a row would count as its tokens, and where documents begin would be forgotten."""
+    out = tmp_path / "out"
+    assert main(run_arguments(out, write(tmp_path, [3, 4]), 10, option, 5, *encode, "--no-progress")) == 0
+    with pytest.raises(StreamMismatch, match=f"rows were {was} by their producer .*run {option}"):
+        LazyShardedSequences(out, None, form=Split(4), dp_rank=0, dp_size=1)
 
 
 def test_check_shows_the_sequences_that_a_run_would_publish(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

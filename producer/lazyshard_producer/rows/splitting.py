@@ -255,6 +255,7 @@ class Splitter:
     def _make(self, sequence: SplitSequence, end: Cut) -> _Made:
         settings, first = self._settings, self._documents[sequence.pieces[0].document]
         documents = {piece.document: self._documents[piece.document].tokens for piece in sequence.pieces}
+        other = next((number for number, tokens in documents.items() if tokens.keys() != first.tokens.keys()), None)
         try:
             tokens = cut_tokens(
                 sequence,
@@ -266,8 +267,11 @@ class Splitter:
             )
         except ValueError as cause:
             # Whoever leaves a row out moves all tokens behind it, so that is no choice.
-            reason = f"--split: {cause}; give all of them labels, or none"
-            raise locate(RowInvalid(f"not a row: {reason}", reason=reason), first.place) from cause
+            reason = (
+                f"--split: {cause}, and this is the first that differs from the one before; give all labels, or none"
+            )
+            place = first.place if other is None else self._documents[other].place
+            raise locate(RowInvalid(f"not a row: {reason}", reason=reason), place) from cause
         count = len(tokens[INPUT_IDS])
         self._follows = True
         return _Made(write_tokens(tokens, count, arrays=self._arrays), count, first.place, self._end(end))

@@ -129,6 +129,12 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
     for name in beside:
         if fields.get(name) is not None:
             raise _refuse(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
+    mask = fields.get(ATTENTION_MASK)
+    if mask is not None and not _is_full(mask):
+        raise _refuse(
+            f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, all of which would be attended to; leave "
+            f"out these tokens and the mask"
+        )
     try:
         tokens = tokens_of(fields)
     except ValueError as cause:
@@ -136,6 +142,13 @@ def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dic
     if not len(tokens[INPUT_IDS]):
         raise _refuse(f"{option}: input_ids are empty, expected a token at least")
     return tokens
+
+
+def _is_full(mask: Any) -> bool:
+    try:
+        return bool(np.all(np.asarray(mask) == 1))
+    except (TypeError, ValueError):
+        return False
 
 
 def _holds_array(value: Any) -> bool:

@@ -1,0 +1,231 @@
+"""`docs/troubleshooting.md` has an entry for every error class, logged line, wait and exit code, and none for others.
+
+Its examples are what the code says: each is brought about and compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Final, get_args, get_type_hints
+
+import pytest
+
+import lazyshard.cli.exits
+import lazyshard.errors
+import lazyshard_producer.errors
+import lazyshard_producer.exits
+import lazyshard_swift.errors
+import lazyshard_swift.exits
+from lazyshard.format.head import STATES
+from lazyshard_producer.display import figures
+from lazyshard_producer.holding.limits import Kept
+from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
+from tests.packaging.test_import_directions import PACKAGES, ROOT
+from tests.packaging.trouble_words import told
+
+PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
+TROUBLES: Final = troubles_of_files.TROUBLES | troubles_of_producing.TROUBLES | troubles_of_training.TROUBLES
+EXITS: Final[dict[str, ModuleType]] = {
+    "`lazyshard-producer`": lazyshard_producer.exits,
+    "`lazyshard`": lazyshard.cli.exits,
+    "ms-swift": lazyshard_swift.exits,
+}
+ROOTS: Final = {"LazyShardError", "FormatInvalid"}
+"""Not raised themselves, so there is no example of them."""
+
+CAUGHT: Final = {("WaitTimeout", "`lazyshard`"): 75, ("ConfigInvalid", "`lazyshard`"): 3}
+"""Codes that one command gives by itself: `rechunk --follow` and `check-config`."""
+
+TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
+"""Names of what logs or prints a line that ends nothing."""
+
+FEWEST_LINES: Final = 60
+"""Of lines that are found in the code: fewer mean that they are no longer found."""
+
+HOLE: Final = "\0"
+"""In a line, where a name or number stands."""
+
+
+def error_classes() -> dict[str, type[BaseException]]:
+    """All public classes of errors, by name."""
+    found = {}
+    for module in ERRORS:
+        for name, one in inspect.getmembers(module, inspect.isclass):
+            if issubclass(one, BaseException) and one.__module__ == module.__name__ and name[0] != "_":
+                found[name] = one
+    return found
+
+
+def sections() -> dict[str, str]:
+    """The text under each heading, by its words."""
+    parts = re.split(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)
+    headings = [heading.strip("`") for heading in parts[1::2]]
+    assert len(set(headings)) == len(headings), "a heading is there twice"
+    return dict(zip(headings, parts[2::2], strict=True))
+
+
+SECTIONS: Final = sections()
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands between backticks outside of blocks, a line break as a space."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose)]
+
+
+def table(heading: str, first: str) -> dict[str, list[str]]:
+    """The rows of the table under a heading whose first column has that title, by their first cell."""
+    _, _, rest = SECTIONS[heading].partition(f"| {first} |")
+    rows = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def exit_codes(module: ModuleType) -> set[int]:
+    """The codes that a module of exit codes defines."""
+    return {value for name, value in vars(module).items() if name.isupper() and name[0] != "_" and type(value) is int}
+
+
+def exit_code(where: str, error: BaseException) -> int | None:
+    """The code in which an error ends a command."""
+    if where == "ms-swift":
+        return lazyshard_swift.exits.code_of(error)
+    if where == "`lazyshard`":
+        return lazyshard.cli.exits.exit_code(error)
+    return lazyshard_producer.exits.exit_code(error)
+
+
+def words(node: ast.expr) -> str | None:
+    """The text of a line, with holes for what comes in; None of what is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[-.\d]*[a-z]", HOLE, node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+    return None
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the product, parsed."""
+    for folder in PACKAGES.values():
+        for path in sorted(folder.rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def lines_told(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines that a module logs or prints and goes on: where, and their words."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            texts = [text for text in map(words, node.args) if text is not None] if name in TELLERS else []
+            # A name of what is told may stand before the line, as a key.
+            longest = max(texts, key=len, default="")
+            if len(re.findall(r"[a-z]{2,}", longest)) >= 2:
+                yield node.lineno, longest
+
+
+def holds_pieces(text: str, span: str) -> bool:
+    """Whether a text has the pieces of a phrase, between its dots, in that order."""
+    at = 0
+    for piece in filter(None, map(str.strip, span.split("…"))):
+        at = text.find(piece, at) + len(piece)
+        if at < len(piece):
+            return False
+    return at > 0
+
+
+def phrases() -> list[str]:
+    """What the page says that messages hold: in bold, and in the first column of the tables of lines."""
+    logged = PAGE.partition("\n## Lines in the log\n")[2]
+    found = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
+    found += [span for row in re.findall(r"^\| (`.+?`) \| ", logged, re.MULTILINE) for span in code_spans(row)]
+    return [re.sub(r"\s+", " ", span) for span in found if span != "bold"]
+
+
+def normal(text: str) -> str:
+    """With the process, machine and user of the examples."""
+    text = re.sub(r"process \d+ on (?!node2)\S+", "process 4711 on node1", text)
+    text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node1)", text)
+    return re.sub(r"\buid \d+", "uid 1000", text)
+
+
+def test_every_error_class_has_an_entry_and_no_entry_is_of_another() -> None:
+    entries = re.findall(r"^### `([A-Z]\w+)`$", PAGE, re.MULTILINE)
+    assert sorted(entries) == sorted(error_classes())
+
+
+@pytest.mark.parametrize("name", sorted(error_classes()))
+def test_an_entry_tells_the_exit_codes_that_the_commands_have(name: str) -> None:
+    (codes_told,) = re.findall(r"^Exit code: (.+)$", SECTIONS[name], re.MULTILINE)
+    codes = re.findall(r"(\d+) of (`[\w-]+`|ms-swift)", codes_told)
+    assert codes or codes_told.startswith(("none", "that of the class")), codes_told
+    for code, where in codes:
+        expected = CAUGHT.get((name, where), exit_code(where, error_classes()[name]("text")))
+        assert int(code) == expected, where
+
+
+def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> None:
+    rows = table("Exit codes", "code")
+    for column, (where, module) in enumerate(EXITS.items()):
+        listed = {int(code) for code, cells in rows.items() if cells[column] != "–"}
+        assert listed == exit_codes(module) | {0}, where
+
+
+def test_every_reason_of_a_wait_has_its_row() -> None:
+    assert set(table("What the producer waits for", "reason")) == set(get_args(figures.Reason))
+    assert set(table("What the producer waits for", "kept by")) == set(get_args(get_type_hints(Kept)["by"]))
+    assert set(table("What a rank waits for", "state")) == set(STATES)
+
+
+def test_every_line_that_is_logged_has_an_entry() -> None:
+    known = phrases()
+    lines = [(f"{path}:{number}", text) for path, tree in parsed() for number, text in lines_told(tree)]
+    assert len(lines) >= FEWEST_LINES
+    missing = [place for place in lines if not any(holds_pieces(place[1], phrase) for phrase in known)]
+    assert missing == []
+
+
+def test_every_phrase_of_the_page_is_one_of_the_code() -> None:
+    known = phrases()
+    assert len(known) >= FEWEST_LINES
+    texts = [
+        text
+        for _, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr) and (text := words(node)) is not None
+    ]
+    assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
+
+
+def test_every_example_has_its_trouble_and_every_trouble_its_example() -> None:
+    shown = {heading for heading, text in SECTIONS.items() if "```text\n" in text}
+    assert shown == set(TROUBLES)
+    assert set(error_classes()) - shown == ROOTS
+
+
+@pytest.mark.parametrize("heading", TROUBLES)
+def test_an_example_is_what_is_said(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if heading.startswith("Store"):
+        pytest.importorskip("s3fs", reason="needs the extra objects")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    examples = re.findall(r"^```text\n(.*?)\n```$", SECTIONS[heading], re.DOTALL | re.MULTILINE)
+    assert normal(told(TROUBLES[heading])) == "\n".join(examples)
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([\w./-]*)(#[\w-]+)?\)", PAGE)
+    assert len(links) >= 20
+    lost = []
+    for file, anchor in links:
+        path = ROOT / "docs" / (file or "troubleshooting.md")
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        known = {"#" + re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+        if not text or (anchor and anchor not in known):
+            lost.append(file + anchor)
+    assert lost == []

@@ -1,0 +1,64 @@
+"""What a trouble says, and what those of `docs/troubleshooting.md` share: a tiny stream in an empty directory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+
+STREAM: Final = Path("stream")
+
+
+Row = dict[str, Any]
+
+
+def told(trouble: Callable[[], object]) -> str:
+    """Returns what a trouble says: the last line of its traceback, or what it returns."""
+    try:
+        found = trouble()
+    except (LazyShardError, ValueError) as error:
+        kind = type(error)
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return f"{module}{kind.__qualname__}: {error}"
+    assert isinstance(found, str), "nothing was raised"
+    return found
+
+
+def said(command: Callable[[list[str]], int], code: int, *arguments: str) -> str:
+    """Runs a command in this process; returns what it printed."""
+    with contextlib.redirect_stderr(io.StringIO()) as printed, contextlib.redirect_stdout(printed):
+        assert command([*arguments]) == code, printed.getvalue()
+    return printed.getvalue().rstrip("\n")
+
+
+def line(printed: str, begin: str) -> str:
+    """Returns the line that begins so."""
+    (found,) = (one for one in printed.splitlines() if one.startswith(begin))
+    return found
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collects what is logged."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("lazyshard")
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+
+
+def dataset(encode: Callable[[Row], Row] | None = None, **options: Any) -> LazyShardedDataset:
+    return LazyShardedDataset(STREAM, encode, **{"dp_rank": 0, "dp_size": 1, "max_wait": 0} | options)
+
+
+def rows_of_stream() -> list[Row]:
+    return list(StreamReader(STREAM, max_wait=0))

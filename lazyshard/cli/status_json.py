@@ -66,6 +66,7 @@ def _producer(outlook: Outlook) -> dict[str, Any] | None:
         "host": head.host,
         "pid": head.pid,
         "process_is_gone": outlook.survey.gone,
+        "process_has_ended": outlook.survey.ended,
         "heartbeat_age_s": outlook.heartbeat_age_s,
         "waits_for": (head.note or None) if head.state != "failed" else None,
         "failure": (head.note or None) if head.state == "failed" else None,

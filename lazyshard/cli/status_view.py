@@ -113,7 +113,9 @@ def _producer(page: _Page, outlook: Outlook) -> None:
     else:
         page.add("producer", outlook.state)
         process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"
-        if outlook.survey.gone and outlook.state in ("running", "waiting", "dead"):
+        if outlook.survey.ended and outlook.state == "dead":
+            process += "; it has ended"
+        elif outlook.survey.gone and outlook.state in ("running", "waiting", "dead"):
             process += "; it is not to be seen on this machine"
         page.add("  process", process)
     page.add("  rate", _rate(outlook, outlook.chunk_rate) + _growth(outlook))

@@ -50,6 +50,8 @@ def _of_producer(outlook: Outlook) -> str:
     if head is None:
         return "nothing is known of the producer"
     age = duration(outlook.heartbeat_age_s or 0.0)
+    if outlook.state == "dead" and outlook.survey.ended:
+        return "the producer is dead, its process has ended: start it again, it goes on where it was"
     if outlook.state == "dead":
         gone = " and its process is gone" if outlook.survey.gone else ""
         return f"the producer is dead, no sign of it for {age}{gone}: start it again, it goes on where it was"

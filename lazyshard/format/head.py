@@ -19,6 +19,9 @@ resumable; finished: the stream has ended; failed: stopped by an error, resumabl
 
 STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 
+_OPTIONAL: Final = ("note", "process")
+"""Left out where they say nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -34,6 +37,7 @@ class Head:
         pid: the producer's process there.
         updated_at: seconds since 1970, UTC, by the producer's clock.
         note: what it waits for, or why it has failed, in words; empty where it does not say.
+        process: what tells its process from all others of the machine, to be compared; empty where it does not say.
     """
 
     chunks: int
@@ -45,10 +49,11 @@ class Head:
     pid: int
     updated_at: float
     note: str = ""
+    process: str = ""
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "note" or self.note}
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in _OPTIONAL or getattr(self, name)}
         return encode({"format": FORMAT} | values)
 
     @classmethod
@@ -77,4 +82,5 @@ class Head:
             pid=fields.integer("pid", 0, 2**31),
             updated_at=fields.number("updated_at"),
             note=fields.text("note") if "note" in fields.values else "",
+            process=fields.text("process") if "process" in fields.values else "",
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from lazyshard.format import STATES, Head, ProducerState
 from lazyshard.format.names import HEAD
 from lazyshard.storage.durable import publish_bytes
+from lazyshard.storage.producer_process import own_process
 from lazyshard.storage.rate import RateMeter
 
 
@@ -36,6 +37,7 @@ class Announcer:
         self._samples_per_chunk = samples_per_chunk
         self._clock = clock
         self._host = socket.gethostname() or "unknown"
+        self._process = own_process()
         self.told_at = time.monotonic()
         self._meter = RateMeter(self.told_at, samples)
 
@@ -66,6 +68,7 @@ class Announcer:
             pid=os.getpid(),
             updated_at=self._clock(),
             note=note,
+            process=self._process,
         )
         publish_bytes(head.encode(), self._path, self._temporary, durable=ended)
 

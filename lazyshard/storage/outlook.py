@@ -107,7 +107,9 @@ class Looks:
         self._published.look(now, census.chunks)
         self._retired.look(now, census.retired)
         age = None if census.head is None else max(0.0, now - census.head.updated_at)
-        state = None if census.head is None else producer_state(census.head, age or 0.0, survey.gone is True)
+        state = (
+            None if census.head is None else producer_state(census.head, age or 0.0, survey.gone is True, survey.ended)
+        )
         coming = self._coming(survey, state)
         growth = self._growth(survey, coming)
         return Outlook(
@@ -180,15 +182,16 @@ class Looks:
         return trained.rate(now) if rate is None else rate
 
 
-def producer_state(head: Head, age: float, gone: bool) -> State:
+def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
     """Returns what a producer does.
 
     Args:
         head: what it says.
         age: seconds since it said so.
         gone: its process is not to be seen. Counts only once heartbeats are missed too: it may be in a container.
+        ended: its process is known to have ended, which counts at once.
     """
-    silent = age > DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
+    silent = ended or age > DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 

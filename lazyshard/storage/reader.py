@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ from lazyshard.storage.pacing import (
     next_report,
 )
 from lazyshard.storage.patience import READERS
+from lazyshard.storage.producer_process import process_ended, process_gone
 from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.storage.stream import Published, Stream, open_stream
 from lazyshard.storage.urls import UrlPath, stream_path
@@ -587,16 +587,8 @@ class StreamReader:
 
 
 def _producer_gone(published: Published, now: float) -> bool:
-    """Whether a producer of this machine, by its own word at work, has missed its heartbeats and has no process."""
+    """Whether a producer of this machine, by its own word at work, has ended, or is silent and has no process."""
     head = published.head
-    if head is None or head.state not in ("running", "waiting") or head.host != socket.gethostname():
+    if head is None or head.state not in ("running", "waiting"):
         return False
-    if now - head.updated_at < STALE_HEARTBEAT_S:
-        return False
-    try:
-        os.kill(head.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
+    return process_ended(head) or (now - head.updated_at >= STALE_HEARTBEAT_S and process_gone(head) is True)

@@ -7,13 +7,10 @@ stream.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazyshard.format import Head
 from lazyshard.format.mixed import MixedSource
 from lazyshard.format.names import QUARANTINE
 from lazyshard.storage.census import Census, retired_chunks, take_census, tolerate
@@ -21,6 +18,7 @@ from lazyshard.storage.consumers import Consumer, list_consumers
 from lazyshard.storage.disk_use import DiskUse, Lines, count_lines, free_bytes, measure_disk
 from lazyshard.storage.files import modified_at
 from lazyshard.storage.mixture import read_mixture
+from lazyshard.storage.producer_process import process_ended, process_gone
 from lazyshard.storage.reader import GRACE_S
 
 
@@ -41,6 +39,7 @@ class Survey:
         quarantine: rows that the producer has refused, None where there is no such file.
         problems: what is wrong with the files, a sentence each.
         mixture: the sources that the producer mixes by weights, up to the newest chunk; none where it does not.
+        ended: whether the producer's process is known to have ended, not merely not to be seen.
     """
 
     directory: Path
@@ -54,6 +53,7 @@ class Survey:
     quarantine: Lines | None
     problems: tuple[str, ...]
     mixture: tuple[MixedSource, ...] = ()
+    ended: bool = False
 
 
 def take_survey(directory: Path, now: float) -> Survey:
@@ -77,6 +77,7 @@ def take_survey(directory: Path, now: float) -> Survey:
         looked_at=now,
         census=census,
         gone=None if head is None else process_gone(head),
+        ended=head is not None and process_ended(head),
         consumers=consumers,
         unread_since=_unread_since(directory, consumers, census),
         disk=disk,
@@ -86,22 +87,6 @@ def take_survey(directory: Path, now: float) -> Survey:
         problems=tuple(dict.fromkeys(problems)),
         mixture=read_mixture(directory, census),
     )
-
-
-def process_gone(head: Head) -> bool | None:
-    """Returns whether a producer's process is not to be seen on this machine, None where it runs on another one.
-
-    Not guaranteed: that it has ended. Containers may share the name of a machine, but not its processes.
-    """
-    if head.host != socket.gethostname() or head.pid < 1:
-        return None
-    try:
-        os.kill(head.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _lost(disk: DiskUse, directory: Path, census: Census, now: float) -> list[str]:

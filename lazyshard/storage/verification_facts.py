@@ -20,7 +20,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, TEMPORAR
 from lazyshard.format.reading import READING_SUFFIX
 from lazyshard.storage.files import check_folder, is_there, list_names, read_file
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S
-from lazyshard.storage.survey import process_gone
+from lazyshard.storage.producer_process import process_ended, process_gone
 from lazyshard.storage.urls import UrlPath
 from lazyshard.storage.verification_chunks import file_finding
 from lazyshard.storage.verification_findings import Finding
@@ -81,7 +81,11 @@ def gather_facts(directory: Path, now: float) -> Facts:
     if facts.native:
         facts.manifest = _read(facts, MANIFEST, Manifest.decode)
         facts.head = _read(facts, HEAD, Head.decode)
-        facts.running = facts.head is not None and is_running(facts.head, process_gone(facts.head), now)
+        facts.running = (
+            facts.head is not None
+            and not process_ended(facts.head)
+            and is_running(facts.head, process_gone(facts.head), now)
+        )
         facts.end = _read(facts, END, End.decode)
         facts.retired = _read(facts, RETIRED, Retired.decode)
         _read(facts, OWNER, Owner.decode)

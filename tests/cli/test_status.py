@@ -117,7 +117,7 @@ time.sleep(3600)
 """
 
 
-def test_killed_producer_is_dead_once_its_heartbeats_are_missed(
+def test_killed_producer_is_dead_at_once_or_once_its_heartbeats_are_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def producer() -> tuple[str, bool, str]:
@@ -134,7 +134,16 @@ def test_killed_producer_is_dead_once_its_heartbeats_are_missed(
         assert producer() == ("running", False, "the producer is running; no consumer has registered")
         child.kill()
         child.wait()
-    edit_head(tmp_path, updated_at=time.time() - 30)
+    assert producer() == (
+        "dead",
+        True,
+        "the producer is dead, its process has ended: start it again, it goes on where it was; "
+        "no consumer has registered",
+    )
+    # Of another machine, by what it says, only that it is silent can be told.
+    edit_head(tmp_path, updated_at=time.time(), process="elsewhere")
+    assert producer()[0] == "running"
+    edit_head(tmp_path, updated_at=time.time() - 30, process="elsewhere")
     state, gone, summary = producer()
     assert (state, gone) == ("dead", True)
     assert re.match(r"the producer is dead, no sign of it for \d+ s and its process is gone: start it again", summary)

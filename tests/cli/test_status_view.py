@@ -211,6 +211,9 @@ def test_producer_of_which_no_process_is_left() -> None:
     assert "  process     12345 on node7, heartbeat 2 s old; it is not to be seen on this" in page
     dead = outlook(survey(head=state("running", age=20), gone=True))
     assert summary(dead).startswith("the producer is dead, no sign of it for 20 s and its process is gone: start it")
+    ended = outlook(survey(head=state("waiting", age=1), gone=True, ended=True))
+    assert summary(ended).startswith("the producer is dead, its process has ended: start it again")
+    assert "  process     12345 on node7, heartbeat 1 s old; it has ended" in status_lines(ended, watching=False)
     stopped = status_lines(outlook(survey(head=state("idle"), gone=True)), watching=False)
     assert "  process     12345 on node7, heartbeat 2 s old" in stopped
 
@@ -310,6 +313,7 @@ def test_json_of_one_look() -> None:
             "host": "node7",
             "pid": 12345,
             "process_is_gone": None,
+            "process_has_ended": False,
             "heartbeat_age_s": 2.0,
             "waits_for": "for rows",
             "failure": None,

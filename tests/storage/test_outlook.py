@@ -79,6 +79,12 @@ def test_state_of_a_producer(state: ProducerState, age: float, gone: bool, expec
     assert producer_state(replace(HEAD, state=state), age, gone) == expected
 
 
+def test_producer_whose_process_is_known_to_have_ended_is_dead_at_once() -> None:
+    told: list[ProducerState] = ["running", "waiting", "idle", "failed", "finished"]
+    states = [producer_state(replace(HEAD, state=state), 0.0, True, ended=True) for state in told]
+    assert states == ["dead", "dead", "idle", "failed", "finished"]
+
+
 @pytest.mark.parametrize(
     ("ahead", "taking", "coming", "ended", "expected"),
     [

@@ -2,20 +2,17 @@
 
 import json
 import os
-import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lazyshard.errors import StreamInvalid, StreamMissing, StreamUnsealed, VersionUnsupported
-from lazyshard.format import Head
 from lazyshard.storage import census as census_module
 from lazyshard.storage.disk_use import SAMPLED_CHUNKS, Lines
 from lazyshard.storage.retire import retire
-from lazyshard.storage.survey import Survey, process_gone, take_survey
+from lazyshard.storage.survey import Survey, take_survey
 from tests.storage.streams import foreign, forked, head, needs_root, produce
 from tests.storage.surveyed import checkpoint, edit_head, reads
 
@@ -304,16 +301,3 @@ def test_stream_that_may_not_be_listed_can_be_looked_at(tmp_path: Path, monkeypa
         assert counted(look(Path("."))) == (2, 4, False, 0)
 
     assert forked(other_user) == 0
-
-
-def test_process_of_a_producer(tmp_path: Path) -> None:
-    here = Head(0, 0, False, "running", 0.0, socket.gethostname(), os.getpid(), NOW)
-    assert process_gone(here) is False
-    assert process_gone(replace(here, pid=1)) is False
-    assert process_gone(replace(here, host="elsewhere")) is None
-    assert process_gone(replace(here, pid=0)) is None
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert process_gone(replace(here, pid=pid)) is True

@@ -80,7 +80,11 @@ def test_killed_producer_leaves_leftovers_at_most(keep: int, tmp_path: Path) -> 
             published = head(directory).chunks + 3
             wait_until(partial(is_published, directory, published), "3 chunks")
             process.send_signal(signal.SIGKILL)
-        # While its last sign is fresh it counts as running, and what it leaves as being in its hands.
+        killed = verify(directory)
+        assert not killed.running
+        assert {finding.severity for finding in killed.findings} <= {"leftover"}
+        # Where it cannot be known that its process has ended, what it leaves counts as being in its hands for a while.
+        edit("head.json", process="another boot", updated_at=time.time())(directory)
         fresh, later = (verify(directory, clock=partial(after, seconds)) for seconds in (0.0, 16.0))
         assert (fresh.running, fresh.findings) == (True, ())
         assert not later.running

@@ -49,10 +49,17 @@ def legend(band: Band) -> str:
     return ", ".join(f"{sign} {words.get(state, state)}" for state, sign in SIGNS.items() if state in there)
 
 
-def window_words(window: OpenWindow) -> str:
-    """Returns which chunks a consumer reads now, and which rank which of them."""
+def window_words(window: OpenWindow, published: int) -> str:
+    """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those.
+
+    Args:
+        window: what it reads or waits for.
+        published: chunks that are.
+    """
     chunks = range(window.first, window.stop)
-    words = f"chunk {chunks[0]:,}" if len(chunks) == 1 else f"chunks {chunks[0]:,} to {chunks[-1]:,}"
+    words = _span(chunks)
+    if window.first < published < window.stop:
+        words = f"{_span(range(published, window.stop))}, to read {words}"
     if len(chunks) > _SHOWN_CHUNKS:
         return f"{words}, by {count(window.dp, 'rank')}"
     by_rank: dict[int | None, list[int]] = {}
@@ -67,6 +74,10 @@ def window_words(window: OpenWindow) -> str:
     if shared:
         parts.append(f"shared by ranks: {_numbers(shared)}")
     return f"{words} ({'; '.join(parts)})"
+
+
+def _span(chunks: range) -> str:
+    return f"chunk {chunks[0]:,}" if len(chunks) == 1 else f"chunks {chunks[0]:,} to {chunks[-1]:,}"
 
 
 def source_words(source: MixedSource) -> str:

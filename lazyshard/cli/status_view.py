@@ -14,6 +14,9 @@ from lazyshard.storage.outlook import ConsumerOutlook, Outlook
 WIDTH: Final = 80
 """Columns of the page; lines wrap there."""
 
+_OLD_RATE_S: Final = 10.0
+"""Producers tell their rate every 5 s; an older one comes with its age."""
+
 _LABEL: Final = 14
 """Columns of the labels."""
 
@@ -118,7 +121,13 @@ def _producer(page: _Page, outlook: Outlook) -> None:
         elif outlook.survey.gone and outlook.state in ("running", "waiting", "dead"):
             process += "; it is not to be seen on this machine"
         page.add("  process", process)
-    page.add("  rate", _rate(outlook, outlook.chunk_rate) + _growth(outlook))
+    page.add("  rate", _rate(outlook, outlook.chunk_rate) + _told(outlook) + _growth(outlook))
+
+
+def _told(outlook: Outlook) -> str:
+    """Returns how old the producer's rate is, where it is that: what one that is silent has told last."""
+    age = outlook.heartbeat_age_s or 0.0
+    return f", told {duration(age)} ago" if outlook.chunk_rate and age > _OLD_RATE_S else ""
 
 
 def _growth(outlook: Outlook) -> str:
@@ -155,7 +164,8 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
         )
     window = outlook.band.windows.get(one.consumer.name)
     if window is not None:
-        page.add("  now", window_words(window))
+        published = outlook.survey.census.chunks
+        page.add("  now" if window.stop <= published else "  waits for", window_words(window, published))
     rate = unknown if one.chunk_rate is None else _rate(outlook, one.chunk_rate)
     page.add("  rate", rate + _supply(one))
 

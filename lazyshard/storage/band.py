@@ -20,8 +20,9 @@ from lazyshard.storage.open_window import OpenWindow, open_window
 
 ChunkState = Literal["deleted", "done", "taken", "reading", "ready", "awaited"]
 """deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read on behind
-it, but not all have it in a checkpoint; reading: in the open window of a consumer; ready: published, and some consumer
-has not come to it; awaited: not published, and a consumer needs it to read on."""
+it, but not all have it in a checkpoint; reading: in the open window of a consumer, all of which is published; ready:
+published, and some consumer has not come to it, or waits for the rest of its window; awaited: not published, and a
+consumer needs it to read on."""
 
 CLOSE_UP: Final = 96
 """Chunks of the close-up: three lines of a laptop's screen, and as many as a phone's holds."""
@@ -105,7 +106,8 @@ def _stretches(
 ) -> tuple[Stretch, ...]:
     done = min((one.chunks_before for one in consumers), default=0)
     taken = min((_come_to(one, windows.get(one.name)) for one in consumers), default=0)
-    open_chunks = _joined(windows.values())
+    # One of which chunks are still to come is waited for, on all ranks: none reads in it.
+    open_chunks = _joined(window for window in windows.values() if window.stop <= census.chunks)
     cuts = {0, census.retired, done, taken, census.chunks, stop}
     cuts |= {end for one in open_chunks for end in one}
     marks = sorted(cut for cut in cuts if 0 <= cut <= stop)

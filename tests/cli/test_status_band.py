@@ -44,12 +44,22 @@ def test_of_an_empty_stream_there_is_no_line() -> None:
 
 
 def test_chunks_of_each_rank() -> None:
-    assert window_words(OpenWindow(6, 10, 2, 1)) == "chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"
-    assert window_words(OpenWindow(6, 7, 1, 1)) == "chunk 6 (rank 0: 6)"
-    assert window_words(OpenWindow(6, 8, 2)) == "chunks 6 to 7 (shared by ranks: 6, 7)"
-    assert window_words(OpenWindow(6, 8, 2, 1, 7)) == "chunks 6 to 7 (rank 0: 7; shared by ranks: 6)"
-    assert window_words(OpenWindow(1024, 1536, 512, 1)) == "chunks 1,024 to 1,535, by 512 ranks"
-    assert window_words(OpenWindow(0, 16, 16, 1)) == "chunks 0 to 15, by 16 ranks"
+    assert window_words(OpenWindow(6, 10, 2, 1), 10) == "chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"
+    assert window_words(OpenWindow(6, 7, 1, 1), 10) == "chunk 6 (rank 0: 6)"
+    assert window_words(OpenWindow(6, 8, 2), 10) == "chunks 6 to 7 (shared by ranks: 6, 7)"
+    assert window_words(OpenWindow(6, 8, 2, 1, 7), 10) == "chunks 6 to 7 (rank 0: 7; shared by ranks: 6)"
+    assert window_words(OpenWindow(1024, 1536, 512, 1), 1536) == "chunks 1,024 to 1,535, by 512 ranks"
+    assert window_words(OpenWindow(0, 16, 16, 1), 16) == "chunks 0 to 15, by 16 ranks"
+
+
+def test_chunks_that_are_waited_for() -> None:
+    assert window_words(OpenWindow(6, 10, 2, 1), 9) == "chunk 9, to read chunks 6 to 9 (rank 0: 6, 8; rank 1: 7, 9)"
+    assert window_words(OpenWindow(6, 8, 2, 1), 6) == "chunks 6 to 7 (rank 0: 6; rank 1: 7)"
+    looked = survey(consumers=(told(consumed=12_330, done=1233, needs=1236, ranks=3),))
+    text = " ".join("\n".join(status_lines(outlook(looked), watching=True)).split())
+    assert " waits for chunks 1,234 to 1,235, to read chunks 1,233 to 1,235 (rank 0: 1,233; rank 1: 1,234; " in text
+    assert "read now" not in text
+    assert " now chunk" not in text
 
 
 def test_mixture() -> None:

@@ -206,6 +206,13 @@ def test_summary(head: Head, consumers: tuple[Consumer, ...], expected: str) -> 
     assert summary(outlook(survey(head=head, consumers=consumers))) == expected
 
 
+def test_rate_of_a_silent_producer_comes_with_its_age() -> None:
+    silent = status_lines(outlook(survey(head=state("running", age=12))), watching=False)
+    assert "  rate        50.0 samples/s, told 12 s ago; the stream" in "\n".join(silent)
+    nothing = status_lines(outlook(survey(head=state("idle", age=12))), watching=False)
+    assert "  rate        0 samples/s" in nothing
+
+
 def test_producer_of_which_no_process_is_left() -> None:
     page = status_lines(outlook(survey(gone=True)), watching=False)
     assert "  process     12345 on node7, heartbeat 2 s old; it is not to be seen on this" in page

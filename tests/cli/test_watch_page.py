@@ -152,11 +152,28 @@ def test_waiting_producer_and_reader(scene: Scene) -> None:
         "waits for --max-disk 2.0 GB: 1,234 chunks take 2.0 GB, and no checkpoint lets any of them be deleted",
         "sft waits for data",
         "has to wait it waits now",
+        "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239, by 4 ranks",
         "awaited 6",
         "Problems consumer old: torn; it counts as done with nothing",
         "free space not known",
     ):
         assert part in text, text
+
+
+def test_only_a_reader_that_has_to_wait_soon_is_warned_of(scene: Scene) -> None:
+    reads_on = [told(consumed=1000, done=100, needs=needs, ranks=1, at=NOW + needs) for needs in (100, 105)]
+    for chunks, kind in ((110, "wait"), (12_000, "good")):
+        head = replace(HEAD, chunks=chunks, samples=10 * chunks, rate=0.0, state="idle")
+        census = {"chunks": chunks, "samples": 10 * chunks}
+        looks = [survey(head=head, census=census, consumers=(one,), looked_at=NOW + 200) for one in reads_on]
+        scene.show(outlook(*looks))
+        document, _ = open_page(scene.url, "--dump-dom")
+        assert re.search(rf'<span class="pill {kind}">has to wait in', document), shown(document)
+
+
+def test_rate_of_a_silent_producer_comes_with_its_age(scene: Scene) -> None:
+    scene.show(outlook(survey(head=replace(HEAD, updated_at=NOW - 12))))
+    assert "Rate 50.0 samples/s published, told 12 s ago" in shown(open_page(scene.url, "--dump-dom").document)
 
 
 def test_names_and_notes_are_text(scene: Scene) -> None:

@@ -35,6 +35,12 @@ def test_all_states_of_a_chunk() -> None:
     ]
 
 
+def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
+    band = make_band(census(7), [told(needs=8)])
+    assert stretches(band) == [(0, 6, "taken"), (6, 7, "ready"), (7, 8, "awaited")]
+    assert band.cells[6:] == (Cell(6, "ready", (Reader("sft", 0),)), Cell(7, "awaited", (Reader("sft", 1),)))
+
+
 def test_two_windows_far_apart() -> None:
     band = make_band(census(40), [told("a", done=4, needs=8), told("b", consumed=90, done=9, needs=20, ranks=1)])
     assert stretches(band) == [

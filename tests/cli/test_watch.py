@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer, page_a
 from lazyshard.storage.outlook import Looks
 from lazyshard.storage.survey import take_survey
 from tests.cli.commands import lazyshard
-from tests.cli.watched import Watch, get, send, watch
+from tests.cli.watched import DEADLINE_S, Watch, get, send, watch
 from tests.storage.streams import produce
 from tests.storage.surveyed import checkpoint, reads
 
@@ -174,6 +175,14 @@ def test_ctrl_c_ends_it_as_it_ends_status(stream: Path) -> None:
     with watch(stream) as running:
         assert get(running.port, "/").status == 200
         assert running.stop() == (130, "", "")
+
+
+def test_sigterm_ends_it_at_once_and_in_silence(stream: Path) -> None:
+    with watch(stream) as running:
+        assert get(running.port, "/status.json").status == 200
+        running.process.send_signal(signal.SIGTERM)
+        out, err = running.process.communicate(timeout=DEADLINE_S)
+    assert (running.process.returncode, out, err) == (-signal.SIGTERM, "", "")
 
 
 def test_taken_port_is_told(stream: Path) -> None:

@@ -117,8 +117,11 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
-    if sum(name is not None for name in (model, tokenizer, function)) != 1:
-        raise typer.BadParameter("give one of --model, --tokenizer and --function", param_hint="--model")
+    named = (("--model", model), ("--tokenizer", tokenizer), ("--function", function))
+    given = [option for option, name in named if name is not None]
+    if len(given) != 1:
+        those = f", not {' and '.join(given)}" if given else ""
+        raise typer.BadParameter(f"give one of --model, --tokenizer and --function{those}")
     for option, value in (("--template", template), ("--max-length", max_length), ("--model-type", model_type)):
         if value is not None and model is None:
             raise typer.BadParameter("goes with --model", param_hint=option)

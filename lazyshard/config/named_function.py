@@ -29,6 +29,16 @@ def is_function_name(name: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def _without_suffix(name: str) -> str:
+    """Returns a hint for who has named a file where a module is meant: ``rows/chat.py:keep`` is ``rows.chat:keep``."""
+    file, _, attribute = name.partition(":")
+    if not file.endswith(".py") or os.path.isabs(file):
+        return ""
+    module = os.path.normpath(file.removesuffix(".py")).replace(os.sep, ".")
+    meant = f"{module}:{attribute or 'function'}"
+    return f"; is {meant} meant?" if is_function_name(meant) else ""
+
+
 def named_function(name: str) -> Callable[..., Any]:
     """Returns the function of a name, whose module is imported.
 
@@ -36,7 +46,7 @@ def named_function(name: str) -> Callable[..., Any]:
         FunctionMissing: it has not the form of a name, importing its module raises, or there is no such function in it.
     """
     if not is_function_name(name):
-        raise FunctionMissing('expected "package.module:function"')
+        raise FunctionMissing(f'expected "package.module:function"{_without_suffix(name)}')
     module_name, _, attribute = name.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -65,12 +65,11 @@ def open_encode_cache(
                 "template, greatest length, a version of your own)"
             )
         name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
-        fingerprint = {"function": f"{getattr(encode_fn, '__module__', '')}:{name}"} | check_encoding(
-            own, "the attribute fingerprint of encode_fn"
-        )
+        own = check_encoding(own, "the attribute fingerprint of encode_fn")
+        fingerprint = own | _own_fact("function", f"{getattr(encode_fn, '__module__', '')}:{name}", own)
     facts = check_encoding(fingerprint, "encode_fingerprint")
     if steps:
-        facts["lazyshard.steps"] = "; ".join(steps)
+        facts |= _own_fact("lazyshard.steps", "; ".join(steps), facts)
     return EncodeCache(reader, place, room, facts)
 
 
@@ -82,7 +81,7 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
         stream: the stream's directory, or its URL.
 
     Raises:
-        ValueError: it is no path, or lies in the stream.
+        ValueError: it is no path, lies in the stream, or there is a file in its place.
     """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     if not isinstance(path, str) or not path or "\0" in path:
@@ -98,7 +97,26 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
             f"belongs, and which other machines see: name a directory of this node outside of it, "
             f"such as one in /dev/shm"
         )
+    _check_place(path, place)
     return place
+
+
+def _check_place(given: str, place: Path) -> None:
+    """Refuses a place at which there can be no folder; one that is not there yet is made when something is kept.
+
+    Raises:
+        ValueError: a file, or a link that leads nowhere, is there or on the way.
+    """
+    for one in (place, *place.parents):
+        if one.is_dir():
+            return
+        if os.path.lexists(one):
+            what = f"a link to {os.readlink(one)}, which is not there" if one.is_symlink() else "a file"
+            if one.exists() and one.is_symlink():
+                what = f"a link to {os.readlink(one)}, which is a file"
+            raise ValueError(
+                f"encode_cache {given!r} cannot be a directory: {one} is {what}; remove it, or name another one"
+            )
 
 
 def _room(most: Any) -> int:
@@ -115,6 +133,13 @@ def _room(most: Any) -> int:
             f"'512MiB', got {most!r}"
         )
     return size
+
+
+def _own_fact(name: str, value: str, given: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Returns a fact that is told here. Raises ValueError: it was given one of this name, with another meaning."""
+    if name in given:
+        raise ValueError(f"a fingerprint has no fact {name!r}, which lazyshard tells itself: give yours another name")
+    return {name: value}
 
 
 def _described(step: Step) -> str:

@@ -36,6 +36,7 @@ class Tokens:
         lengths: u32 of shape (samples,): tokens of each row; 0 for one of which no sample is made.
         measure: how they were measured, in a line. Two chunks of the same text were measured alike.
         measured_at: seconds since 1970, UTC.
+        bad: how many of the rows could not be measured, and count 0 because that was wanted.
     """
 
     chunk: int
@@ -43,6 +44,7 @@ class Tokens:
     lengths: npt.NDArray[np.uint32]
     measure: str
     measured_at: float = 0.0
+    bad: int = 0
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
@@ -57,6 +59,7 @@ class Tokens:
                 "xxh3": _digest(self.lengths),
                 "measured_at": self.measured_at,
             }
+            | ({"bad": self.bad} if self.bad else {})
         )
 
     @classmethod
@@ -82,7 +85,8 @@ class Tokens:
         found = _digest(lengths)
         if fields.text("xxh3") != found:
             raise fields.refuse("xxh3", f"{found}, of the lengths that are there", repr(fields.values["xxh3"])[:80])
-        return cls(chunk, seal, lengths, measure, fields.number("measured_at"))
+        bad = fields.integer("bad", 0, len(lengths)) if "bad" in fields.values else 0
+        return cls(chunk, seal, lengths, measure, fields.number("measured_at"), bad)
 
 
 def seal_digest(data: bytes) -> str:

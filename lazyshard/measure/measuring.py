@@ -69,12 +69,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk, its rows, the digest of its seal, and how it was measured; None: not at all, "": the seal has it."""
+    """A chunk, its rows, the digest of its seal, and how it was measured; None: not at all, "": the seal has it.
+
+    `bad` are rows that could not be measured, and were counted as 0.
+    """
 
     number: int
     rows: int
     digest: str
     measure: str | None
+    bad: int
 
 
 def measure_stream(
@@ -94,7 +98,8 @@ def measure_stream(
         measure: how a row is measured.
         workers: how many processes measure.
         replace: whether chunks that were measured in another way, or sealed with lengths, are measured too.
-        zero: whether a row that cannot be measured counts as 0 tokens; otherwise it ends the call.
+        zero: whether a row that cannot be measured counts as 0 tokens; otherwise it ends the call, in a chunk too of
+            which another call has counted some as 0.
         report: is told how far it is.
         clock: returns seconds since 1970.
 
@@ -126,13 +131,18 @@ def measure_stream(
             pool.grow(1)
             done.text = pool.text
         _check_alike(directory, chunks, pool.text, replace)
-        left = [chunk for chunk in chunks if chunk.measure is None or (replace and chunk.measure != pool.text)]
+        left = [
+            chunk
+            for chunk in chunks
+            # Rows that another call has counted as 0 are looked at again: they may end this one.
+            if chunk.measure is None or (chunk.bad and not zero) or (replace and chunk.measure != pool.text)
+        ]
         done.known = len(chunks) - len(left)
         if left:
             pool.grow(min(workers, sum(-(-chunk.rows // PIECE_ROWS) for chunk in left)))
             report("measuring", 0, len(left))
-            for number, (chunk, lengths) in enumerate(_measured(stream, pool, left, done), 1):
-                _keep(stream, Tokens(chunk.number, chunk.digest, lengths, pool.text, clock()), done)
+            for number, (chunk, lengths, bad) in enumerate(_measured(stream, pool, left, done), 1):
+                _keep(stream, Tokens(chunk.number, chunk.digest, lengths, pool.text, clock(), bad), done)
                 report("measuring", number, len(left))
     return done
 
@@ -155,12 +165,13 @@ def _find(stream: Stream, report: Report) -> tuple[Measured, list[_Chunk]]:
             raise
         seal = Seal.decode(data, number, str(path))
         digest = seal_digest(data)
-        measure = None if seal.tokens is None else ""
+        measure, bad = None if seal.tokens is None else "", 0
         # One that cannot be used is measured anew.
         with contextlib.suppress(TokensInvalid):
             tokens = measured_tokens(stream.directory, number, digest, seal.samples)
-            measure = measure if tokens is None else tokens.measure
-        chunks.append(_Chunk(number, seal.samples, digest, measure))
+            if tokens is not None:
+                measure, bad = tokens.measure, tokens.bad
+        chunks.append(_Chunk(number, seal.samples, digest, measure, bad))
         done.samples += seal.samples
     done.chunks = len(chunks)
     return done, chunks
@@ -181,14 +192,14 @@ def _check_alike(directory: Path, chunks: list[_Chunk], text: str, replace: bool
 
 def _measured(
     stream: Stream, pool: Pool, chunks: list[_Chunk], done: Measured
-) -> Iterator[tuple[_Chunk, npt.NDArray[np.uint32]]]:
-    """Yields the lengths of each chunk's rows, in the order in which they are found."""
+) -> Iterator[tuple[_Chunk, npt.NDArray[np.uint32], int]]:
+    """Yields the lengths of each chunk's rows, and how many of them are bad, in the order in which they are found."""
     by_number = {chunk.number: chunk for chunk in chunks}
-    under_way: dict[int, tuple[npt.NDArray[np.uint32], int]] = {}
+    under_way: dict[int, tuple[npt.NDArray[np.uint32], int, int]] = {}
 
     def pieces() -> Iterator[Piece]:
         for chunk in chunks:
-            under_way[chunk.number] = np.zeros(chunk.rows, np.uint32), 0
+            under_way[chunk.number] = np.zeros(chunk.rows, np.uint32), 0, 0
             yield from pieces_of(chunk.number, chunk.rows, PIECE_ROWS)
 
     for answer in pool.measure(pieces()):
@@ -202,14 +213,14 @@ def _measured(
                     chunk=piece.chunk,
                 )
             continue
-        lengths, rows = under_way[piece.chunk]
+        lengths, rows, bad = under_way[piece.chunk]
         lengths[piece.first : piece.stop] = answer.lengths
-        rows += piece.stop - piece.first
-        under_way[piece.chunk] = lengths, rows
+        rows, bad = rows + piece.stop - piece.first, bad + answer.bad
+        under_way[piece.chunk] = lengths, rows, bad
         _count(done, answer)
         if rows == len(lengths):
             del under_way[piece.chunk]
-            yield by_number[piece.chunk], lengths
+            yield by_number[piece.chunk], lengths, bad
 
 
 def _count(done: Measured, answer: Answer) -> None:

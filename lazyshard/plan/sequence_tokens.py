@@ -5,6 +5,7 @@ The tokens of a row are int64 arrays of shape (tokens,) by name: `input_ids`, an
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,7 +14,17 @@ import numpy.typing as npt
 
 from lazyshard.plan.splitting import SplitSequence
 
-__all__ = ["ATTENTION_MASK", "INPUT_IDS", "LABELS", "NO_LABEL", "POSITION_IDS", "cut_tokens", "pad_tokens", "tokens_of"]
+__all__ = [
+    "ATTENTION_MASK",
+    "INPUT_IDS",
+    "LABELS",
+    "MOST_ID",
+    "NO_LABEL",
+    "POSITION_IDS",
+    "cut_tokens",
+    "pad_tokens",
+    "tokens_of",
+]
 
 INPUT_IDS: Final = "input_ids"
 LABELS: Final = "labels"
@@ -23,7 +34,11 @@ ATTENTION_MASK: Final = "attention_mask"
 NO_LABEL: Final = -100
 """What losses of PyTorch and transformers leave out."""
 
-_MOST: Final = np.iinfo(np.int64).max
+MOST_ID: Final = 2**31 - 1
+"""The greatest token id: that of 32 bits, in which ids are kept. No vocabulary has a hundredth of as many."""
+
+_WORDS: Final = {"U": "text", "S": "bytes", "b": "true and false", "f": "numbers with a fraction", "O": "mixed values"}
+"""What numpy calls by a letter."""
 
 _SHOWN: Final = 8
 """Keys that are told."""
@@ -38,7 +53,8 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
         sample: a dict with `input_ids`, and perhaps `labels`; or token ids alone.
 
     Raises:
-        ValueError: it has no token ids, or its labels are not as many.
+        ValueError: it has no token ids, one that is below 0 or above `MOST_ID`, or its labels are not as many, or not
+            of 32 bits.
     """
     fields = sample if isinstance(sample, dict) else {INPUT_IDS: sample}
     if INPUT_IDS not in fields:
@@ -46,6 +62,9 @@ def tokens_of(sample: Any) -> dict[str, _Tokens]:
     found = {name: _numbers(name, fields[name]) for name in (INPUT_IDS, LABELS) if fields.get(name) is not None}
     if INPUT_IDS not in found:
         raise ValueError("input_ids are whole numbers in one dimension, found null")
+    _check_range(INPUT_IDS, found[INPUT_IDS], 0, "a token id")
+    if LABELS in found:
+        _check_range(LABELS, found[LABELS], -MOST_ID - 1, "a label")
     if LABELS in found and len(found[LABELS]) != len(found[INPUT_IDS]):
         raise ValueError(f"{len(found[INPUT_IDS])} input_ids and {len(found[LABELS])} labels, expected as many")
     return found
@@ -112,10 +131,32 @@ def _numbers(name: str, values: Any) -> _Tokens:
     except (TypeError, ValueError, RuntimeError) as cause:
         raise ValueError(f"{name} are no numbers: {cause}") from cause
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ValueError(f"{name} are whole numbers in one dimension, found {found.dtype} of shape {found.shape}")
-    if found.dtype == np.uint64 and found.size and found.max() > _MOST:
-        raise ValueError(f"{name} are at most {_MOST}, found {found.max()}")
+        raise ValueError(f"{name} are whole numbers in one dimension, found {_described(found)}")
+    if found.dtype == np.uint64 and found.size and found.max() > MOST_ID:
+        place = int(found.argmax())
+        raise ValueError(f"{name}[{place}] is {found[place]}, expected {MOST_ID} at the most")
     return found.astype(np.int64, copy=False)
+
+
+def _described(found: npt.NDArray[Any]) -> str:
+    """Returns what an array is in words: how many dimensions, or else of what kind, with the first value."""
+    words = _WORDS.get(found.dtype.kind, "numbers" if found.dtype.kind in "iu" else str(found.dtype))
+    if found.ndim > 1:
+        return f"{words} of shape {found.shape}"
+    if not found.size:
+        return words
+    values = found.reshape(-1)
+    if found.dtype.kind == "f" and len(odd := values[values != np.floor(values)]):
+        values = odd
+    return f"{words}, {'such as ' if found.ndim else ''}{reprlib.repr(values[0:1].tolist()[0])}"
+
+
+def _check_range(name: str, values: _Tokens, least: int, what: str) -> None:
+    """Raises ValueError: a value is outside of [least, MOST_ID]."""
+    wrong = np.flatnonzero((values < least) | (values > MOST_ID))
+    if len(wrong):
+        place = int(wrong[0])
+        raise ValueError(f"{name}[{place}] is {values[place]}, expected {what} from {least} to {MOST_ID}")
 
 
 def _given(tokens: list[int | None]) -> _Tokens:

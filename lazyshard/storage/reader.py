@@ -552,7 +552,7 @@ class StreamReader:
         if not samples:
             return (
                 f"{who}{self.directory}: no stream there yet, waiting for a producer to create it "
-                f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)})"
+                f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)}){self._path_hint()}"
             )
         chunk = (samples - 1) // self.samples_per_chunk
         now = time.time()
@@ -561,6 +561,12 @@ class StreamReader:
             f"{who}waiting for chunk {chunk} of {self.directory} ({format_seconds(waited)} of at most "
             f"{format_seconds(self.max_wait)}): {producer}"
         )
+
+    def _path_hint(self) -> str:
+        """Returns a hint where not even the directory is there: a producer makes it when it starts."""
+        if isinstance(self.directory, UrlPath) or os.path.lexists(self.directory):
+            return ""
+        return "; there is no such directory yet, so see whether the path is right"
 
     def _retired(self, number: int, retired: int, file: str) -> ChunkRetired:
         return ChunkRetired(

@@ -30,6 +30,7 @@ SILENT_S: Final = 60.0
 of: clocks of machines differ, and a writer that waits for one slow row is silent too."""
 
 _REWRITTEN: Final = "nothing to do: the producer's next start writes it anew"
+_REMARKED: Final = "nothing to do: its run writes it anew as it reads on"
 
 _T = TypeVar("_T")
 
@@ -156,7 +157,9 @@ def _read(facts: Facts, name: str, decode: Callable[[bytes, str], _T]) -> _T | N
         found = file_finding(name, error)
         # Of what is no file at all readers refuse the head too, and the producer may be unable to replace it.
         if found.kind == "invalid" and _is_hint(name):
-            found = replace(found, severity="leftover", remedy=_REWRITTEN)
+            found = replace(
+                found, severity="leftover", remedy=_REMARKED if name.endswith(READING_SUFFIX) else _REWRITTEN
+            )
         facts.findings.append(found)
         return None
 

@@ -28,6 +28,10 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise SettingInvalid(f"{option}: expected MODULE:FUNCTION, got {name!r}", option=option)
+    if module_name.endswith(".py"):
+        module = os.path.normpath(module_name.removesuffix(".py")).replace(os.sep, ".")
+        meant = f"; is {module}:{attribute} meant?" if not os.path.isabs(module_name) else ""
+        raise SettingInvalid(f"{option}: a module is named without .py, got {name!r}{meant}", option=option)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -180,8 +180,11 @@ def test_second_one_is_refused(stream: Path, capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give one of --model, --tokenizer and --function"),
-        (["--function", "a:b", "--tokenizer", "."], "give one of --model, --tokenizer and --function"),
+        ([], "Invalid value: give one of --model, --tokenizer and --function (see"),
+        (
+            ["--function", "a:b", "--tokenizer", "."],
+            "Invalid value: give one of --model, --tokenizer and --function, not --tokenizer and --function (see",
+        ),
         (["--function", "a:b", "--field", "text"], "goes with --tokenizer"),
         (["--function", "a:b", "--max-length", "5"], "goes with --model"),
         (["--tokenizer", ".", "--template", "t"], "goes with --model"),

@@ -400,6 +400,34 @@ def test_mistakes_are_named(tmp_path: Path, encode: Counting, options: dict[str,
         opened(tmp_path, options.pop("encode_fn", encode), **options)
 
 
+@pytest.mark.parametrize("name", ["function", "lazyshard.steps"])
+def test_fact_that_is_told_here_is_no_fact_of_the_users(tmp_path: Path, encode: Counting, name: str) -> None:
+    text = f"a fingerprint has no fact '{name}', which lazyshard tells itself: give yours another name"
+    options: dict[str, Any] = {"encode_fingerprint": {name: 1}, "steps": [Filter("builtins:bool")]}
+    if name == "function":
+        encode.fingerprint = {name: 1}  # type: ignore[attr-defined]
+        options = {"encode_fingerprint": None}
+    with pytest.raises(ValueError, match=text):
+        opened(tmp_path, encode, **options)
+
+
+def test_place_where_no_directory_can_be_is_refused_at_once(tmp_path: Path, encode: Counting) -> None:
+    file, nowhere, link = tmp_path / "file", tmp_path / "nowhere", tmp_path / "link"
+    file.touch()
+    nowhere.symlink_to("gone")
+    link.symlink_to("file")
+    for place, what in (
+        (file, f"{file} is a file"),
+        (file / "cache", f"{file} is a file"),
+        (nowhere, f"{nowhere} is a link to gone, which is not there"),
+        (link, f"{link} is a link to file, which is a file"),
+    ):
+        with pytest.raises(ValueError, match=f"encode_cache '{place}' cannot be a directory: {what}; remove it, or"):
+            opened(tmp_path, encode, encode_cache=place)
+    # One that is not there yet is made when it is needed.
+    assert ids(opened(tmp_path, encode, encode_cache=tmp_path / "a" / "b")) == list(range(SAMPLES))
+
+
 def test_fingerprint_of_the_encoder_that_is_none_is_named_as_such(tmp_path: Path, encode: Counting) -> None:
     encode.fingerprint = {"tokenizer": object}  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"the attribute fingerprint of encode_fn is .* under 'tokenizer'"):
@@ -512,8 +540,9 @@ def test_cache_that_cannot_be_written_is_told_once_and_training_goes_on(
 def test_cache_that_cannot_be_had_is_told_once_and_training_goes_on(
     tmp_path: Path, encode: Counting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "cache").write_text("a file")
     dataset = opened(tmp_path, encode)
+    # Since it was looked at: one that is there already is refused.
+    (tmp_path / "cache").write_text("a file")
     with caplog.at_level(logging.WARNING, "lazyshard"):
         assert ids(dataset) == list(range(SAMPLES))
     (record,) = caplog.records

@@ -301,8 +301,9 @@ def test_rows_that_are_longer_than_measured_are_told(tmp_path: Path) -> None:
     ("sample", "says"),
     [
         ({"text": "a"}, "has no input_ids, only 'text'"),
-        ({"input_ids": [[1]]}, r"whole numbers in one dimension, found int64 of shape \(1, 1\)"),
-        ({"input_ids": ["a"]}, "whole numbers in one dimension, found <U1"),
+        ({"input_ids": [[1]]}, r"whole numbers in one dimension, found numbers of shape \(1, 1\)"),
+        ({"input_ids": ["a"]}, "whole numbers in one dimension, found text, such as 'a'"),
+        ({"input_ids": [3, -2]}, r"input_ids\[1\] is -2, expected a token id from 0 to 2147483647"),
         ({"input_ids": [1], "labels": []}, "1 input_ids and 0 labels"),
     ],
 )

@@ -107,6 +107,15 @@ def test_row_that_cannot_be_measured_is_named_and_what_came_before_stays(stream:
     assert lengths_of(stream) == [1, 1, 1, 0, 1]
 
 
+def test_rows_that_were_counted_as_0_are_looked_at_again_by_who_does_not_want_that(stream: Path) -> None:
+    measure(stream, "fails_at_3", zero=True)
+    # Whoever does, has nothing to do.
+    assert (measure(stream, "fails_at_3", zero=True).measured, measure(stream, "fails_at_3", zero=True).known) == (0, 3)
+    with pytest.raises(MeasureRefused, match=r"row 1 .* cannot be measured: ValueError: no such"):
+        measure(stream, "fails_at_3")
+    assert lengths_of(stream) == [1, 1, 1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(-1, "-1"), (1.5, "1.5"), (None, "a NoneType"), (True, "True"), (2**32, "4294967296")]
 )

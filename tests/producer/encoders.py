@@ -54,6 +54,23 @@ def endless(row: Row) -> Any:
     return {"length": -1}
 
 
+def too_short(row: Row) -> Any:
+    """Returns a length that is less than there are tokens."""
+    return {"length": 2, "input_ids": [1, 2, 3]}
+
+
+def too_short_array(row: Row) -> Any:
+    """Returns the same as arrays."""
+    return {"length": 2, "input_ids": np.array([1, 2, 3])}
+
+
+def takes_our_name(row: Row) -> Any:
+    return row
+
+
+takes_our_name.fingerprint = {"v": 1, "kind": "mine"}  # type: ignore[attr-defined]
+
+
 def nested(row: Row) -> Any:
     """Returns as much as was given, with an array that a transform has made."""
     return {"length": 2, "features": row["features"]}

@@ -135,6 +135,8 @@ def test_bad_row_ends_the_run_with_its_place_or_is_quarantined(
             ".tolist()",
         ),
         ("endless", "--encode returned a length of -1, expected one from 0 to 4294967295"),
+        ("too_short", "--encode returned a length of 2, but 3 input_ids"),
+        ("too_short_array", "--encode returned a length of 2, but 3 input_ids"),
     ],
 )
 def test_what_cannot_be_published_is_refused(name: str, reason: str) -> None:
@@ -194,6 +196,12 @@ def test_ended_stream_whose_end_was_not_told_is_completed(tmp_path: Path) -> Non
     [
         (f"{HERE}:missing", "has no missing"),
         (f"{HERE}:broken", r"the attribute fingerprint of \S+:broken is .*, got \[1, 2\] \(list\) under 'of'"),
+        (
+            f"{HERE}:takes_our_name",
+            "its fingerprint has a fact 'kind', which lazyshard tells itself: give yours another",
+        ),
+        (f"{HERE.replace('.', '/')}.py:missing", f"named without .py, got .*; is {HERE}:missing meant?"),
+        (f"{HERE}.py:missing", f"; is {HERE}:missing meant?"),
         (f"{HERE}:undescribed", "its fingerprint is a dict of plain values, got str 'v1'"),
     ],
 )

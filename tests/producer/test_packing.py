@@ -138,6 +138,7 @@ def test_lengths_of_packs_are_in_the_seals(tmp_path: Path) -> None:
         ({"length": 7.0}, "--pack: the tokens of a row are a whole number from 1 under 'length', found 7.0"),
         ({"length": True}, "--pack: the tokens of a row are a whole number from 1 under 'length', found True"),
         ({"length": 0}, "--pack: the tokens of a row are a whole number from 1 under 'length', found 0"),
+        ({"length": 2, "input_ids": [1, 2, 3]}, "--pack: 2 tokens under 'length', but 3 input_ids"),
         ({"length": 11}, "--pack: 11 tokens under 'length', more than the 10 of a pack"),
     ],
 )
@@ -163,6 +164,24 @@ def test_the_length_may_have_another_name_and_come_from_a_transform(tmp_path: Pa
     for more in ({"length_field": "tokens"}, {"columns": (("length", "tokens"),)}):
         (found, _), *rest = drain(make(tmp_path, [path], **more))
         assert (found["lengths"], rest) == ([4, 6], [])
+
+
+def test_a_row_with_fewer_token_ids_than_tokens_has_images() -> None:
+    row = {"length": 9, "input_ids": [1, 2, 3]}
+    assert Measure("length", 10).tokens(row, encode_row(row)) == 9
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"length": 0}, "--length-field length: expected a whole number of tokens from 1 to 4294967295, found 0"),
+        ({"length": 1, "input_ids": [7, 7]}, "--balance: 1 tokens under 'length', but 2 input_ids"),
+    ],
+)
+def test_a_row_without_a_length_that_is_true_is_not_dealt_by_cost(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RowInvalid) as caught:
+        Measure("length", 0).tokens(row, encode_row(row))
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(("levels", "fits"), [(1022, True), (1023, False)])

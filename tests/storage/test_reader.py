@@ -83,6 +83,13 @@ def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Cloc
     assert (error.directory, error.chunk, error.waited) == (str(tmp_path / "missing"), None, 30.0)
     assert (error.state, error.heartbeat_age) == (None, None)
     assert "no stream there yet" in str(error) and "(30 s of at most 30 s)" in str(error)
+    assert "; there is no such directory yet, so see whether the path is right. Gave up: start its producer" in str(
+        error
+    )
+    (tmp_path / "missing").mkdir()
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(tmp_path / "missing", max_wait=30)
+    assert "see whether the path" not in str(caught.value)
 
 
 def test_timeout_names_chunk_directory_time_and_state(tmp_path: Path, clock: Clock) -> None:

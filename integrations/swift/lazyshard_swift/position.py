@@ -118,7 +118,9 @@ def parse(data: bytes, file: str) -> Position:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as cause:
-        raise invalid(f"expected a JSON object, found {len(data)} bytes that are none ({cause}): torn?") from cause
+        raise invalid(
+            f"expected a JSON object, found {len(data)} bytes that are none ({cause}), torn perhaps"
+        ) from cause
     if not isinstance(value, dict):
         raise invalid(f"expected a JSON object, found {type(value).__name__}")
     version = value.get("format")

@@ -62,7 +62,7 @@ class Encoder:
                 # The number of an array's length: a whole number to whoever wrote it.
                 length = int(length)
                 row = {**row, "length": length}
-            tokens = _tokens(length)
+            tokens = _tokens(length, row.get("input_ids"))
             packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
@@ -115,6 +115,9 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
 
 def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
     told = getattr(function, "fingerprint", {})
+    if isinstance(told, Mapping) and (taken := [name for name in own if name in told]):
+        reason = f"its fingerprint has a fact {taken[0]!r}, which lazyshard tells itself: give yours another name"
+        raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode")
     try:
         return check_encoding({**told, **own}, f"the attribute fingerprint of {own['function']}")
     except TypeError as cause:
@@ -124,11 +127,14 @@ def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
         raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
 
 
-def _tokens(length: Any) -> int | None:
+def _tokens(length: Any, ids: Any) -> int | None:
     if type(length) is not int:
         return None
     if not 0 <= length <= _MAX_TOKENS:
         raise _refused(f"returned a length of {length}, expected one from 0 to {_MAX_TOKENS}")
+    flat = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
+    if flat and len(ids) > length:
+        raise _refused(f"returned a length of {length}, but {len(ids)} input_ids")
     return length
 
 

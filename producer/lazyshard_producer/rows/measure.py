@@ -49,15 +49,17 @@ class Measure:
         """
         tokens = row.get(self._field)
         if not self._pack:
-            if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
+            if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
                 found = reprlib.repr(tokens) if self._field in row else f"none among its keys ({key_names(row)})"
-                expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
+                expected = f"expected a whole number of tokens from 1 to {MAX_TOKENS}"
                 raise _refuse(f"--length-field {self._field}: {expected}, found {found}")
+            _check_ids("--balance", row, tokens, f"under {self._field!r}")
             return tokens
         if type(tokens) is not int or tokens < 1:
             found = repr(tokens)[:_SHOWN] if self._field in row else "none"
             raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self._field!r}, found {found}")
         self._check_pack(tokens, f"under {self._field!r}", line)
+        _check_ids("--pack", row, tokens, f"under {self._field!r}")
         return tokens
 
     def encoded_tokens(self, row: EncodedRow) -> int:
@@ -65,10 +67,10 @@ class Measure:
         tokens, option = row.tokens, "--pack" if self._pack else "--balance"
         if tokens is None:
             raise _refuse(f"{option}: --encode returned {_found_length(row)}")
+        if not tokens:
+            raise _refuse(f"{option}: --encode returned a length of 0, expected one from 1")
         if not self._pack:
             return tokens
-        if not tokens:
-            raise _refuse("--pack: --encode returned a length of 0, expected one from 1")
         self._check_pack(tokens, "as --encode returned it", row.line)
         return tokens
 
@@ -82,6 +84,13 @@ class Measure:
                 orjson.loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
                 raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+
+
+def _check_ids(option: str, row: dict[str, Any], tokens: int, where: str) -> None:
+    """Refuses a row with more token ids than it says; fewer are right, where images stand for some."""
+    ids = row.get("input_ids")
+    if isinstance(ids, list) and len(ids) > tokens:
+        raise _refuse(f"{option}: {tokens} tokens {where}, but {len(ids)} input_ids")
 
 
 def _found_length(row: EncodedRow) -> str:

@@ -26,8 +26,6 @@ _BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
 _REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)
 """Keys of which sequences have their own."""
 
-_INT32: Final = np.iinfo(np.int32)
-
 Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
@@ -112,9 +110,8 @@ def write_tokens(
 
 
 def narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Returns the same numbers as int32, where they fit."""
-    fit = not values.size or (values.min() >= _INT32.min and values.max() <= _INT32.max)
-    return values.astype(np.int32) if fit else values
+    """Returns the same numbers as int32, which they fit, as `tokens_of` has seen to."""
+    return values.astype(np.int32)
 
 
 def _fields(row: dict[str, Any], line: bytes | EncodedRow) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lazyshard.cli.wording import count, one_line
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.band import Band, ChunkState
 from lazyshard.storage.open_window import OpenWindow
@@ -85,6 +86,12 @@ def source_words(source: MixedSource) -> str:
     share = "none yet" if source.share is None else f"{source.share:.1%}, {count(source.rows, 'row')}"
     aim = "finished" if source.finished else f"weight {source.weight:.1%}"
     return f"{one_line(source.name)}: {share}; {aim}"
+
+
+def share_words(one: BlendShare, given: float | None) -> str:
+    """Returns how much of a consumer's samples a stream of its blend has given so far, against its weight now."""
+    share = "none yet" if given is None else f"{given:.1%}, {count(one.consumed, 'sample')}"
+    return f"{one_line(one.stream)}: {share}; weight {one.weight:.1%}"
 
 
 def _numbers(chunks: Sequence[int]) -> str:

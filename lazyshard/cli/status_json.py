@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.status_words import problems, summary
+from lazyshard.format.blend_share import BlendShare, given_shares
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.band import Band
 from lazyshard.storage.outlook import ConsumerOutlook, Outlook
@@ -118,10 +119,18 @@ def _consumer(outlook: Outlook, one: ConsumerOutlook) -> dict[str, Any]:
         "ahead_samples": _samples(outlook, one.ahead_chunks),
         "read_chunks_per_s": one.chunk_rate,
         "read_samples_per_s": _samples(outlook, one.chunk_rate),
+        "blend": [] if cursor is None else _blend(cursor.blend),
         "supply": one.supply,
         "starving_in_s": one.dry_in_s,
         "problem": one.consumer.problem,
     }
+
+
+def _blend(shares: tuple[BlendShare, ...]) -> list[dict[str, Any]]:
+    return [
+        {"stream": one.stream, "weight": one.weight, "share": given, "consumed_samples": one.consumed}
+        for one, given in zip(shares, given_shares(shares), strict=True)
+    ]
 
 
 def _samples(outlook: Outlook, chunks: float | None) -> float | None:

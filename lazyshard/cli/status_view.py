@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from lazyshard.cli.status_band import band_line, legend, source_words, window_words
+from lazyshard.cli.status_band import band_line, legend, share_words, source_words, window_words
 from lazyshard.cli.status_words import problems, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count, one_line
+from lazyshard.format.blend_share import given_shares
 from lazyshard.storage.outlook import ConsumerOutlook, Outlook
 
 WIDTH: Final = 80
@@ -166,6 +167,9 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
     if window is not None:
         published = outlook.survey.census.chunks
         page.add("  now" if window.stop <= published else "  waits for", window_words(window, published))
+    shares = [] if cursor is None else list(zip(cursor.blend, given_shares(cursor.blend), strict=True))
+    for number, (share, given) in enumerate(shares):
+        page.add(" " if number else "  blend", share_words(share, given))
     rate = unknown if one.chunk_rate is None else _rate(outlook, one.chunk_rate)
     page.add("  rate", rate + _supply(one))
 

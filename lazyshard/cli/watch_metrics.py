@@ -101,6 +101,7 @@ def _of_status(status: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
     yield from _of_mixture(status["mixture"])
     shown = sorted(status["consumers"], key=lambda one: (-(one["lag_chunks"] or 0), one["name"]))[:MAX_LABELS]
     yield from _of_consumers(shown)
+    yield from _of_blends(shown)
 
 
 def _of_mixture(mixture: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
@@ -110,6 +111,21 @@ def _of_mixture(mixture: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
         values = {one_line(one["name"]): one[field] for one in mixture if one[field] is not None}
         for name, value in values.items():
             family.add_metric([name], value)
+        if values:
+            yield family
+
+
+def _of_blends(consumers: list[dict[str, Any]]) -> Iterator[GaugeMetricFamily]:
+    for field, text in (("weight", "Share of its samples to come"), ("share", "Share of its samples trained so far")):
+        family = GaugeMetricFamily(f"lazyshard_consumer_blend_{field}", text, labels=["consumer", "stream"])
+        values = {
+            (one["name"], one_line(stream["stream"])): stream[field]
+            for one in consumers
+            for stream in one["blend"]
+            if stream[field] is not None
+        }
+        for names, value in values.items():
+            family.add_metric(names, value)
         if values:
             yield family
 

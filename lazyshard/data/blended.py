@@ -21,6 +21,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH, Stats
 from lazyshard.data.stream_states import only_of_a_stream
 from lazyshard.errors import LazyShardError, RankInvalid, StateInvalid
+from lazyshard.format.blend_share import blend_shares
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import RunState
 from lazyshard.plan import Draw
@@ -357,12 +358,16 @@ class BlendedDataset(Dataset[Any]):
         committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
         if not committing:
             raise ValueError("a commit is that of a consumer; make the data sets of the blend with consumer=NAME")
-        members = self._members_after(self._position(consumed))
+        position = self._position(consumed)
+        members = self._members_after(position)
+        state = self._states.after(self.epoch, self._space().part, position, members)
+        blend = blend_shares(state, dict(zip(self._names, (one.directory for one in self._datasets), strict=True)))
         kept = [BlendState.from_dict(one, "a state to keep") for one in keep]
         wrote = False
         for dataset, name in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
             mine = members[name].consumed
+            dataset._commits.blend = blend
             # Who goes on from before a stream was added begins it anew, and needs all of it.
             known = len(older) == len(kept)
             wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)

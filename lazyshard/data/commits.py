@@ -10,6 +10,7 @@ from typing import Any
 from lazyshard.data.state_checks import standing
 from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.state import RunState
 from lazyshard.storage import CursorOwner
 from lazyshard.storage.run_state import course_of
@@ -23,12 +24,16 @@ class Commits:
     Args:
         directory: the stream's directory.
         consumer: the consumer's name.
+
+    Attributes:
+        blend: how the stream is blended with others at the next commit; empty where it is not.
     """
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory = directory
         self._consumer = consumer
         self._owner: CursorOwner | None = None
+        self.blend: tuple[BlendShare, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the cursor to the process that owns it."""
@@ -63,6 +68,7 @@ class Commits:
             },
             updated_at=time.time(),
             state=state,
+            blend=self.blend,
         )
         if self._owner is None:
             try:

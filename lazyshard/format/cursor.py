@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lazyshard.errors import CursorInvalid, StateInvalid
+from lazyshard.format.blend_share import BlendShare, read_shares, share_values
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
 from lazyshard.format.state import RunState
 from lazyshard.format.stream_id import is_stream_id
@@ -54,6 +55,7 @@ class Cursor:
         state: the state of the run in the newest of these checkpoints; None where it was not told. It is of the same
             stream, and has consumed as much.
         owner: the run that writes the cursor, see `CursorToken`; "" where nobody owns it.
+        blend: how the run blends the stream with others, for people; empty where it does not.
 
     Raises:
         ValueError: a field is out of its range, or contradicts the state.
@@ -67,6 +69,7 @@ class Cursor:
     updated_at: float
     state: RunState | None = None
     owner: str = ""
+    blend: tuple[BlendShare, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the fields: what is written wrong here would be found by the next start of a training run."""
@@ -94,12 +97,14 @@ class Cursor:
     def encode(self) -> bytes:
         """Returns the file's bytes."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        del values["state"], values["owner"]
-        # Both may be missing, as they are in the files of whoever knows neither.
+        del values["state"], values["owner"], values["blend"]
+        # They may be missing, as they are in the files of whoever knows none of them.
         if self.state is not None:
             values["state"] = self.state.to_dict()
         if self.owner:
             values["owner"] = self.owner
+        if self.blend:
+            values["blend"] = share_values(self.blend)
         return encode({"format": FORMAT} | values)
 
     @classmethod
@@ -133,6 +138,7 @@ class Cursor:
             updated_at=fields.number("updated_at"),
             state=_state(fields, {"stream_id": stream_id, "consumed": consumed}),
             owner=_owner(fields),
+            blend=read_shares(fields, "blend"),
         )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lazyshard.cli.status_band import SIGNS, band_line, legend, source_words, window_words
+from lazyshard.cli.status_band import SIGNS, band_line, legend, share_words, source_words, window_words
+from lazyshard.cli.status_json import status_values
 from lazyshard.cli.status_view import status_lines
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.band import Band, ChunkState, Stretch
 from lazyshard.storage.open_window import OpenWindow
@@ -66,6 +70,23 @@ def test_mixture() -> None:
     assert source_words(MixedSource("web", 0.7, 0.6994, 1399, False)) == "web: 69.9%, 1,399 rows; weight 70.0%"
     assert source_words(MixedSource("web", 0.7, None, 0, False)) == "web: none yet; weight 70.0%"
     assert source_words(MixedSource("a\nb", 0.0, 0.5, 1, True)) == "a\\nb: 50.0%, 1 row; finished"
+
+
+def test_blend_of_a_consumer() -> None:
+    assert share_words(BlendShare("/data/a\nb", 0.8, 79), 0.79) == "/data/a\\nb: 79.0%, 79 samples; weight 80.0%"
+    assert share_words(BlendShare("/data/a", 1.0, 0), None) == "/data/a: none yet; weight 100.0%"
+    one = told(consumed=100, done=10, needs=20)
+    assert one.cursor is not None
+    blended = replace(one.cursor, blend=(BlendShare("/data/a", 0.5, 100), BlendShare("/data/b", 0.5, 300)))
+    looked = survey(consumers=(replace(one, cursor=blended),))
+    lines = status_lines(outlook(looked), watching=True)
+    start = lines.index("  blend       /data/a: 25.0%, 100 samples; weight 50.0%")
+    assert lines[start + 1] == "              /data/b: 75.0%, 300 samples; weight 50.0%"
+    (values,) = status_values(outlook(looked))["consumers"]
+    assert values["blend"] == [
+        {"stream": "/data/a", "weight": 0.5, "share": 0.25, "consumed_samples": 100},
+        {"stream": "/data/b", "weight": 0.5, "share": 0.75, "consumed_samples": 300},
+    ]
 
 
 def test_page_of_a_run_that_tells_how_it_deals() -> None:

@@ -343,6 +343,7 @@ def test_json_of_one_look() -> None:
                 "ahead_samples": 640,
                 "read_chunks_per_s": None,
                 "read_samples_per_s": None,
+                "blend": [],
                 "supply": "unknown",
                 "starving_in_s": None,
                 "problem": None,

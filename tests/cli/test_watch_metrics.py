@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.outlook import Outlook
 from lazyshard_producer.display.metrics import PrometheusMetrics
@@ -35,8 +36,7 @@ def samples(text: str) -> dict[str, float]:
     for family in text_string_to_metric_families(text):
         for one in family.samples:
             assert (one.name, str(one.labels)) not in found, "a series that is there twice"
-            label = next(iter(one.labels.values()), None)
-            found[one.name if label is None else f"{one.name} {label}"] = one.value
+            found[" ".join([one.name, *one.labels.values()])] = one.value
     return found
 
 
@@ -89,6 +89,22 @@ def test_all_facts() -> None:
         "lazyshard_consumer_waiting sft": 0,
         "lazyshard_consumer_problem sft": 0,
     }
+
+
+def test_blend_of_a_consumer() -> None:
+    one = told(consumed=100, done=10, needs=20)
+    assert one.cursor is not None
+    blended = replace(one.cursor, blend=(BlendShare("/a", 0.8, 300), BlendShare("/b", 0.2, 100)))
+    found = samples(page(outlook(survey(consumers=(replace(one, cursor=blended),)))))
+    assert {name: value for name, value in found.items() if "blend" in name} == {
+        "lazyshard_consumer_blend_weight sft /a": 0.8,
+        "lazyshard_consumer_blend_weight sft /b": 0.2,
+        "lazyshard_consumer_blend_share sft /a": 0.75,
+        "lazyshard_consumer_blend_share sft /b": 0.25,
+    }
+    none = replace(one.cursor, blend=(BlendShare("/a", 1.0, 0),))
+    found = samples(page(outlook(survey(consumers=(replace(one, cursor=none),)))))
+    assert [name for name in found if "blend" in name] == ["lazyshard_consumer_blend_weight sft /a"]
 
 
 def test_what_is_not_known_has_no_sample() -> None:

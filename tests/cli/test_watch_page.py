@@ -18,7 +18,9 @@ import pytest
 from lazyshard.cli.watch import watch_values
 from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_server import Answer, WatchServer, page_answer
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
+from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import DiskUse, Lines
 from lazyshard.storage.outlook import Outlook
 from tests.cli.chromium import needs_chromium, open_page, screenshot
@@ -70,6 +72,12 @@ def scene() -> Iterator[Scene]:
     made.close()
 
 
+def blending(one: Consumer) -> Consumer:
+    assert one.cursor is not None
+    shares = (BlendShare("/shared/streams/chat", 0.8, 9270), BlendShare("/shared/streams/code", 0.2, 1770))
+    return replace(one, cursor=replace(one.cursor, blend=shares))
+
+
 def busy() -> Outlook:
     """A run as it is most of the time: a reader that is quicker than the producer, and one that is done."""
     first = survey(consumers=(told(consumed=10_800, done=1080, needs=1104, ranks=4, window=2),))
@@ -79,7 +87,7 @@ def busy() -> Outlook:
         census={"retired": 940},
         consumers=(
             consumer("eval", consumed=12_000, done=1200, at=NOW - 700),
-            told(consumed=11_040, done=1104, needs=1160, ranks=4, window=2, at=NOW + 6),
+            blending(told(consumed=11_040, done=1104, needs=1160, ranks=4, window=2, at=NOW + 6)),
         ),
         unread_since={"eval": NOW - 21, "sft": NOW - 310},
         disk=DiskUse(10_340_000_000, False, 8.4e6, ()),
@@ -191,6 +199,19 @@ def test_names_and_notes_are_text(scene: Scene) -> None:
     text = shown(document, "main")
     assert text.count("<img src=x onerror=document.title='owned'>\\u{202e}gnp") >= 7
     assert "\u202e" not in document
+
+
+def test_blend_of_a_consumer(scene: Scene) -> None:
+    one = told(consumed=100, done=10, needs=20)
+    assert one.cursor is not None
+    blended = replace(one.cursor, blend=(BlendShare("/data/chat", 0.8, 300), BlendShare(HOSTILE, 0.2, 100)))
+    scene.show(outlook(survey(consumers=(replace(one, cursor=blended),))))
+    document, console = open_page(scene.url, "--dump-dom")
+    assert console == []
+    assert "<img" not in document
+    text = shown(document)
+    assert "Blend, as of its last checkpoint /data/chat 75.0 % so far, 300 samples; weight 80.0 %" in text
+    assert "\\u{202e}gnp 25.0 % so far, 100 samples; weight 20.0 %" in text
 
 
 def test_a_million_chunks_are_few_elements(scene: Scene) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.storage import read_cursor
 from tests.data.blends import State, Stream, blend, ids, take, write
 
@@ -172,6 +173,11 @@ def test_a_commit_is_every_streams(streams: Path, tmp_path: Path) -> None:
             assert cursor is not None
             assert cursor.state is not None
             assert (cursor.state.consumed, cursor.chunks_before) == (consumed, chunks)
+            # For whoever watches either of them.
+            assert cursor.blend == (
+                BlendShare(str(tmp_path / "a"), pytest.approx(2 / 3), 40),
+                BlendShare(str(tmp_path / "b"), pytest.approx(1 / 3), 20),
+            )
     second = blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run")
     with pytest.raises(CursorTaken):
         second.commit(0, last_epoch=True)

@@ -123,6 +123,9 @@ def test_swift_with_2_processes_then_1_and_other_weights(tmp_path: Path, model: 
         assert cursor is not None
         assert cursor.consumed == of_streams(trained + rest).count(number)
         assert cursor.chunks_before * SIZE <= cursor.consumed
+        told_shares = [(one.stream, one.weight, one.consumed) for one in cursor.blend]
+        counts = [of_streams(trained + rest).count(stream) for stream in range(2)]
+        assert told_shares == [(str(first), 0.25, counts[0]), (str(second), 0.75, counts[1])], "what watch shows of it"
     assert position_of(tmp_path / "output" / f"checkpoint-{step}")["consumed"] == len(trained + rest)
 
 

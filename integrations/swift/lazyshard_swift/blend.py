@@ -16,6 +16,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format import Cursor
+from lazyshard.format.blend_share import BlendShare, blend_shares
 from lazyshard.format.blend_state import BlendState
 from lazyshard_swift import encode_cache, packed, settings
 from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
@@ -187,12 +188,17 @@ class _Kept:
     def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
         """Returns the cursors of all streams; see `RunPlan.cursors`."""
         plan, streams, found = self._plan, self._streams, []
+        blend: tuple[BlendShare, ...] = ()
+        if newest.blend is not None:
+            blend = blend_shares(newest.blend, dict(zip(self._blend.names, streams.directories, strict=True)))
         ends = plan.stop_at_end and streams.stopping == "first_exhausted"
         for number, (directory, name) in enumerate(zip(streams.directories, self._blend.names, strict=True)):
             facts, total = streams.facts[number], streams.total(number)
             states = [member_of(position, name) for position in (newest, *others)]
             done = [chunks_before(state, total) if state is not None and ends else 0 for state in states]
-            cursor = make_cursor(plan, stream_id_of(facts.stream), facts.samples_per_chunk, states[0], min(done))
+            cursor = make_cursor(
+                plan, stream_id_of(facts.stream), facts.samples_per_chunk, states[0], min(done), blend=blend
+            )
             found.append((directory, cursor))
         return found
 

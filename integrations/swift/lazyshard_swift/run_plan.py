@@ -9,6 +9,7 @@ from typing import Protocol
 
 from lazyshard.data.rank import Rank
 from lazyshard.format import Cursor
+from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
@@ -186,7 +187,13 @@ def chunks_before(state: RunState, total: int | None) -> int:
 
 
 def make_cursor(
-    plan: RunPlan, stream_id: str | None, samples_per_chunk: int, state: RunState | None, before: int, consumed: int = 0
+    plan: RunPlan,
+    stream_id: str | None,
+    samples_per_chunk: int,
+    state: RunState | None,
+    before: int,
+    consumed: int = 0,
+    blend: tuple[BlendShare, ...] = (),
 ) -> Cursor:
     """Returns the cursor of a stream.
 
@@ -197,6 +204,7 @@ def make_cursor(
         state: where the run stands in it; None under the stock sampler's own shuffle.
         before: chunks that are done with.
         consumed: samples trained, where there is no state.
+        blend: how the stream is blended with others; empty where it is not.
     """
     return Cursor(
         consumer=plan.consumer,
@@ -212,6 +220,7 @@ def make_cursor(
         },
         updated_at=time.time(),
         state=state,
+        blend=blend,
     )
 
 

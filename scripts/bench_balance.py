@@ -1,9 +1,12 @@
 """How even the steps of ranks are: rows as they come, dealt by cost, and as Megatron's schedulers give them out.
 
 Run by `scripts/bench_balance`. The first table is of single micro batches: ranks wait for each other in each of them
-where parameters or experts are spread over them. The second is of packs of the same rows, one a micro batch, which all
-have nearly as many tokens and still cost more the longer their samples are. The third is of global batches of so many
-rows, in which a rank's micro batches add up; there Megatron's schedulers work, and there they are compared.
+where parameters or experts are spread over them; beside rows that are dealt by cost there are rows that are grouped by
+length, as ms-swift's samplers do it (transformers' `get_length_grouped_indices`). The second is what the same steps
+take where each micro batch is padded to its longest row, over what they would take with even ranks and nothing padded.
+The third is of packs of the same rows, one a micro batch, which all have nearly as many tokens and still cost more the
+longer their samples are. The last ones are of global batches of so many rows, in which a rank's micro batches add up;
+there Megatron's schedulers work, and there they are compared.
 
 The first figure is what all steps take where the slowest rank sets the pace, over what they would take with even ranks:
 the sum of the largest costs over that of the means. The others are the largest cost over the mean in a single step: the
@@ -59,6 +62,36 @@ def deal(balance: Balance, cost: Cost, lengths: Lengths) -> Lengths:
     return dealt
 
 
+def group(lengths: Lengths, ranks: int, rows: int) -> Lengths:
+    """Returns the lengths of steps as `--group_by_length` makes them, shape (steps, ranks, rows).
+
+    The rule of transformers' `get_length_grouped_indices`: all rows are put into an order by chance, and pieces of 50
+    steps sorted from the longest to the shortest. Rows that follow each other go to the ranks in turn.
+    """
+    step = ranks * rows
+    piece = min(max(1, len(lengths) // (4 * step)), 50) * step
+    drawn = np.random.default_rng(0).permutation(lengths)
+    grouped = np.concatenate([np.sort(drawn[first : first + piece])[::-1] for first in range(0, len(drawn), piece)])
+    found: Lengths = grouped[: len(grouped) // step * step].reshape(-1, rows, ranks).transpose(0, 2, 1)
+    return found
+
+
+def read(lengths: Lengths, ranks: int, samples_per_chunk: int, rows: int) -> Lengths:
+    """Returns the lengths of steps as ranks read chunks in order, shape (steps, ranks, rows)."""
+    numbers = step_costs(np.arange(len(lengths)), ranks, samples_per_chunk).astype(np.int64)
+    whole = len(numbers) // rows * rows
+    found: Lengths = lengths[numbers[:whole].reshape(-1, rows, ranks).transpose(0, 2, 1)]
+    return found
+
+
+def padded(steps: Lengths, cost: Cost) -> tuple[float, float]:
+    """Returns what share of the tokens is padding, and what steps take over even ranks without any."""
+    longest = steps.max(axis=2)
+    taken = (cost.of(longest.ravel()).reshape(longest.shape) * steps.shape[2]).max(axis=1).sum()
+    even = cost.of(steps.ravel()).sum() / steps.shape[1]
+    return 1 - float(steps.sum() / (longest.sum() * steps.shape[2])), float(taken / even)
+
+
 def row_of(name: str, even: Evenness | None, more: str = "") -> str:
     """Returns a line of a table."""
     assert even is not None
@@ -75,6 +108,7 @@ def measure_micro_batches(args: argparse.Namespace, lengths: Lengths, report: Re
     """Prints how even micro batches are, and how long it takes to deal a stripe."""
     print(heading(f"micro batches of {args.ranks} ranks", "ms to deal a stripe"))
     cost, ranks, size = Cost(), args.ranks, args.samples_per_chunk
+    paddings: dict[int, dict[str, tuple[float, float]]] = {}
     for rows in MICRO_BATCHES:
         even = evenness(step_costs(cost.of(lengths), ranks, size, rows))
         print(row_of(f"{rows} a micro batch, as they come", even))
@@ -87,17 +121,33 @@ def measure_micro_batches(args: argparse.Namespace, lengths: Lengths, report: Re
             start = time.process_time()
             balance.order(costs, 0)
             taken.append((time.process_time() - start) * 1e3)
-        dealt = evenness(step_costs(cost.of(deal(balance, cost, lengths)), ranks, size, rows))
+        order = deal(balance, cost, lengths)
+        dealt = evenness(step_costs(cost.of(order), ranks, size, rows))
         print(row_of(f"{rows} a micro batch, dealt by cost", dealt, spread(taken)))
+        steps = group(lengths, ranks, rows)
+        grouped = evenness(cost.of(steps.ravel()).reshape(steps.shape).sum(axis=2))
+        print(row_of(f"{rows} a micro batch, grouped by length", grouped))
+        paddings[rows] = {
+            "as they come": padded(read(lengths, ranks, size, rows), cost),
+            "dealt by cost": padded(read(order, ranks, size, rows), cost),
+            "grouped by length": padded(steps, cost),
+        }
         assert even is not None
         assert dealt is not None
+        assert grouped is not None
         report.results[f"micro batches of {rows}"] = {
             "before": even.values(),
             "dealt": dealt.values(),
+            "grouped": grouped.values(),
+            "padded": paddings[rows],
             "ms": taken,
         }
         report.judge(f"micro batches of {rows}, overall", dealt.overall, ASKED, "times")
         report.judge(f"micro batches of {rows}, in the mean", dealt.mean, ASKED, "times")
+    print(f"\n{'each micro batch padded to its longest row':<64}{'padding':>9}{'takes':>9}")
+    for rows, orders in paddings.items():
+        for name, (share, takes) in orders.items():
+            print(f"{f'{rows} a micro batch, {name}':<64}{share:>9.1%}{takes:>9.3f}")
 
 
 def measure_packs(args: argparse.Namespace, lengths: Lengths, report: Report) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lazyshard.plan.balance import Cost
-from scripts.bench_balance import main
+from scripts.bench_balance import group, main, padded, read
 from scripts.bench_balance_megatron import cp_balanced, cp_balanced_costs, dp_balanced_costs
 
 TOKENS = Cost(1.0, 0.0).of
@@ -29,6 +29,23 @@ def test_megatrons_scheduler_gives_out_every_row_once_and_shares_long_ones() -> 
     assert shared.max() < np.max(lengths)
 
 
+def test_rows_grouped_by_length_are_all_there_and_meet_rows_of_their_length() -> None:
+    lengths = np.arange(1, 33)
+    steps = group(lengths, 2, 4)
+    assert (steps.shape, sorted(steps.ravel().tolist())) == ((4, 2, 4), lengths.tolist())
+    # A quarter of all is a piece, and here a step: sorted, and given to the ranks in turn.
+    for step in steps:
+        assert sorted(step.ravel().tolist(), reverse=True) == step.T.ravel().tolist()
+
+
+def test_what_padding_takes() -> None:
+    # Two ranks: rows of 1 and 3 tokens beside 2 and 2; 10 tokens are computed for 8, and 6 beside 4 in place of 4.
+    assert padded(np.array([[[1, 3], [2, 2]]]), Cost(1.0, 0.0)) == (pytest.approx(0.2), pytest.approx(1.5))
+    lengths = np.arange(16)
+    # Chunks of 4: rank 0 reads rows 0 to 3, rank 1 rows 4 to 7.
+    assert read(lengths, 2, 4, 2)[:2].tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
 def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (
         "--ranks",
@@ -48,6 +65,7 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     for order in (
         "1 a micro batch, as they come",
         "8 a micro batch, dealt by cost",
+        "8 a micro batch, grouped by length",
         "dealt by their samples",
         "DpBalancedScheduler's rule",
     ):

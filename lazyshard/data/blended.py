@@ -367,6 +367,7 @@ class BlendedDataset(Dataset[Any]):
         for dataset, name in committing:
             older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
             mine = members[name].consumed
+            assert dataset._commits is not None
             dataset._commits.blend = blend
             # Who goes on from before a stream was added begins it anew, and needs all of it.
             known = len(older) == len(kept)

@@ -175,8 +175,8 @@ def test_a_commit_is_every_streams(streams: Path, tmp_path: Path) -> None:
             assert (cursor.state.consumed, cursor.chunks_before) == (consumed, chunks)
             # For whoever watches either of them.
             assert cursor.blend == (
-                BlendShare(str(tmp_path / "a"), pytest.approx(2 / 3), 40),
-                BlendShare(str(tmp_path / "b"), pytest.approx(1 / 3), 20),
+                BlendShare(str(tmp_path / "a"), 2 / 3, 40),
+                BlendShare(str(tmp_path / "b"), 1 / 3, 20),
             )
     second = blend(tmp_path, {"a": 2, "b": 1}, batch_size=6, consumer="run")
     with pytest.raises(CursorTaken):

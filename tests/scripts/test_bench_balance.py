@@ -39,8 +39,9 @@ def test_rows_grouped_by_length_are_all_there_and_meet_rows_of_their_length() ->
 
 
 def test_what_padding_takes() -> None:
-    # Two ranks: rows of 1 and 3 tokens beside 2 and 2; 10 tokens are computed for 8, and 6 beside 4 in place of 4.
-    assert padded(np.array([[[1, 3], [2, 2]]]), Cost(1.0, 0.0)) == (pytest.approx(0.2), pytest.approx(1.5))
+    # Two ranks: rows of 1 and 3 tokens beside 2 and 2; 10 tokens are computed for 8, by the slower rank 6 in place of 4.
+    share, takes = padded(np.array([[[1, 3], [2, 2]]]), Cost(1.0, 0.0))
+    assert (share, takes) == pytest.approx((0.2, 1.5))
     lengths = np.arange(16)
     # Chunks of 4: rank 0 reads rows 0 to 3, rank 1 rows 4 to 7.
     assert read(lengths, 2, 4, 2)[:2].tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]

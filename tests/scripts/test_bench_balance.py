@@ -39,7 +39,7 @@ def test_rows_grouped_by_length_are_all_there_and_meet_rows_of_their_length() ->
 
 
 def test_what_padding_takes() -> None:
-    # Two ranks: rows of 1 and 3 tokens beside 2 and 2; 10 tokens are computed for 8, by the slower rank 6 in place of 4.
+    # Two ranks: rows of 1 and 3 tokens beside 2 and 2: 10 tokens are computed for 8, 6 by the slower rank, not 4.
     share, takes = padded(np.array([[[1, 3], [2, 2]]]), Cost(1.0, 0.0))
     assert (share, takes) == pytest.approx((0.2, 1.5))
     lengths = np.arange(16)

@@ -56,7 +56,9 @@ def named_function(name: str) -> Callable[..., Any]:
         raise
     except BaseException as error:
         # SystemExit too: a program that was meant to be run, not imported.
-        hint = "; is it on PYTHONPATH, or in the current directory?" if isinstance(error, ModuleNotFoundError) else ""
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = _without_suffix(name) or "; is it on PYTHONPATH, or in the current directory?"
         text = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
         raise FunctionMissing(f"importing {module_name} raised {text}{hint}") from error
     for part in attribute.split("."):

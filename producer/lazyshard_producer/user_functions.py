@@ -28,10 +28,6 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
         raise SettingInvalid(f"{option}: expected MODULE:FUNCTION, got {name!r}", option=option)
-    if module_name.endswith(".py"):
-        module = os.path.normpath(module_name.removesuffix(".py")).replace(os.sep, ".")
-        meant = f"; is {module}:{attribute} meant?" if not os.path.isabs(module_name) else ""
-        raise SettingInvalid(f"{option}: a module is named without .py, got {name!r}{meant}", option=option)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -40,7 +36,9 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
         raise
     except BaseException as error:
         # SystemExit too: a program that was meant to be run, not imported.
-        hint = "is it on PYTHONPATH, or in the current directory?" if isinstance(error, ModuleNotFoundError) else ""
+        hint = _without_suffix(module_name, attribute)
+        if not hint and isinstance(error, ModuleNotFoundError):
+            hint = "is it on PYTHONPATH, or in the current directory?"
         reason = f"importing {module_name} raised {name_error(error)}"
         raise SettingInvalid(f"{option}: {reason}{'; ' if hint else ''}{hint}", option=option) from error
     for part in attribute.split("."):
@@ -53,6 +51,15 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
         raise SettingInvalid(f"{option}: {name} is no function but a {type(found).__name__}", option=option)
     function: Callable[..., Any] = found
     return function
+
+
+def _without_suffix(file: str, attribute: str) -> str:
+    """Returns a hint for who has named a file where a module is meant: ``rows/chat.py`` is ``rows.chat``."""
+    if not file.endswith(".py"):
+        return ""
+    module = os.path.normpath(file.removesuffix(".py")).replace(os.sep, ".")
+    named = all(part.isidentifier() for part in module.split("."))
+    return "a module is named without .py" + (f": is {module}:{attribute} meant?" if named else "")
 
 
 def name_error(error: BaseException) -> str:

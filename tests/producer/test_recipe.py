@@ -81,9 +81,10 @@ def test_what_the_source_refused_stays_refused() -> None:
     ("name", "message"),
     [
         ("recipes", "--transform: expected MODULE:FUNCTION, got 'recipes'"),
-        ("rows/chat.py:keep", "a module is named without .py, got 'rows/chat.py:keep'; is rows.chat:keep meant?"),
-        ("./m.py:f", "a module is named without .py, got './m.py:f'; is m:f meant?"),
-        ("/a/m.py:f", "a module is named without .py, got '/a/m.py:f'"),
+        ("rows/chat.py:keep", "'rows/chat'; a module is named without .py: is rows.chat:keep meant?"),
+        ("./m.py:f", "a module is named without .py: is m:f meant?"),
+        ("recipes.py:f", "a module is named without .py: is recipes:f meant?"),
+        ("/a/m.py:f", "a module is named without .py"),
         ("no_such_module:f", "importing no_such_module raised ModuleNotFoundError"),
         (f"{HERE}:no_such_function", "tests.producer.recipes has no no_such_function"),
         (f"{HERE}:NOT_CALLABLE", "is no function but a int"),

@@ -1,8 +1,9 @@
 """How even the steps of a stream are: what the slowest rank costs over what ranks cost in the mean.
 
-Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Those of the
-samples of packs come from the packs, since what a pack costs does not follow from all of its tokens. Beside the stream
-as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
+Lengths come from the seals, or from what was measured since; where neither tells them, from a field of the rows, which
+have to be read for it. Those of the samples of packs come from the packs, since what a pack costs does not follow from
+all of its tokens. Beside the stream as it is there are the same rows in an order by chance, and dealt by cost
+(`lazyshard.plan.balance`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import PackedRow, Seal, decode_pack, parse_row
+from lazyshard.format import PackedRow, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
-from lazyshard.format.names import seal_name
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
 from lazyshard.storage.dealt import read_dealt
-from lazyshard.storage.files import read_file
 from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
 from lazyshard.storage.stream import Stream
+from lazyshard.storage.token_lengths import chunk_tokens
 
 __all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]
 
@@ -82,7 +82,7 @@ class BalanceReport:
         made: how its producer has dealt it, None where it has not.
         training: how it would be trained.
         looked_at: rows that were looked at.
-        from_seals: how many of their lengths the seals told.
+        from_seals: how many of their lengths the seals told, or the files of measured lengths beside them.
         packed: whether rows are packs, of which each sample costs what it costs by itself.
         ranks: for the ranks that were asked for, half and twice as many; in rising order.
     """
@@ -181,10 +181,13 @@ class _Lengths:
         self._field = field
 
     def are_sealed(self, chunk: int) -> bool:
-        """Whether the seal of a chunk tells them; notes whether its rows are packs, as all of the stream are then."""
+        """Whether the seal of a chunk, or the file beside it, tells them.
+
+        Notes whether its rows are packs, as all of the stream are then.
+        """
         with suppress(RowInvalid):  # who reads its rows says where it is
             self.packed = _pack(self._stream.open_chunk(chunk).line(0)) is not None
-        return not self.packed and self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
+        return not self.packed and self._tokens(chunk) is not None
 
     def costs(self, chunk: int, cost: Cost) -> _Floats:
         """Returns what the rows of a chunk cost, shape (rows,)."""
@@ -194,10 +197,13 @@ class _Lengths:
         return cost.of_packs([sum(pack) for pack in lengths], [float(sum(map(_square, pack))) for pack in lengths])
 
     def _of(self, chunk: int) -> npt.NDArray[Any]:
-        if self._stream.stream_id is not None and (tokens := _seal(self._stream, chunk).tokens) is not None:
+        if (tokens := self._tokens(chunk)) is not None:
             self.sealed += len(tokens)
             return tokens
         return np.fromiter(self._read(chunk), np.int64)
+
+    def _tokens(self, chunk: int) -> npt.NDArray[Any] | None:
+        return None if self._stream.stream_id is None else chunk_tokens(self._stream.directory, chunk).lengths
 
     def _read_packs(self, number: int) -> Iterator[list[int]]:
         chunk = self._stream.open_chunk(number)
@@ -250,11 +256,6 @@ def _is_made(made: DealtByCost | None, training: Training) -> bool:
         return False
     cost = Cost(made.cost_per_token, made.cost_per_token_squared)
     return (made.ranks, made.micro_batch_size, cost) == (training.ranks, training.micro_batch_size, training.cost)
-
-
-def _seal(stream: Stream, chunk: int) -> Seal:
-    path = stream.directory / seal_name(chunk)
-    return Seal.decode(read_file(path), chunk, str(path))
 
 
 def _pack(line: bytes) -> PackedRow | None:

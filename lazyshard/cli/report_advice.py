@@ -64,21 +64,25 @@ class Finding:
     Attributes:
         text: in a sentence or two.
         changes: what to change; empty where nothing.
+        known: whether there was enough to look at.
     """
 
     text: str
     changes: tuple[Change, ...] = ()
+    known: bool = True
 
 
 def percent(share: float) -> str:
     """Returns a share in percent, a small one with more digits.
 
-    >>> percent(0.384), percent(0.0123), percent(0.00042), percent(0.0)
-    ('38 %', '1.2 %', '0.04 %', '0 %')
+    >>> percent(0.384), percent(0.0123), percent(0.00042), percent(0.0), percent(0.9996)
+    ('38 %', '1.2 %', '0.042 %', '0 %', '99.9 %')
     """
     value = 100 * share
     if not value:
         return "0 %"
+    if 99 < value < 100:
+        return f"{min(value, 99.9):.1f} %"
     return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %" if abs(value) >= 0.095 else f"{value:.2g} %"
 
 
@@ -93,7 +97,7 @@ def lengths_finding(stream: str, lengths: Lengths, tokens: Lengths, *, native: b
         objects: whether it is in an object store.
     """
     if not lengths.count:
-        return Finding("There is no row to look at.")
+        return Finding("There is no row to look at.", known=False)
     if tokens.count:
         known = "" if tokens.count >= lengths.count else f" They are known of {percent(tokens.count / lengths.count)}."
         return Finding(f"{_spread(tokens, 'token')}{known}")
@@ -112,8 +116,9 @@ def packing_finding(packing: Packing | None, made: Made) -> Finding:
     """Says how full sequences are, and what packing would bring."""
     if packing is None:
         if made.form is None:
-            return Finding("Not known, since the lengths in tokens are not.")
-        return Finding("Not known: the seals do not tell how long the sequences are, in tokens or at the most.")
+            return Finding("Not known, since the lengths in tokens are not.", known=False)
+        text = "Not known: the seals do not tell how long the sequences are, in tokens or at the most."
+        return Finding(text, known=False)
     if packing.form == "pad":
         text = (
             f"Rows are padded to {count(packing.size, 'token')}, and {percent(1 - packing.filled)} of that is padding."
@@ -138,10 +143,10 @@ def _of_rows(packing: Packing) -> Finding:
     if not packing.packs:
         return Finding(f"No row fits into packs of {count(packing.size, 'token')}.")
     if packing.saved < _WORTH_PACKING:
-        return Finding(f"{packed} rows would be only {percent(packing.saved)} fewer micro batches.{long}")
+        return Finding(f"{packed}, rows would need only {percent(packing.saved)} fewer micro batches.{long}")
     text = (
-        f"{packed}, rows would need {percent(packing.saved)} fewer micro batches, each {percent(packing.filled)} "
-        f"full.{long}"
+        f"{packed}, rows would need {percent(packing.saved)} fewer micro batches than with one row each, and the packs "
+        f"would be {percent(packing.filled)} full.{long}"
     )
     change = (
         f"Pack the rows: {percent(packing.saved)} fewer micro batches of {count(packing.size, 'token')} at the most"
@@ -161,10 +166,11 @@ def balance_finding(
         steps: the same of whole global batches, None where these are of one micro batch a rank.
     """
     if found is None:
-        return Finding(f"Not known: {reason}" if reason else "Not known, since the lengths in tokens are not.")
+        text = f"Not known: {reason}" if reason else "Not known, since the lengths in tokens are not."
+        return Finding(text, known=False)
     one = next(one for one in found.ranks if one.ranks == training.ranks)
     if one.as_it_is is None:
-        return Finding(f"There are too few rows for a step of {count(training.ranks, 'rank')}.")
+        return Finding(f"There are too few rows for a step of {count(training.ranks, 'rank')}.", known=False)
     if training.ranks == 1:
         return Finding("With one rank nobody waits for another.")
     # What counts is where ranks meet: after a global batch where micro batches of a rank follow each other freely.
@@ -206,6 +212,8 @@ def in_order(findings: Sequence[Finding]) -> list[Change]:
 
 
 def _spread(lengths: Lengths, noun: str) -> str:
+    if lengths.smallest == lengths.largest:
+        return f"All rows have {count(lengths.largest, noun)}."
     median, high = lengths.quantile(0.5), lengths.quantile(0.99)
     return (
         f"Half of the rows have at most {count(median, noun)}, 99 of 100 at most {high:,}, and the longest "

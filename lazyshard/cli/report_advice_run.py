@@ -71,12 +71,12 @@ def rates_finding(
         ended: whether nothing follows.
     """
     if not rows:
-        return Finding("Nothing is published yet.")
+        return Finding("Nothing is published yet.", known=False)
     rate, byte_rate = mean_rate(rows), mean_rate(sizes)
     if rate is None or byte_rate is None:
-        return Finding("All that was looked at was published at one moment, so there is no rate.")
+        return Finding("All that was looked at was published at one moment, so there is no rate.", known=False)
     span = rows[-1].time - rows[0].time
-    text = f"{per_second(rate, 'rows')} ({size(byte_rate)}/s) were published in the mean, over {duration(span)}."
+    text = f"{per_second(rate, 'rows')} ({size(byte_rate)}/s) were published in the mean, over {_span(span)}."
     for name, points in sorted(trained.items()):
         speed = mean_rate(points)
         if speed is not None and speed > 0:
@@ -148,12 +148,12 @@ def shuffle_finding(
         made: how its rows were made.
     """
     if found is None:
-        return Finding(f"Not known: {reason}" if reason else "There is no row to shuffle.")
+        return Finding(f"Not known: {reason}" if reason else "There is no row to shuffle.", known=False)
     if dealt:
         return Finding("Rows are dealt by cost, in an order by chance within each stripe: read them in order.")
     now = next((one for one in found.windows if one.window == (training.window or 0)), None)
     if now is None:
-        return Finding("Not known: too little is published.")
+        return Finding("Not known: too little is published.", known=False)
     where = "in order" if not now.positions else f"in windows of {count(int(now.window), 'chunk')}"
     text = f"Read {where}, two neighbours of the stream are trained {_steps(now, found)} apart."
     if training.window is None:
@@ -229,6 +229,10 @@ def disk_finding(stream: str, outlook: Outlook) -> Finding:
                 command = f"lazyshard forget {shlex.quote(stream)} {shlex.quote(name)}"
                 changes.append(Change(5 * LITTLE, change, command))
     return Finding(text, tuple(changes))
+
+
+def _span(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else "less than a second"
 
 
 def _rate_since(course: Sequence[At], time: float) -> float | None:

@@ -25,10 +25,11 @@ def report_values(facts: ReportFacts) -> dict[str, Any]:
         "looked_at_s": facts.outlook.survey.looked_at,
         "changes": [_change(change) for change in in_order(list(findings.values()))],
         "findings": {
-            name: {"text": one.text, "changes": [_change(change) for change in one.changes]}
+            name: {"text": one.text, "known": one.known, "changes": [_change(change) for change in one.changes]}
             for name, one in findings.items()
         },
         "problems": problems_of(facts),
+        "checkpoint_problems": facts.no_checkpoints,
         "chunks": {"there": chunks.there, "looked_at": chunks.looked_at, "unread": chunks.unread},
         "row_bytes": distribution_values(chunks.lengths),
         "row_tokens": token_values(chunks.tokens),

@@ -12,10 +12,10 @@ from typing import Final
 from lazyshard import __version__
 from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.report_advice import Change, Finding, in_order
-from lazyshard.cli.report_drawing import escape
 from lazyshard.cli.report_findings import TITLES, findings_of
 from lazyshard.cli.report_sections import balance_part, lengths_part, packing_part, shuffle_part
 from lazyshard.cli.report_sections_run import damage_part, disk_part, rates_part, refusals_part, waits_part
+from lazyshard.cli.report_svg import escape
 from lazyshard.cli.wording import count
 from lazyshard.storage.report_facts import ReportFacts
 
@@ -41,15 +41,15 @@ def report_page(facts: ReportFacts) -> str:
     bodies = _bodies(facts)
     style = resources.files("lazyshard.cli").joinpath("report_page.css").read_text(encoding="utf-8")
     stream = escape(facts.outlook.survey.directory)
+    at = escape(moment(facts.outlook.survey.looked_at))
     parts = [
         f"{BEGINNING}{_HEAD}<title>lazyshard report: {stream}</title>\n<style>\n{style}</style>\n</head>\n<body>\n",
-        f"<header><h1>{stream}</h1>{_facts(facts)}</header>\n<main>\n",
+        f'<header><p class="faint">lazyshard report, {at}</p><h1>{stream}</h1>{_facts(facts)}</header>\n<main>\n',
         _summary(findings),
     ]
     parts += [_part(name, finding, bodies[name]) for name, finding in findings.items()]
-    at = moment(facts.outlook.survey.looked_at)
     parts.append(
-        f'</main>\n<footer class="faint">Looked at {escape(at)} by lazyshard {escape(__version__)}. The same facts for '
+        f'</main>\n<footer class="faint">Looked at {at} by lazyshard {escape(__version__)}. The same facts for '
         f"programs: <code>lazyshard report … --json</code>.</footer>\n</body>\n</html>\n"
     )
     return "".join(parts)
@@ -109,7 +109,7 @@ def _part(name: str, finding: Finding, body: str) -> str:
         f'<p class="change{" bad" if change.weight >= _URGENT else ""}">{escape(change.text)}.{_command(change)}</p>'
         for change in finding.changes
     )
-    nothing = '<p class="faint">Nothing to change.</p>' if not finding.changes else ""
+    nothing = '<p class="faint">Nothing to change.</p>' if finding.known and not finding.changes else ""
     top = f'<section class="card" id="{name}"><h2>{escape(TITLES[name])}</h2><p>{escape(finding.text)}</p>'
     return f"{top}{changes or nothing}{body}</section>\n"
 

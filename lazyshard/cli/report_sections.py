@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from lazyshard.cli.report_advice import percent
-from lazyshard.cli.report_drawing import Bar, Mark, band, bars, columns, escape
+from lazyshard.cli.report_drawing import Bar, Mark, band, bars, columns
+from lazyshard.cli.report_svg import escape
 from lazyshard.cli.wording import count
 from lazyshard.storage.inspection_balance import BalanceReport
 from lazyshard.storage.inspection_shuffle import ShuffleReport
@@ -15,9 +17,15 @@ from lazyshard.storage.report_packing import Packing
 
 __all__ = ["balance_part", "figure", "legend", "lengths_part", "packing_part", "pictures", "shuffle_part", "table"]
 
-_SHARES = (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
+_SHARES: Final = (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
 
-_TOLD_BY = {"option": "as asked for", "producer": "those for which the stream was dealt", "nobody": "an assumption"}
+_LONG_CELL: Final = 30
+
+_TOLD_BY: Final = {
+    "option": "as asked for",
+    "producer": "those for which the stream was dealt",
+    "nobody": "an assumption",
+}
 
 
 def figure(title: str, picture: str, under: str = "") -> str:
@@ -42,18 +50,17 @@ def pictures(figures: Sequence[str]) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Returns a table; columns with a number in `numbers` are put to the right."""
+    """Returns a table; columns with a number in `numbers` are put to the right, long cells are broken."""
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="number">{escape(cell)}</td>' if index in numbers else f"<td>{escape(cell)}</td>"
-            for index, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
+        f"<tr>{''.join(_cell(cell, index in numbers) for index, cell in enumerate(row))}</tr>" for row in rows
     )
     return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
+
+
+def _cell(text: str, number: bool) -> str:
+    kind = ' class="number"' if number else ' class="text"' if len(text) > _LONG_CELL else ""
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def lengths_part(facts: ReportFacts) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from lazyshard.cli.inspect_view import moment
-from lazyshard.cli.report_drawing import Bar, Line, band, bars, escape, lanes, lines
+from lazyshard.cli.report_drawing import Bar, band, bars
+from lazyshard.cli.report_drawing_time import Line, lanes, lines
 from lazyshard.cli.report_findings import problems_of
 from lazyshard.cli.report_sections import figure, legend, pictures, table
+from lazyshard.cli.report_svg import escape
 from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import count
 from lazyshard.storage.report_course import At, rates
@@ -21,6 +23,15 @@ _STRETCHES: Final = 60
 _SHOWN: Final = 10
 _CONSUMERS: Final = ("b", "c", "d")
 """Classes of the consumers' lines; more than three consumers share the last."""
+
+_LANES: Final = (
+    ("a", "publishing"),
+    ("soft", "nothing published since"),
+    ("bad", "standing still, or waiting"),
+    ("c", "checkpoint"),
+    ("b", "checkpoint at which all was used up"),
+)
+"""What the classes of the stretches of time mean."""
 
 _STATES: Final = {
     "deleted": ("empty", "deleted"),
@@ -71,7 +82,8 @@ def rates_part(facts: ReportFacts) -> str:
     )
     if not any(len(points) > 1 for _, points in named):
         note += " Of training a cursor tells one moment only: name the run's folder with --checkpoints for more."
-    return pictures(figures) + f'<p class="faint">{escape(note)}</p>'
+    notes = [note, *facts.no_checkpoints[:_SHOWN]]
+    return pictures(figures) + "".join(f'<p class="faint">{escape(one)}</p>' for one in notes)
 
 
 def _stairs(course: Sequence[At]) -> list[tuple[float, float]]:
@@ -110,7 +122,8 @@ def waits_part(facts: ReportFacts) -> str:
             rows.append((f"{one.consumer.name}: {told}", [(reading.updated_at, now, "bad", told)]))
     if not rows:
         return ""
-    names = [("a", "publishing"), ("bad", "standing still, waiting"), ("c", "checkpoint"), ("b", "all was used up")]
+    used = {kind for _, stretches in rows for _, _, kind, _ in stretches}
+    names = [(kind, name) for kind, name in _LANES if kind in used]
     text = _waiting(facts)
     shown = [[moment(one.start), duration(one.seconds), f"before chunk {one.chunk:,}"] for one in facts.pauses[:_SHOWN]]
     return (

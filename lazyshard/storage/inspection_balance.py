@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import RowInvalid
+from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format import PackedRow, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.plan import permutation
@@ -32,6 +32,9 @@ LENGTH_FIELD: Final = "length"
 """Where a row's length in tokens is looked for, if nobody names another field."""
 
 _READ_BYTES: Final = 1 << 20
+
+_TRIES: Final = 10
+"""Chunks that are tried before it is given up to find out what rows are."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -110,7 +113,14 @@ def dealt_by_cost(stream: Stream) -> DealtByCost | None:
     return read_dealt(stream.directory, chunks - 1)
 
 
-def report_balance(stream: Stream, training: Training, *, every: bool = False) -> BalanceReport:
+def report_balance(
+    stream: Stream,
+    training: Training,
+    *,
+    every: bool = False,
+    most: int = SAMPLED_ROWS,
+    unread: list[LazyShardError | OSError] | None = None,
+) -> BalanceReport:
     """Looks at the costs that meet in steps, as ranks that read chunks in order would train them.
 
     Args:
@@ -118,6 +128,8 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         training: how it would be trained.
         every: whether to look at all rows. Otherwise of a long stream evenly spaced pieces are looked at, each of a
             chunk for twice as many ranks.
+        most: how many rows that is at the most, whose lengths need not be read from the rows; a piece in any case.
+        unread: takes what is wrong with pieces that cannot be looked at, which are left out then; None to raise it.
 
     Raises:
         RowInvalid: a row has no length where one is looked for.
@@ -133,8 +145,15 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         dealing = Balance(ranks, size, training.micro_batch_size)
     looked_at = 0
     lengths = _Lengths(stream, training.length_field)
-    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths)):
-        costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+    strict = unread is None
+    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths, most, strict=strict)):
+        try:
+            costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+        except (LazyShardError, OSError) as error:
+            if unread is None:
+                raise
+            unread.append(error)
+            continue
         looked_at += len(costs)
         ended = published.ended and chunks.stop == published.chunks
         orders = [costs, costs[permutation(len(costs), number)], None if dealing is None else _dealt(dealing, costs)]
@@ -230,13 +249,15 @@ class _Lengths:
                 row += 1
 
 
-def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths) -> Iterator[range]:
+def _pieces(
+    stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths, most: int, *, strict: bool
+) -> Iterator[range]:
     """Yields the chunks to look at, a piece at a time; each begins where all ranks' first chunks do."""
     first = -(-min(stream.retired(), chunks) // width) * width
     starts = list(range(first, chunks, width))
     if not starts:
         return
-    most = SAMPLED_ROWS if lengths.are_sealed(first) else SCANNED_ROWS
+    most = most if _are_sealed(lengths, starts, strict=strict) else min(most, SCANNED_ROWS)
     fit = max(1, most // (width * stream.samples_per_chunk))
     if not every and len(starts) > fit:
         # Whole ones only: what is left at the end is no stripe yet, or dealt otherwise.
@@ -244,6 +265,17 @@ def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Leng
         starts = [whole[index * len(whole) // fit] for index in range(min(fit, len(whole)))]
     for start in starts:
         yield range(start, min(start + width, chunks))
+
+
+def _are_sealed(lengths: _Lengths, starts: Sequence[int], *, strict: bool) -> bool:
+    """Returns what the first of some chunks tells; of damaged ones the first of a few that tells anything."""
+    for start in starts[:_TRIES]:
+        try:
+            return lengths.are_sealed(start)
+        except (LazyShardError, OSError):
+            if strict:
+                raise
+    return False
 
 
 def _dealt(balance: Balance, costs: _Floats) -> _Floats:

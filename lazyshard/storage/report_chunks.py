@@ -122,7 +122,7 @@ def look_at_chunks(
             tokens = chunk_tokens(stream.directory, number).lengths if index in keep and shown.tokens.count else None
         except (LazyShardError, OSError) as error:
             found.unread += 1
-            found.reason = found.reason or str(error)
+            found.reason = found.reason or told(error)
             failed += 1
             if failed >= _GIVE_UP_CHUNKS:
                 found.unread += len(numbers) - 1 - index
@@ -139,6 +139,13 @@ def look_at_chunks(
     found.kept = np.concatenate(kept)[:KEPT_ROWS] if kept else found.kept
     found.made = read_made(source)
     return found
+
+
+def told(error: LazyShardError | OSError) -> str:
+    """Returns what went wrong, and with which file."""
+    if isinstance(error, LazyShardError) or error.filename is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror or error}"
 
 
 def read_made(source: Any) -> Made:

@@ -18,7 +18,7 @@ from lazyshard.storage.inspection_balance import LENGTH_FIELD, BalanceReport, Tr
 from lazyshard.storage.inspection_shuffle import ALL, Reading, ShuffleReport, report_shuffle
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.outlook import Looks, Outlook
-from lazyshard.storage.report_chunks import ChunkFacts, look_at_chunks
+from lazyshard.storage.report_chunks import ChunkFacts, look_at_chunks, told
 from lazyshard.storage.report_course import At, Dry, Pause, dry_points, pauses, published_bytes, published_rows
 from lazyshard.storage.report_packing import Packing, look_at_packing
 from lazyshard.storage.report_refusals import Refusals, read_refusals
@@ -29,6 +29,9 @@ from lazyshard.storage.survey import take_survey
 
 WINDOWS: Final = (0, 2, 8)
 """Shuffle windows that are compared, in chunks: none, and those that ms-swift gets by default."""
+
+BALANCED_ROWS: Final = 1_000_000
+"""That are dealt to see what it would gain, at the most, but for one piece of two chunks a rank: a second or so."""
 
 _T = TypeVar("_T")
 
@@ -83,6 +86,7 @@ class ReportFacts:
         pauses: where publishing stood still, the longest first.
         dry: checkpoints at which training had used up what was published; only of streams whose chunks were all read.
         refusals: the rows that were refused, None without a file of them.
+        no_checkpoints: which checkpoints of the folders do not count, a sentence each.
         unread: what else could not be read, a sentence each.
     """
 
@@ -103,6 +107,7 @@ class ReportFacts:
     pauses: list[Pause] = field(default_factory=list)
     dry: list[Dry] = field(default_factory=list)
     refusals: Refusals | None = None
+    no_checkpoints: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
 
@@ -135,7 +140,7 @@ def gather(directory: Path, samples_per_chunk: int | None, asked: Asked, now: fl
     facts.refusals = _try(lambda: read_refusals(directory), unread)
     manifest = outlook.survey.census.manifest
     stream_id = None if manifest is None else manifest.stream_id
-    facts.trained = trained_points(directory, stream_id, consumers, asked.checkpoints, unread)
+    facts.trained = trained_points(directory, stream_id, consumers, asked.checkpoints, facts.no_checkpoints)
     if stream is None:
         return facts
     facts.samples_per_chunk = stream.samples_per_chunk
@@ -176,11 +181,17 @@ def _look_at_balance(facts: ReportFacts, stream: Stream, asked: Asked, progress:
     reasons: list[str] = []
     if chunks.tokens.count or asked.length_field is not None or chunks.made.form == "pack":
         micro = Training(training.ranks, training.micro_batch_size, name, costs)
-        facts.balance = _try(lambda: report_balance(stream, micro), reasons)
+        failed: list[LazyShardError | OSError] = []
+        facts.balance = _try(lambda: report_balance(stream, micro, most=BALANCED_ROWS, unread=failed), reasons)
+        reasons += [told(error) for error in failed[:1]]
+        if facts.balance is not None and failed:
+            # Of a damaged stream, what is told is told of the rest.
+            facts.unread += [one for one in reasons if facts.balance.looked_at and one not in facts.unread]
+            facts.balance = facts.balance if facts.balance.looked_at else None
         whole = training.rank_step_samples
         if facts.balance is not None and whole is not None and whole != training.micro_batch_size:
             step = Training(training.ranks, whole, name, costs)
-            facts.balance_of_steps = _try(lambda: report_balance(stream, step), reasons)
+            facts.balance_of_steps = _try(lambda: report_balance(stream, step, most=BALANCED_ROWS, unread=[]), reasons)
     facts.no_balance = reasons[0] if reasons else ""
     packed = facts.balance is not None and facts.balance.packed
     facts.packing = look_at_packing(chunks.made, chunks.tokens, chunks.kept, asked.pack, packed=packed)
@@ -206,6 +217,6 @@ def _try(look: Callable[[], _T], unread: list[str]) -> _T | None:
     try:
         return look()
     except (LazyShardError, OSError) as error:
-        if str(error) not in unread:
-            unread.append(str(error))
+        if told(error) not in unread:
+            unread.append(told(error))
     return None

@@ -16,7 +16,7 @@ from lazyshard.cli.wording import count
 from lazyshard.storage.inspection_shuffle import ShuffleReport, WindowReport
 from lazyshard.storage.outlook import Outlook
 from lazyshard.storage.report_chunks import Made
-from lazyshard.storage.report_course import At, Dry, Pause, mean_rate
+from lazyshard.storage.report_course import At, Dry, Pause, mean_rate, rates
 from lazyshard.storage.report_refusals import Refusals
 from lazyshard.storage.report_training import TrainingFacts
 
@@ -83,8 +83,8 @@ def rates_finding(
             text += f" {name} trained {per_second(speed, 'rows')}."
     if ended or len(rows) < 8:
         return Finding(text)
-    late = _rate_since(rows, rows[-1].time - span / 4)
-    if late is None or late >= _SLOWED * rate:
+    late = rates(rows, 4)[-1].amount
+    if late >= _SLOWED * rate:
         return Finding(text)
     text += f" In the last quarter of that time it was {per_second(late, 'rows')}."
     change = f"Find out what has slowed the producer to {percent(late / rate)} of its mean: see its log and its sources"
@@ -233,12 +233,6 @@ def disk_finding(stream: str, outlook: Outlook) -> Finding:
 
 def _span(seconds: float) -> str:
     return duration(seconds) if seconds >= 1 else "less than a second"
-
-
-def _rate_since(course: Sequence[At], time: float) -> float | None:
-    late = [one for one in course if one.time >= time]
-    before = [one for one in course if one.time < time]
-    return mean_rate([*before[-1:], *late])
 
 
 def _steps(one: WindowReport, found: ShuffleReport) -> str:

@@ -112,4 +112,4 @@ def padding(lengths: npt.NDArray[np.int64], rows: int) -> float:
     """
     whole = lengths[: len(lengths) // rows * rows].reshape(-1, rows)
     padded = int(whole.max(axis=1).sum()) * rows
-    return 1 - int(whole.sum()) / padded if padded else 0.0
+    return (padded - int(whole.sum())) / padded if padded else 0.0

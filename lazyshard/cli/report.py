@@ -183,7 +183,7 @@ def _report(
         page = report_page(facts).encode()
         _write(target, page)
         if not as_json:
-            say(_written(target, len(page), facts))
+            say(_written(str(output), len(page), facts))
     if as_json:
         say(json.dumps(report_values(facts)))
     return exits.DONE
@@ -218,7 +218,7 @@ def _write(target: Path, page: bytes) -> None:
         raise
 
 
-def _written(target: Path, written: int, facts: ReportFacts) -> str:
+def _written(name: str, written: int, facts: ReportFacts) -> str:
     changes = in_order(list(findings_of(facts).values()))
     told = f"{count(len(changes), 'change')} proposed, first: {changes[0].text}" if changes else "nothing to change"
-    return f"{target}: {size(written)}; {told}"
+    return f"{name}: {size(written)}; {told}"

@@ -196,7 +196,10 @@ def balance_finding(
     saved = 1 - min(one.dealt.overall, even.overall) / even.overall
     if saved < _WORTH_BALANCING:
         return Finding(f"{text} Dealing rows by cost would save {percent(saved)} only.")
-    change = f"Have rows dealt by cost: up to {percent(saved)} of the training time, at {one.dealt.overall:.2f} times"
+    change = (
+        f"Have rows dealt by cost: {percent(saved)} less training time, {min(one.dealt.overall, even.overall):.2f} "
+        f"times that of even ranks in place of {even.overall:.2f}"
+    )
     return Finding(text, (Change(saved, change, command),))
 
 

@@ -124,11 +124,13 @@ def waits_finding(
     lost = sum(pause.seconds for pause in pauses)
     if pauses:
         longest = pauses[0]
-        times = "once" if len(pauses) == 1 else f"{len(pauses):,} times"
-        text += (
-            f" Publishing stood still {times}, for {duration(lost)} in all, the longest before chunk "
-            f"{longest.chunk:,} for {duration(longest.seconds)}."
-        )
+        if len(pauses) == 1:
+            text += f" Publishing stood still once, for {duration(lost)}, before chunk {longest.chunk:,}."
+        else:
+            text += (
+                f" Publishing stood still {len(pauses):,} times, for {duration(lost)} in all, the longest before chunk "
+                f"{longest.chunk:,} for {duration(longest.seconds)}."
+            )
         if span > 0 and lost / span >= _PAUSED:
             change = f"See in the producer's log what it waited for before chunk {longest.chunk:,}"
             changes.append(Change(min(0.5, lost / span) if dry else LITTLE, change))
@@ -165,7 +167,8 @@ def shuffle_finding(
         return Finding(text)
     best = wider[-1]
     change = (
-        f"Shuffle within windows, unless the rows come in an order by chance: {_steps(best, found)} between neighbours"
+        "Shuffle within windows, unless the rows come in an order by chance or will be dealt by cost: "
+        f"{_steps(best, found)} between neighbours"
     )
     weight = LITTLE if training.window is None else 5 * LITTLE
     return Finding(text, (Change(weight, change, f"shuffle_window={best.window}"),))

@@ -77,15 +77,16 @@ def lengths_part(facts: ReportFacts) -> str:
 
 def _histogram(lengths: Lengths, unit: str) -> str:
     bins = lengths.histogram()
-    marks = [Mark(lengths.quantile(share), f"{name} {lengths.quantile(share):,}") for name, share in _SHARES]
+    marks = [Mark(lengths.quantile(share), name) for name, share in _SHARES]
     edges = [*(one.low for one in bins), bins[-1].high]
     return columns([one.count for one in bins], edges, marks, f"how many rows have which length in {unit}")
 
 
 def _figures(lengths: Lengths) -> str:
+    shares = ", ".join(f"{name} {lengths.quantile(share):,}" for name, share in _SHARES)
     return (
-        f"{count(lengths.count, 'row')} looked at; least {lengths.smallest:,}, mean {lengths.mean:,.0f}, largest "
-        f"{lengths.largest:,}. Columns further right span more lengths."
+        f"{count(lengths.count, 'row')} looked at: least {lengths.smallest:,}, {shares}, largest {lengths.largest:,}; "
+        f"mean {lengths.mean:,.0f}. Columns further right span more lengths."
     )
 
 
@@ -129,7 +130,7 @@ def packing_part(packing: Packing | None) -> str:
         ),
         caption("Where each row is padded to the longest of its micro batch."),
     )
-    return pictures([steps, full, padded])
+    return pictures([steps, padded, full])
 
 
 def balance_part(facts: ReportFacts) -> str:

@@ -10,7 +10,7 @@ from lazyshard.cli.report_drawing import Bar, band, bars
 from lazyshard.cli.report_drawing_time import Line, lanes, lines
 from lazyshard.cli.report_findings import problems_of
 from lazyshard.cli.report_sections import figure, legend, pictures, table
-from lazyshard.cli.report_svg import escape
+from lazyshard.cli.report_svg import escape, short
 from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import count
 from lazyshard.storage.report_course import At, rates
@@ -72,7 +72,7 @@ def rates_part(facts: ReportFacts) -> str:
     ]
     for title, course, number in (
         ("Rows published per second", facts.rows, None),
-        ("Bytes published per second", facts.sizes, size),
+        ("Bytes published per second", facts.sizes, _bytes),
     ):
         if steps := _stairs(course):
             picture = lines([Line(steps)], f"{title} by time", *([number] if number else []))
@@ -84,6 +84,10 @@ def rates_part(facts: ReportFacts) -> str:
         note += " Of training a cursor tells one moment only: name the run's folder with --checkpoints for more."
     notes = [note, *facts.no_checkpoints[:_SHOWN]]
     return pictures(figures) + "".join(f'<p class="faint">{escape(one)}</p>' for one in notes)
+
+
+def _bytes(number: float) -> str:
+    return f"{short(number)}B"
 
 
 def _stairs(course: Sequence[At]) -> list[tuple[float, float]]:

@@ -13,6 +13,7 @@ from lazyshard.cli.report_sections import figure, legend, pictures, table
 from lazyshard.cli.report_svg import escape, short
 from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import count
+from lazyshard.storage.disk_use import sampled_chunks
 from lazyshard.storage.report_course import At, rates
 from lazyshard.storage.report_facts import ReportFacts
 from lazyshard.storage.report_refusals import Refusals
@@ -20,6 +21,7 @@ from lazyshard.storage.report_refusals import Refusals
 __all__ = ["damage_part", "disk_part", "rates_part", "refusals_part", "waits_part"]
 
 _STRETCHES: Final = 60
+_POINTS: Final = 400
 _SHOWN: Final = 10
 _CONSUMERS: Final = ("b", "c", "d")
 """Classes of the consumers' lines; more than three consumers share the last."""
@@ -59,7 +61,7 @@ def rates_part(facts: ReportFacts) -> str:
         return ""
     named = sorted(facts.trained.items())
     trained = [
-        Line(points, _CONSUMERS[min(index, len(_CONSUMERS) - 1)], dots=True)
+        Line(_thinned(points), _CONSUMERS[min(index, len(_CONSUMERS) - 1)], dots=True)
         for index, (_, points) in enumerate(named)
         if points
     ]
@@ -68,7 +70,11 @@ def rates_part(facts: ReportFacts) -> str:
         *((one.kind, f"trained by {name}") for one, (name, _) in zip(trained, named, strict=True)),
     ]
     figures = [
-        figure("Rows", lines([Line(facts.rows, dots=len(facts.rows) < 4), *trained], "rows by time"), legend(names))
+        figure(
+            "Rows",
+            lines([Line(_thinned(facts.rows), dots=len(facts.rows) < 4), *trained], "rows by time"),
+            legend(names),
+        )
     ]
     for title, course, number in (
         ("Rows published per second", facts.rows, None),
@@ -88,6 +94,11 @@ def rates_part(facts: ReportFacts) -> str:
 
 def _bytes(number: float) -> str:
     return f"{short(number)}B"
+
+
+def _thinned(course: Sequence[At]) -> list[At]:
+    """Returns evenly spaced ones of many points: more than a picture is wide are not seen."""
+    return [course[index] for index in sampled_chunks(0, len(course), _POINTS)]
 
 
 def _stairs(course: Sequence[At]) -> list[tuple[float, float]]:

@@ -118,7 +118,7 @@ def report_balance(
     training: Training,
     *,
     every: bool = False,
-    most: int = SAMPLED_ROWS,
+    most: int | None = None,
     unread: list[LazyShardError | OSError] | None = None,
 ) -> BalanceReport:
     """Looks at the costs that meet in steps, as ranks that read chunks in order would train them.
@@ -128,7 +128,8 @@ def report_balance(
         training: how it would be trained.
         every: whether to look at all rows. Otherwise of a long stream evenly spaced pieces are looked at, each of a
             chunk for twice as many ranks.
-        most: how many rows that is at the most, whose lengths need not be read from the rows; a piece in any case.
+        most: how many rows that is at the most, and a piece in any case; None for `SAMPLED_ROWS`. Fewer where lengths
+            have to be read from the rows.
         unread: takes what is wrong with pieces that cannot be looked at, which are left out then; None to raise it.
 
     Raises:
@@ -146,7 +147,9 @@ def report_balance(
     looked_at = 0
     lengths = _Lengths(stream, training.length_field)
     strict = unread is None
-    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths, most, strict=strict)):
+    for number, chunks in enumerate(
+        _pieces(stream, published.chunks, 2 * ranks, every, lengths, most or SAMPLED_ROWS, strict=strict)
+    ):
         try:
             costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
         except (LazyShardError, OSError) as error:

@@ -7,6 +7,7 @@ same.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -121,6 +122,9 @@ def look_at_chunks(
             at = _published_at(stream, shown)
             tokens = chunk_tokens(stream.directory, number).lengths if index in keep and shown.tokens.count else None
         except (LazyShardError, OSError) as error:
+            if deleted_since(stream, number, error):
+                found.there -= 1
+                continue
             found.unread += 1
             found.reason = found.reason or told(error)
             failed += 1
@@ -139,6 +143,15 @@ def look_at_chunks(
     found.kept = np.concatenate(kept)[:KEPT_ROWS] if kept else found.kept
     found.made = read_made(source)
     return found
+
+
+def deleted_since(stream: Stream, chunk: int, error: Exception) -> bool:
+    """Returns whether a chunk cannot be read because its producer has deleted it, by the stream's own rules."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    with contextlib.suppress(LazyShardError, OSError):
+        return chunk < stream.retired()
+    return False
 
 
 def told(error: LazyShardError | OSError) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeVar
 
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED, Cost
 from lazyshard.storage.inspection_balance import LENGTH_FIELD, BalanceReport, Training, dealt_by_cost, report_balance
 from lazyshard.storage.inspection_shuffle import ALL, Reading, ShuffleReport, report_shuffle
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.outlook import Looks, Outlook
-from lazyshard.storage.report_chunks import ChunkFacts, look_at_chunks, told
+from lazyshard.storage.report_chunks import ChunkFacts, deleted_since, look_at_chunks, told
 from lazyshard.storage.report_course import At, Dry, Pause, dry_points, pauses, published_bytes, published_rows
 from lazyshard.storage.report_packing import Packing, look_at_packing
 from lazyshard.storage.report_refusals import Refusals, read_refusals
@@ -183,11 +183,15 @@ def _look_at_balance(facts: ReportFacts, stream: Stream, asked: Asked, progress:
         micro = Training(training.ranks, training.micro_batch_size, name, costs)
         failed: list[LazyShardError | OSError] = []
         facts.balance = _try(lambda: report_balance(stream, micro, most=BALANCED_ROWS, unread=failed), reasons)
+        # A piece that was deleted meanwhile is no damage.
+        failed = [error for error in failed if not deleted_since(stream, facts.outlook.survey.census.retired, error)]
         reasons += [told(error) for error in failed[:1]]
-        if facts.balance is not None and failed:
-            # Of a damaged stream, what is told is told of the rest.
-            facts.unread += [one for one in reasons if facts.balance.looked_at and one not in facts.unread]
-            facts.balance = facts.balance if facts.balance.looked_at else None
+        if facts.balance is not None and not facts.balance.looked_at:
+            facts.balance = None
+        elif failed:
+            # What is told is told of the rest. A row whose length nobody has told is no damage.
+            damage = [told(error) for error in failed if not isinstance(error, RowInvalid)]
+            facts.unread += [one for one in damage[:1] if one not in facts.unread]
         whole = training.rank_step_samples
         if facts.balance is not None and whole is not None and whole != training.micro_batch_size:
             step = Training(training.ranks, whole, name, costs)

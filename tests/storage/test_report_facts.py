@@ -16,6 +16,7 @@ from lazyshard.format import Cursor, PartState, ReadingMark, RunState
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.storage import report_chunks, report_refusals
 from lazyshard.storage.consumers import Consumer
+from lazyshard.storage.inspection import ShownChunk, describe_chunk
 from lazyshard.storage.lengths import Lengths
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.report_chunks import ChunkPoint, Made, look_at_chunks, read_made
@@ -36,6 +37,7 @@ from lazyshard.storage.report_refusals import OTHERS, count_refusals, read_refus
 from lazyshard.storage.report_trained import trained_points
 from lazyshard.storage.report_training import TrainingFacts, training_of
 from lazyshard.storage.retire import retire
+from lazyshard.storage.stream import Stream
 from tests.storage.streams import foreign, produce
 
 ID = "0" * 32
@@ -364,6 +366,16 @@ def test_of_a_damaged_stream_the_rest_is_told(tmp_path: Path) -> None:
     assert any("chunk_00001" in text for text in facts.unread)
 
 
+def test_of_a_stream_that_is_measured_in_part_that_part_is_told(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path / "s", 2)
+    for number in range(16):
+        writer.write({"id": number}, tokens=5 if number < 8 else None)
+    writer.close()
+    facts = looked(tmp_path / "s", Asked(ranks=1))
+    assert facts.balance is not None
+    assert (facts.balance.looked_at, facts.unread) == (8, [])
+
+
 def test_of_a_stream_whose_manifest_is_torn_its_state_is_told(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4)
     (directory / "stream.json").write_text("{")
@@ -380,6 +392,19 @@ def test_deleted_chunks_are_not_looked_at(tmp_path: Path) -> None:
     assert [point.chunk for point in facts.chunks.points] == [3, 4]
     assert facts.chunks.unread == 0
     assert [amount for _, amount in facts.rows] == [16, 20]
+
+
+def test_chunks_that_are_deleted_meanwhile_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tokens(tmp_path / "s", [5] * 20, end=False)
+
+    def deleted(stream: Stream, number: int) -> ShownChunk:
+        retire(directory, 3, 5)
+        return describe_chunk(stream, number)
+
+    monkeypatch.setattr(report_chunks, "describe_chunk", deleted)
+    facts = looked(directory, Asked(ranks=1))
+    assert [point.chunk for point in facts.chunks.points] == [3, 4]
+    assert (facts.chunks.there, facts.chunks.unread, facts.unread) == (2, 0, [])
 
 
 def test_an_empty_stream_is_no_error(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """How even the steps of a stream are: what the slowest rank costs over what ranks cost in the mean.
 
-Lengths come from the seals, or from what was measured since; where neither tells them, from a field of the rows, which
-have to be read for it. Those of the samples of packs come from the packs, since what a pack costs does not follow from
-all of its tokens. Beside the stream as it is there are the same rows in an order by chance, and dealt by cost
-(`lazyshard.plan.balance`).
+Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Those of the
+samples of packs come from the packs, since what a pack costs does not follow from all of its tokens. Beside the stream
+as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import LazyShardError, RowInvalid
-from lazyshard.format import PackedRow, decode_pack, parse_row
+from lazyshard.errors import RowInvalid
+from lazyshard.format import PackedRow, Seal, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.names import seal_name
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
 from lazyshard.storage.dealt import read_dealt
+from lazyshard.storage.files import read_file
 from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
 from lazyshard.storage.stream import Stream
-from lazyshard.storage.token_lengths import chunk_tokens
 
 __all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]
 
@@ -32,9 +32,6 @@ LENGTH_FIELD: Final = "length"
 """Where a row's length in tokens is looked for, if nobody names another field."""
 
 _READ_BYTES: Final = 1 << 20
-
-_TRIES: Final = 10
-"""Chunks that are tried before it is given up to find out what rows are."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -85,7 +82,7 @@ class BalanceReport:
         made: how its producer has dealt it, None where it has not.
         training: how it would be trained.
         looked_at: rows that were looked at.
-        from_seals: how many of their lengths the seals told, or the files of measured lengths beside them.
+        from_seals: how many of their lengths the seals told.
         packed: whether rows are packs, of which each sample costs what it costs by itself.
         ranks: for the ranks that were asked for, half and twice as many; in rising order.
     """
@@ -113,14 +110,7 @@ def dealt_by_cost(stream: Stream) -> DealtByCost | None:
     return read_dealt(stream.directory, chunks - 1)
 
 
-def report_balance(
-    stream: Stream,
-    training: Training,
-    *,
-    every: bool = False,
-    most: int | None = None,
-    unread: list[LazyShardError | OSError] | None = None,
-) -> BalanceReport:
+def report_balance(stream: Stream, training: Training, *, every: bool = False) -> BalanceReport:
     """Looks at the costs that meet in steps, as ranks that read chunks in order would train them.
 
     Args:
@@ -128,9 +118,6 @@ def report_balance(
         training: how it would be trained.
         every: whether to look at all rows. Otherwise of a long stream evenly spaced pieces are looked at, each of a
             chunk for twice as many ranks.
-        most: how many rows that is at the most, and a piece in any case; None for `SAMPLED_ROWS`. Fewer where lengths
-            have to be read from the rows.
-        unread: takes what is wrong with pieces that cannot be looked at, which are left out then; None to raise it.
 
     Raises:
         RowInvalid: a row has no length where one is looked for.
@@ -146,17 +133,8 @@ def report_balance(
         dealing = Balance(ranks, size, training.micro_batch_size)
     looked_at = 0
     lengths = _Lengths(stream, training.length_field)
-    strict = unread is None
-    for number, chunks in enumerate(
-        _pieces(stream, published.chunks, 2 * ranks, every, lengths, most or SAMPLED_ROWS, strict=strict)
-    ):
-        try:
-            costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
-        except (LazyShardError, OSError) as error:
-            if unread is None:
-                raise
-            unread.append(error)
-            continue
+    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths)):
+        costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
         looked_at += len(costs)
         ended = published.ended and chunks.stop == published.chunks
         orders = [costs, costs[permutation(len(costs), number)], None if dealing is None else _dealt(dealing, costs)]
@@ -203,13 +181,10 @@ class _Lengths:
         self._field = field
 
     def are_sealed(self, chunk: int) -> bool:
-        """Whether the seal of a chunk, or the file beside it, tells them.
-
-        Notes whether its rows are packs, as all of the stream are then.
-        """
+        """Whether the seal of a chunk tells them; notes whether its rows are packs, as all of the stream are then."""
         with suppress(RowInvalid):  # who reads its rows says where it is
             self.packed = _pack(self._stream.open_chunk(chunk).line(0)) is not None
-        return not self.packed and self._tokens(chunk) is not None
+        return not self.packed and self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
 
     def costs(self, chunk: int, cost: Cost) -> _Floats:
         """Returns what the rows of a chunk cost, shape (rows,)."""
@@ -219,13 +194,10 @@ class _Lengths:
         return cost.of_packs([sum(pack) for pack in lengths], [float(sum(map(_square, pack))) for pack in lengths])
 
     def _of(self, chunk: int) -> npt.NDArray[Any]:
-        if (tokens := self._tokens(chunk)) is not None:
+        if self._stream.stream_id is not None and (tokens := _seal(self._stream, chunk).tokens) is not None:
             self.sealed += len(tokens)
             return tokens
         return np.fromiter(self._read(chunk), np.int64)
-
-    def _tokens(self, chunk: int) -> npt.NDArray[Any] | None:
-        return None if self._stream.stream_id is None else chunk_tokens(self._stream.directory, chunk).lengths
 
     def _read_packs(self, number: int) -> Iterator[list[int]]:
         chunk = self._stream.open_chunk(number)
@@ -252,15 +224,13 @@ class _Lengths:
                 row += 1
 
 
-def _pieces(
-    stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths, most: int, *, strict: bool
-) -> Iterator[range]:
+def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths) -> Iterator[range]:
     """Yields the chunks to look at, a piece at a time; each begins where all ranks' first chunks do."""
     first = -(-min(stream.retired(), chunks) // width) * width
     starts = list(range(first, chunks, width))
     if not starts:
         return
-    most = most if _are_sealed(lengths, starts, strict=strict) else min(most, SCANNED_ROWS)
+    most = SAMPLED_ROWS if lengths.are_sealed(first) else SCANNED_ROWS
     fit = max(1, most // (width * stream.samples_per_chunk))
     if not every and len(starts) > fit:
         # Whole ones only: what is left at the end is no stripe yet, or dealt otherwise.
@@ -268,17 +238,6 @@ def _pieces(
         starts = [whole[index * len(whole) // fit] for index in range(min(fit, len(whole)))]
     for start in starts:
         yield range(start, min(start + width, chunks))
-
-
-def _are_sealed(lengths: _Lengths, starts: Sequence[int], *, strict: bool) -> bool:
-    """Returns what the first of some chunks tells; of damaged ones the first of a few that tells anything."""
-    for start in starts[:_TRIES]:
-        try:
-            return lengths.are_sealed(start)
-        except (LazyShardError, OSError):
-            if strict:
-                raise
-    return False
 
 
 def _dealt(balance: Balance, costs: _Floats) -> _Floats:
@@ -291,6 +250,11 @@ def _is_made(made: DealtByCost | None, training: Training) -> bool:
         return False
     cost = Cost(made.cost_per_token, made.cost_per_token_squared)
     return (made.ranks, made.micro_batch_size, cost) == (training.ranks, training.micro_batch_size, training.cost)
+
+
+def _seal(stream: Stream, chunk: int) -> Seal:
+    path = stream.directory / seal_name(chunk)
+    return Seal.decode(read_file(path), chunk, str(path))
 
 
 def _pack(line: bytes) -> PackedRow | None:

@@ -43,8 +43,8 @@ LengthFieldOption: TypeAlias = Annotated[
     typer.Option(
         "--length-field",
         metavar="NAME",
-        help="With --balance: the field with a row's length in tokens, where the seals hold none. Default: that of the "
-        f"stream, or {LENGTH_FIELD}.",
+        help="With --balance: the field with a row's length in tokens, where neither `lazyshard measure` nor the seals "
+        f"tell it. Default: that of the stream, or {LENGTH_FIELD}.",
     ),
 ]
 CostOption: TypeAlias = Annotated[

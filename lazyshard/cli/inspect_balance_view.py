@@ -55,11 +55,16 @@ def _looked_at(found: BalanceReport) -> str:
         return "no row looked at"
     if found.packed:
         return f"{rows} looked at, lengths of their samples from the packs"
-    if found.from_seals == found.looked_at:
-        return f"{rows} looked at, lengths from the seals"
-    if not found.from_seals:
-        return f"{rows} looked at, lengths from the field {found.training.length_field!r}"
-    return f"{rows} looked at, lengths of {found.from_seals:,} from the seals, others from their field"
+    read = found.looked_at - found.from_seals - found.measured
+    origins = (
+        (found.measured, "as measured since they were sealed"),
+        (found.from_seals, "from the seals"),
+        (read, f"from the field {found.training.length_field!r}"),
+    )
+    there = [(number, words) for number, words in origins if number]
+    if len(there) == 1:
+        return f"{rows} looked at, lengths {there[0][1]}"
+    return f"{rows} looked at, lengths of " + ", ".join(f"{number:,} {words}" for number, words in there)
 
 
 def _table(ranks: tuple[RanksReport, ...], groups: list[tuple[str, list[Evenness | None]]]) -> Iterator[str]:
@@ -119,6 +124,7 @@ def balance_values(directory: Path, found: BalanceReport) -> dict[str, Any]:
         "cost_per_token_squared": training.cost.per_token_squared,
         "looked_at": found.looked_at,
         "lengths_from_seals": found.from_seals,
+        "lengths_measured": found.measured,
         "packed": found.packed,
         "ranks": [
             {

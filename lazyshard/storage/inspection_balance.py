@@ -1,8 +1,9 @@
 """How even the steps of a stream are: what the slowest rank costs over what ranks cost in the mean.
 
-Lengths come from the seals; where these hold none, from a field of the rows, which have to be read for it. Those of the
-samples of packs come from the packs, since what a pack costs does not follow from all of its tokens. Beside the stream
-as it is there are the same rows in an order by chance, and dealt by cost (`lazyshard.plan.balance`).
+Lengths come from what `lazyshard measure` has found, else from the seals; where neither has them, from a field of the
+rows, which have to be read for it. Those of the samples of packs come from the packs, since what a pack costs does not
+follow from all of its tokens. Beside the stream as it is there are the same rows in an order by chance, and dealt by
+cost (`lazyshard.plan.balance`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import PackedRow, Seal, decode_pack, parse_row
+from lazyshard.format import PackedRow, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
-from lazyshard.format.names import seal_name
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
 from lazyshard.storage.dealt import read_dealt
-from lazyshard.storage.files import read_file
 from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
 from lazyshard.storage.stream import Stream
+from lazyshard.storage.token_lengths import chunk_tokens
 
 __all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]
 
@@ -83,6 +83,7 @@ class BalanceReport:
         training: how it would be trained.
         looked_at: rows that were looked at.
         from_seals: how many of their lengths the seals told.
+        measured: how many of them were measured since, and stand beside the seals.
         packed: whether rows are packs, of which each sample costs what it costs by itself.
         ranks: for the ranks that were asked for, half and twice as many; in rising order.
     """
@@ -94,6 +95,7 @@ class BalanceReport:
     training: Training
     looked_at: int
     from_seals: int
+    measured: int
     packed: bool
     ranks: tuple[RanksReport, ...]
 
@@ -121,6 +123,7 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
 
     Raises:
         RowInvalid: a row has no length where one is looked for.
+        TokensInvalid: a file of measured lengths cannot be used.
         LazyShardError, OSError: a chunk cannot be read.
     """
     published = stream.published()
@@ -148,6 +151,7 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         training,
         looked_at,
         lengths.sealed,
+        lengths.measured,
         lengths.packed,
         tuple(look.report() for look in looks),
     )
@@ -172,19 +176,24 @@ class _Look:
 
 
 class _Lengths:
-    """Lengths of rows in tokens: from the seals, from a field of the rows, or of packs from these."""
+    """Lengths of rows in tokens: measured, from the seals, from a field of the rows, or of packs from these."""
 
     def __init__(self, stream: Stream, field: str) -> None:
         self.sealed = 0
+        self.measured = 0
         self.packed = False
         self._stream = stream
         self._field = field
 
-    def are_sealed(self, chunk: int) -> bool:
-        """Whether the seal of a chunk tells them; notes whether its rows are packs, as all of the stream are then."""
+    def are_known(self, chunk: int) -> bool:
+        """Whether no row of a chunk has to be read for them; notes whether they are packs, as all of a stream are."""
         with suppress(RowInvalid):  # who reads its rows says where it is
             self.packed = _pack(self._stream.open_chunk(chunk).line(0)) is not None
-        return not self.packed and self._stream.stream_id is not None and _seal(self._stream, chunk).tokens is not None
+        return (
+            not self.packed
+            and self._stream.stream_id is not None
+            and chunk_tokens(self._stream.directory, chunk).lengths is not None
+        )
 
     def costs(self, chunk: int, cost: Cost) -> _Floats:
         """Returns what the rows of a chunk cost, shape (rows,)."""
@@ -194,9 +203,14 @@ class _Lengths:
         return cost.of_packs([sum(pack) for pack in lengths], [float(sum(map(_square, pack))) for pack in lengths])
 
     def _of(self, chunk: int) -> npt.NDArray[Any]:
-        if self._stream.stream_id is not None and (tokens := _seal(self._stream, chunk).tokens) is not None:
-            self.sealed += len(tokens)
-            return tokens
+        if self._stream.stream_id is not None:
+            found = chunk_tokens(self._stream.directory, chunk)
+            if found.lengths is not None:
+                if found.measure is None:
+                    self.sealed += len(found.lengths)
+                else:
+                    self.measured += len(found.lengths)
+                return found.lengths
         return np.fromiter(self._read(chunk), np.int64)
 
     def _read_packs(self, number: int) -> Iterator[list[int]]:
@@ -230,7 +244,7 @@ def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Leng
     starts = list(range(first, chunks, width))
     if not starts:
         return
-    most = SAMPLED_ROWS if lengths.are_sealed(first) else SCANNED_ROWS
+    most = SAMPLED_ROWS if lengths.are_known(first) else SCANNED_ROWS
     fit = max(1, most // (width * stream.samples_per_chunk))
     if not every and len(starts) > fit:
         # Whole ones only: what is left at the end is no stripe yet, or dealt otherwise.
@@ -252,11 +266,6 @@ def _is_made(made: DealtByCost | None, training: Training) -> bool:
     return (made.ranks, made.micro_batch_size, cost) == (training.ranks, training.micro_batch_size, training.cost)
 
 
-def _seal(stream: Stream, chunk: int) -> Seal:
-    path = stream.directory / seal_name(chunk)
-    return Seal.decode(read_file(path), chunk, str(path))
-
-
 def _pack(line: bytes) -> PackedRow | None:
     return decode_pack(parse_row(line))
 
@@ -274,6 +283,6 @@ def _no_length(file: str, row: int, byte: int, field: str, value: dict[str, Any]
     found = repr(value[field])[:40] if field in value else f"none among {', '.join(list(value)[:8])[:120] or 'no keys'}"
     reason = (
         f"expected its length in tokens in the field {field!r}, found {found}; name the field with --length-field, or "
-        f"give lengths to the seals"
+        f"measure the stream with `lazyshard measure`"
     )
     return RowInvalid(f"{file}: row {row} (byte {byte}): {reason}", reason=reason, file=file, line=row + 1, byte=byte)

@@ -5,10 +5,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
+from lazyshard.format import Tokens, seal_digest
 from lazyshard.storage import inspection_balance
 from tests.cli.commands import contents, fill
 
@@ -34,6 +36,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, printed.err
 
 
+def put_tokens(stream: Path, chunk: int, lengths: list[int]) -> None:
+    """Leaves measured lengths beside a seal."""
+    digest = seal_digest((stream / f"chunk_{chunk:05d}.jsonl.completed").read_bytes())
+    tokens = Tokens(chunk, digest, np.array(lengths, np.uint32), "a test", 1.0)
+    (stream / f"chunk_{chunk:05d}.jsonl.tokens").write_bytes(tokens.encode())
+
+
 def produce(
     directory: Path, lengths: list[int], per_chunk: int, *, sealed: bool = True, end: bool = True, made: Any = None
 ) -> Path:
@@ -42,6 +51,33 @@ def produce(
         writer.write({"id": number, "n": length}, tokens=length if sealed else None, source={"recipe": made or {}})
     writer.close(end=end)
     return directory
+
+
+def test_measured_lengths_count_for_more_than_sealed_ones_and_than_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed = produce(tmp_path / "sealed", [7, 7, 7, 7], 2)
+    put_tokens(sealed, 1, [1, 3])
+    assert shown(capsys, sealed, "--balance", 2)[4] == (
+        "  all rows looked at, lengths of 2 as measured since they were sealed, 2 from the seals"
+    )
+    bare = produce(tmp_path / "bare", [7, 7, 7, 7], 2, sealed=False)
+    put_tokens(bare, 0, [2, 4])
+    found = values(capsys, bare, "--balance", 2, "--length-field", "n", "--cost-per-token-squared", 0)
+    assert (found["lengths_from_seals"], found["lengths_measured"]) == (0, 2)
+    # Steps of (2, 7) and (4, 7), tokens of which the half as measured.
+    assert found["ranks"][1]["as_it_is"]["overall"] == pytest.approx(14 / 10)
+    put_tokens(bare, 1, [1, 1])
+    # No row has to tell anything any more.
+    assert shown(capsys, bare, "--balance", 2)[4] == "  all rows looked at, lengths as measured since they were sealed"
+
+
+def test_torn_file_of_lengths_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = produce(tmp_path / "s", [7, 7, 7, 7], 2)
+    (stream / "chunk_00001.jsonl.tokens").write_bytes(b"{")
+    code, error = refused(capsys, stream, "--balance", 2)
+    assert code == 5
+    assert "chunk_00001.jsonl.tokens: expected a JSON object" in error
 
 
 def test_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +128,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "cost_per_token_squared": 0.0,
         "looked_at": 4,
         "lengths_from_seals": 4,
+        "lengths_measured": 0,
         "packed": False,
         "ranks": [
             {
@@ -180,7 +217,7 @@ def test_of_a_long_stream_evenly_spaced_pieces_are_looked_at(
 def test_a_row_without_a_length_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream = produce(tmp_path / "s", [1, 2, 3], 2, sealed=False)
     code, error = refused(capsys, stream, "--balance", 2)
-    assert code == 3
+    assert code == 5
     assert "chunk_00000.jsonl: row 0 (byte 0): expected its length in tokens in the field 'length'" in error
     assert "found none among id, n; name the field with --length-field" in error
 

@@ -159,7 +159,7 @@ def balance(
         None if as_it_is is None else even(as_it_is),
         None if dealt is None else even(dealt),
     )
-    return BalanceReport(80, True, size, made, Training(8, 2, "length", Cost()), 80, 80, False, (ranks,))
+    return BalanceReport(80, True, size, made, Training(8, 2, "length", Cost()), 80, 80, 0, False, (ranks,))
 
 
 DEALT = DealtByCost(8, 2, "length", 1.0, 4e-5)

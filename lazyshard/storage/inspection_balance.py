@@ -259,7 +259,7 @@ class _Lengths:
 
 
 class _Known:
-    """How many rows are looked at: those that were asked for where lengths are known, few where rows have to be read."""
+    """How many rows are looked at: as many as asked for where lengths are known, few where rows have to be read."""
 
     def __init__(self, lengths: _Lengths, most: int, *, strict: bool) -> None:
         self._lengths = lengths

@@ -30,10 +30,8 @@ def trained_points(
         folders: of runs, or of checkpoints.
         unread: takes what cannot be read, a sentence each.
     """
-    found: dict[str, set[At]] = {}
-    for one in consumers:
-        if one.cursor is not None:
-            found.setdefault(one.name, set()).add(At(one.cursor.updated_at, one.cursor.consumed))
+    cursors = {one.name: one.cursor for one in consumers if one.cursor is not None}
+    found: dict[str, set[At]] = {name: set() for name in cursors}
     for folder in folders:
         for saved in _states(directory, folder, unread):
             other = saved.state.stream_id
@@ -41,6 +39,10 @@ def trained_points(
                 unread.append(f"{saved.file}: is of stream {other}, not of this one")
                 continue
             found.setdefault(_name(saved, found), set()).add(At(saved.saved_at, saved.state.consumed))
+    for name, cursor in cursors.items():
+        # It follows its checkpoint, and is no other moment of training.
+        if cursor.consumed not in {point.amount for point in found[name]}:
+            found[name].add(At(cursor.updated_at, cursor.consumed))
     return {name: sorted(points) for name, points in found.items()}
 
 

@@ -306,6 +306,14 @@ def test_a_reading_mark_alone_tells_the_ranks_and_one_of_no_run_does_not_count()
     assert training_of([huge], None, None, None, None, 10).told_by == "nobody"
 
 
+def test_a_cursor_is_no_other_moment_than_its_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    state = RunState(ID, 10, 10, 0, 0, None, (PartState(2, 1, 5),), 10)
+    (folder / "lazyshard.json").write_text(json.dumps({"state": state.to_dict(), "saved_at": 109.0}))
+    assert trained_points(tmp_path, ID, [run("sft", at=110.0)], [folder], []) == {"sft": [At(109.0, 10)]}
+
+
 def test_trained_samples_come_from_cursors_and_checkpoints(tmp_path: Path) -> None:
     for step, other in ((1, ID), (2, ID), (3, "1" * 32)):
         folder = tmp_path / "out" / f"checkpoint-{step}"

@@ -235,7 +235,7 @@ class IndexedInvalid(LazyShardError, ValueError):
 
 
 class ExportExists(LazyShardError, FileExistsError):
-    """There is something already under the name that an export is to have."""
+    """There is something already under the name that an export, or a report, is to have."""
 
     file: str | None = None
 

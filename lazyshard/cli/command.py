@@ -24,6 +24,7 @@ from lazyshard.cli import (
     inspect,
     measure,
     rechunk,
+    report,
     status,
     trace,
     verify,
@@ -54,6 +55,7 @@ app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
 app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
+app.command("report", help=report.HELP, epilog=report.EPILOG)(report.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
 app.command("watch", help=watch.HELP, epilog=watch.EPILOG)(watch.command)

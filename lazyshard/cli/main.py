@@ -11,6 +11,7 @@
        3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
        3  `measure`: a row or the measure cannot be used                see what the message names
        3  `rechunk`: the stream has not ended, or its start is deleted  see --follow, or take another one
+       3  `report`: FILE is there and is no report                      choose another name, see --force
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
        5  `audit`: something is not in order                            see what the lines name
        5  `status`: there is no stream in the directory                 see to its producer

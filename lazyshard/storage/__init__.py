@@ -14,6 +14,7 @@
   `auditing_*`: was everything trained once
 - `census`, `disk_use`, `survey`, `growth`, `outlook`: how a stream is, for `lazyshard status`
 - `verification` with `verification_*`: is all as it was published; `inspection`, `lengths`, `row_keys`: what is in it
+- `report_facts` with `report_*`: all that a report tells of a stream
 - `rechunking` with `rechunking_rows`, `rechunking_target`: other chunks; `opening`: a directory as it is now
 - `token_lengths`: lengths in tokens, sealed or measured; `token_weights`: weights of a blend by them; `tracing_blends`:
   the steps of one of its streams

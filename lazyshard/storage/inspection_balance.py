@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import RowInvalid
+from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format import PackedRow, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.plan import permutation
@@ -32,6 +32,9 @@ LENGTH_FIELD: Final = "length"
 """Where a row's length in tokens is looked for, if nobody names another field."""
 
 _READ_BYTES: Final = 1 << 20
+
+_TRIES: Final = 10
+"""Chunks that are tried before it is given up to find out what rows are."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -112,7 +115,14 @@ def dealt_by_cost(stream: Stream) -> DealtByCost | None:
     return read_dealt(stream.directory, chunks - 1)
 
 
-def report_balance(stream: Stream, training: Training, *, every: bool = False) -> BalanceReport:
+def report_balance(
+    stream: Stream,
+    training: Training,
+    *,
+    every: bool = False,
+    most: int | None = None,
+    unread: list[LazyShardError | OSError] | None = None,
+) -> BalanceReport:
     """Looks at the costs that meet in steps, as ranks that read chunks in order would train them.
 
     Args:
@@ -120,6 +130,9 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         training: how it would be trained.
         every: whether to look at all rows. Otherwise of a long stream evenly spaced pieces are looked at, each of a
             chunk for twice as many ranks.
+        most: how many rows these hold at the most, but for one piece; None for `SAMPLED_ROWS`. Fewer where lengths have
+            to be read from the rows.
+        unread: takes what is wrong with pieces that cannot be looked at, which are left out then; None to raise it.
 
     Raises:
         RowInvalid: a row has no length where one is looked for.
@@ -136,8 +149,15 @@ def report_balance(stream: Stream, training: Training, *, every: bool = False) -
         dealing = Balance(ranks, size, training.micro_batch_size)
     looked_at = 0
     lengths = _Lengths(stream, training.length_field)
-    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, lengths)):
-        costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+    known = _Known(lengths, most or SAMPLED_ROWS, strict=unread is None)
+    for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, known)):
+        try:
+            costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+        except (LazyShardError, OSError) as error:
+            if unread is None:
+                raise
+            unread.append(error)
+            continue
         looked_at += len(costs)
         ended = published.ended and chunks.stop == published.chunks
         orders = [costs, costs[permutation(len(costs), number)], None if dealing is None else _dealt(dealing, costs)]
@@ -238,14 +258,32 @@ class _Lengths:
                 row += 1
 
 
-def _pieces(stream: Stream, chunks: int, width: int, every: bool, lengths: _Lengths) -> Iterator[range]:
+class _Known:
+    """How many rows are looked at: as many as asked for where lengths are known, few where rows have to be read."""
+
+    def __init__(self, lengths: _Lengths, most: int, *, strict: bool) -> None:
+        self._lengths = lengths
+        self._most = most
+        self._strict = strict
+
+    def most(self, chunks: Sequence[int]) -> int:
+        """Returns it by the first of some chunks; by the next one where that cannot be read and nobody minds."""
+        for chunk in chunks[:_TRIES]:
+            try:
+                return self._most if self._lengths.are_known(chunk) else min(self._most, SCANNED_ROWS)
+            except (LazyShardError, OSError):
+                if self._strict:
+                    raise
+        return min(self._most, SCANNED_ROWS)
+
+
+def _pieces(stream: Stream, chunks: int, width: int, every: bool, known: _Known) -> Iterator[range]:
     """Yields the chunks to look at, a piece at a time; each begins where all ranks' first chunks do."""
     first = -(-min(stream.retired(), chunks) // width) * width
     starts = list(range(first, chunks, width))
     if not starts:
         return
-    most = SAMPLED_ROWS if lengths.are_known(first) else SCANNED_ROWS
-    fit = max(1, most // (width * stream.samples_per_chunk))
+    fit = max(1, known.most(starts) // (width * stream.samples_per_chunk))
     if not every and len(starts) > fit:
         # Whole ones only: what is left at the end is no stripe yet, or dealt otherwise.
         whole = starts if (chunks - first) % width == 0 else starts[:-1]

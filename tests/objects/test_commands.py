@@ -55,6 +55,21 @@ def test_it_tells_what_it_tells_of_a_directory(
     assert told[0] == told[1]
 
 
+def test_a_report_tells_what_it_tells_of_a_directory(
+    folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for stream in (folder, bucket):
+        code, text = run(capsys, "report", stream, "--json", "--chunks", "5")
+        assert code == 0, text
+        values = json.loads(text.replace(str(stream), "STREAM"))
+        del values["looked_at_s"], values["status"], values["findings"]["disk"], values["findings"]["lengths"]
+        del values["changes"]
+        told.append(values)
+    assert told[0] == told[1]
+    assert told[0]["chunks"] == {"there": 7, "looked_at": 5, "unread": 0}
+
+
 def test_status_tells_what_it_tells_of_a_directory(
     folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str]
 ) -> None:

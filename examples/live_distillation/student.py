@@ -39,9 +39,7 @@ def main() -> None:
     torch.manual_seed(1)
     model = Model(width=12)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    dataset = LazyShardedDataset(
-        stream, batch_size=BATCH, num_samples=steps * BATCH, consumer="student", dp_rank=0, dp_size=1
-    )
+    dataset = LazyShardedDataset(stream, batch_size=BATCH, num_samples=steps * BATCH, consumer="student")
     checkpoint = folder / "student.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint)

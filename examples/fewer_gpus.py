@@ -126,10 +126,11 @@ def trained(folder: Path, ranks: int) -> dict[int, list[int]]:
 def lazyshard(*arguments: str | Path) -> str:
     """Runs the command `lazyshard`, shows what it says, and returns it."""
     command = [sys.executable, "-m", "lazyshard.cli", *map(str, arguments)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     print("$ lazyshard", *arguments)
-    print(said)
-    return said
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    done.check_returncode()
+    return done.stdout
 
 
 def main() -> None:

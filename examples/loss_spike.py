@@ -112,8 +112,10 @@ def command(text: str, folder: Path) -> str:
     name, *arguments = shlex.split(text)
     module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
     print(f"$ {text}")
-    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=folder, check=True, capture_output=True)
-    return done.stdout.decode()
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
 
 
 def main() -> None:

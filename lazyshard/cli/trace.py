@@ -35,7 +35,7 @@ lazyshard trace /shared/stream --state out/checkpoint-1200
 
 lazyshard trace /shared/stream --state out/checkpoint-1200 --step 1180:1190 --rank 3 --rows
 
-lazyshard trace /shared/stream --sample 48123
+lazyshard trace /shared/stream --sample 48123 --origins
 
 lazyshard trace /shared/stream --source train.jsonl:L1007
 
@@ -105,6 +105,9 @@ def command(
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Print the rows too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="With --rows: shorten nothing.")] = False,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Say too which line of which source file each row has come from.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line; rows are whole.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
@@ -139,7 +142,7 @@ def command(
         text=text,
         matches=None if every else FIRST_MATCHES,
     )
-    shown = Rows(rows, full, as_json)
+    shown = Rows(rows, full, as_json, origins)
     return lambda: run(stream_path(stream), None if state is None else Path(state), consumer, question, shown)
 
 

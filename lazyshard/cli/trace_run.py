@@ -22,6 +22,8 @@ from lazyshard.cli.trace_view import (
     drawn_values,
     fate_line,
     fate_values,
+    origins_text,
+    origins_values,
     with_row,
 )
 from lazyshard.cli.wording import complain, count, say
@@ -32,6 +34,7 @@ from lazyshard.storage.opening import open_now
 from lazyshard.storage.stream import Stream
 from lazyshard.storage.tracing import Tracing
 from lazyshard.storage.tracing_facts import facts_of
+from lazyshard.storage.tracing_origins import Origin, Origins
 from lazyshard.storage.tracing_sources import SourcePlace, SourceRows, find_source
 from lazyshard.storage.tracing_states import SavedState, read_state, state_of_cursor
 from lazyshard.storage.tracing_text import find_text
@@ -61,17 +64,19 @@ class Question:
 
 
 class Rows(NamedTuple):
-    """How answers are shown: with rows, rows unshortened, as JSON."""
+    """How answers are shown: with rows, rows unshortened, as JSON, with where rows came from."""
 
     shown: bool
     full: bool
     as_json: bool
+    origins: bool
 
 
 class _Run(NamedTuple):
     stream: Stream
     tracing: Tracing
     rows: Rows
+    origins: Origins
 
 
 def run(directory: Path, state: Path | None, consumer: str | None, question: Question, rows: Rows) -> int:
@@ -81,7 +86,12 @@ def run(directory: Path, state: Path | None, consumer: str | None, question: Que
         return exits.REFUSED
     stream = open_now(directory, saved.state.samples_per_chunk if saved.state.stream_id is None else None)
     tracing = Tracing(saved, facts_of(stream), str(directory))
-    this = _Run(stream, tracing, rows)
+    facts = tracing.facts
+    if rows.origins and facts.stream_id is None:
+        raise typer.BadParameter(
+            "another program fills this directory, and keeps no positions in sources", param_hint="--origins"
+        )
+    this = _Run(stream, tracing, rows, Origins(directory, range(facts.retired, facts.chunks)))
     if question.steps is not None:
         _show_steps(this, *question.steps, question.rank)
     elif question.samples is not None:
@@ -189,6 +199,8 @@ def _show_samples(this: _Run, samples: Iterable[int]) -> None:
         say(f"sample {sample}: chunk {chunk}, row {row}{gone}")
         for fate in fates:
             say(f"  {fate_line(fate, tracing)}")
+        if rows.origins and sample < facts.samples:
+            say(f"  from {origins_text(_origins(this, sample))}")
         if rows.shown and sample < facts.samples:
             _show_row(this, _row(this, sample))
 
@@ -244,13 +256,21 @@ def _show_text(this: _Run, text: str, matches: int | None) -> int:
 
 
 def _answer(this: _Run, sample: int, line: str, values: dict[str, Any]) -> None:
-    row = _row(this, sample) if this.rows.shown and sample < this.tracing.facts.samples else None
+    published = sample < this.tracing.facts.samples
+    row = _row(this, sample) if this.rows.shown and published else None
+    if this.rows.origins and published:
+        origins = _origins(this, sample)
+        line, values = f"{line}  {origins_text(origins)}", values | {"origins": origins_values(origins)}
     if this.rows.as_json:
         say(with_row(values, row) if this.rows.shown else json.dumps(values))
         return
     say(line)
     if this.rows.shown:
         _show_row(this, row)
+
+
+def _origins(this: _Run, sample: int) -> tuple[Origin, ...]:
+    return this.origins.of(*divmod(sample, this.tracing.facts.samples_per_chunk))
 
 
 def _row(this: _Run, sample: int) -> ShownRow | None:

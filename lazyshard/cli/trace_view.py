@@ -14,9 +14,13 @@ from lazyshard.cli.wording import count
 from lazyshard.storage.inspection import ShownRow
 from lazyshard.storage.tracing import Drawn, Fate, Tracing
 from lazyshard.storage.tracing_blends import Member
+from lazyshard.storage.tracing_origins import Origin
 from lazyshard.storage.tracing_states import SavedState
 
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
+_NO_ORIGIN: Final = (
+    "a source that is not known: its chunk or the one before it is deleted, or its block is published in part so far"
+)
 _FIRST: Final = '"byte": '
 """Where what is told of a row begins that is not told of its draw."""
 
@@ -154,6 +158,20 @@ def fate_values(fate: Fate, tracing: Tracing) -> dict[str, Any]:
     if fate.part is not None:
         drawn["part"] = fate.part
     return _numbered(drawn | {"epoch": fate.epoch, "sample": fate.sample, "became": fate.became}, tracing)
+
+
+def origins_text(origins: tuple[Origin, ...]) -> str:
+    """Returns in words where a row may have come from."""
+    return " or ".join(map(str, origins)) or _NO_ORIGIN
+
+
+def origins_values(origins: tuple[Origin, ...]) -> list[dict[str, Any]]:
+    """Returns the same as JSON values: `lines` are those that the row equals, `among` leaves out its end."""
+    return [
+        {"path": one.path, "lines": list(one.lines), "among": None if one.among is None else list(one.among)}
+        | {"why": one.why}
+        for one in origins
+    ]
 
 
 def with_row(values: dict[str, Any], row: ShownRow | None) -> str:

@@ -23,10 +23,10 @@ from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.names import seal_name
 from lazyshard.storage.files import open_given_file, read_file
 
-_OF_LINES: Final = frozenset({"jsonl", "stdin", "gzip", "zstd"})
+OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
 """Kinds of sources whose positions are bytes and lines of a text."""
 
-_MAX_LINE_BYTES: Final = 256 << 20
+MAX_LINE_BYTES: Final = 256 << 20
 """More than a producer takes for a row."""
 
 _SCAN_BYTES: Final = 1 << 20
@@ -66,7 +66,7 @@ class SourceRows:
     why: str | None = None
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
 
     offset: int
@@ -89,13 +89,13 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     """
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
-    newest = _seal(directory, chunks[-1])
+    newest = read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
     wanted = place.byte if place.line is None else place.line - 1
     assert wanted is not None
 
-    def mark(chunk: int) -> _Mark:
-        return _mark(newest if chunk == chunks[-1] else _seal(directory, chunk), name)
+    def mark(chunk: int) -> Mark:
+        return source_mark(newest if chunk == chunks[-1] else read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
         return mark(chunk).offset if place.line is None else mark(chunk).line
@@ -107,7 +107,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
     last = min(at, chunks[-1])
     if at == chunks.start:
-        first, begin = 0, _Mark(0, 0, False)
+        first, begin = 0, Mark(0, 0, False)
     else:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
@@ -123,7 +123,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         return SourceRows((first, last + 1), why=str(error))
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
-        digests = _seal(directory, chunk).digests
+        digests = read_seal(directory, chunk).digests
         for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
             found.append(chunk * samples_per_chunk + row)
     if found:
@@ -153,12 +153,13 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
             some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
             raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
         name = same[0]
-    if kinds[name] not in _OF_LINES | {None}:
+    if kinds[name] not in OF_LINES | {None}:
         raise _unknown(f"{name}: a source of kind {kinds[name]}, which has no bytes and lines to be found by")
     return name
 
 
-def _mark(seal: Seal, name: str) -> _Mark:
+def source_mark(seal: Seal, name: str) -> Mark:
+    """Returns how far a seal says that a source of lines was read; 0 where it was not begun."""
     source: Any = seal.source if isinstance(seal.source, dict) else {}
     entries = source.get("sources")
     for entry in entries if isinstance(entries, list) else ():
@@ -167,12 +168,12 @@ def _mark(seal: Seal, name: str) -> _Mark:
             line: Any = entry.get("line")
             if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
                 raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-            return _Mark(offset, line, bool(source.get("skip")))
+            return Mark(offset, line, bool(source.get("skip")))
     # Not begun, or not given yet.
-    return _Mark(0, 0, bool(source.get("skip")))
+    return Mark(0, 0, bool(source.get("skip")))
 
 
-def _line(name: str, place: SourcePlace, begin: _Mark) -> list[bytes]:
+def _line(name: str, place: SourcePlace, begin: Mark) -> list[bytes]:
     """Returns what the row may be that is made of the line at a place: as it is, or without white space around it.
 
     Raises:
@@ -192,15 +193,20 @@ def _line(name: str, place: SourcePlace, begin: _Mark) -> list[bytes]:
             assert place.line is not None
             file.seek(begin.offset)
             for _ in range(place.line - 1 - begin.line):
-                if not file.readline(_MAX_LINE_BYTES):
+                if not file.readline(MAX_LINE_BYTES):
                     break
-        line = file.readline(_MAX_LINE_BYTES)
+        line = file.readline(MAX_LINE_BYTES)
     if not line:
         raise ValueError("the file is shorter now")
     if not line.strip():
         raise _unknown(f"{place}: that line is blank, so no row is made of it")
+    return line_forms(line)
+
+
+def line_forms(line: bytes) -> list[bytes]:
+    """Returns what the row may be that is made of a line: as it is, or without white space around it."""
     line = line.removeprefix(b"\xef\xbb\xbf")
-    return [line.removesuffix(b"\n") + b"\n", line.strip() + b"\n"]
+    return [line.rstrip(b"\r\n") + b"\n", line.strip() + b"\n"]
 
 
 def _line_start(file: BinaryIO, byte: int) -> int:
@@ -215,7 +221,8 @@ def _line_start(file: BinaryIO, byte: int) -> int:
     return 0
 
 
-def _seal(directory: Path, chunk: int) -> Seal:
+def read_seal(directory: Path, chunk: int) -> Seal:
+    """Returns the seal of a chunk. Raises SealInvalid or OSError where it cannot be used."""
     path = directory / seal_name(chunk)
     return Seal.decode(read_file(path), chunk, str(path))
 

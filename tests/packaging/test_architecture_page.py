@@ -9,7 +9,7 @@ import pytest
 from tests.packaging.test_import_directions import MAY_IMPORT, ROOT
 
 PAGE: Final = ROOT / "docs" / "architecture.md"
-TOPS: Final = ("integrations", "lazyshard", "producer", "scripts", "tests")
+TOPS: Final = ("examples", "integrations", "lazyshard", "producer", "scripts", "tests")
 LEAST_NAMED: Final = 80
 """Of paths on the page: fewer mean that they are no longer found, rather than that all are there."""
 

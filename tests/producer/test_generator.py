@@ -14,6 +14,7 @@ from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.function_rows import GeneratorFailed
 from lazyshard_producer.sources.generator import GeneratorSource
 from lazyshard_producer.sources.source import Context
+from tests.producer.commands import start, wait_until
 
 COUNT_TO_FIVE = """
 def rows(position):
@@ -274,6 +275,27 @@ def rows(position):
         taken += len(piece.lines)
         assert len(piece.lines) <= 106
     assert sys.modules["users"].asked <= taken + 106
+
+
+def test_a_run_that_is_held_back_has_asked_for_no_more_than_two_chunks_that_are_not_published(tmp_path: Path) -> None:
+    # A row that somebody has paid for, as those of a teacher model, is not to be made long before it may be published.
+    (tmp_path / "users.py").write_text("""
+def rows(position):
+    with open("asked.txt", "w", buffering=1) as asked:
+        for number in range(10_000):
+            asked.write("row\\n")
+            yield {"id": number}, number + 1
+""")
+    out = tmp_path / "stream"
+    command = ["run", "--source", "python:users:rows", "--out", out, "--samples-per-chunk", 3, "--max-ahead", 4]
+    with start(*command, "--no-progress", cwd=tmp_path) as process:
+        wait_until(lambda: (out / "head.json").exists() and b'"waiting"' in (out / "head.json").read_bytes(), process)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(list(out.glob("chunk_*.jsonl"))) == 4
+    asked = len((tmp_path / "asked.txt").read_text().splitlines())
+    assert 12 <= asked <= 12 + 2 * 3, f"{asked} rows were asked for, of which 12 are published"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
     )
     (tmp_path / "in.jsonl").unlink()
     assert find(tmp_path, line=8).why == "the file cannot be read (No such file or directory)"
+
+
+def test_a_compressed_source_tells_the_chunk(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress("".join(LINES).encode()))
+    done = run("run", "--source", "in.jsonl.gz", "--out", "stream", "--samples-per-chunk", 4, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = find_source(tmp_path / "stream", range(5), 4, SourcePlace(str(tmp_path / "in.jsonl.gz"), line=7))
+    assert found == SourceRows((1, 2), why="the file is compressed; `--text` searches the published rows")
+
+
+def test_a_line_with_white_space_around_it_is_found(tmp_path: Path) -> None:
+    produced(tmp_path, lines=[f"  {line.rstrip()} \r\n" for line in LINES])
+    assert find(tmp_path, line=8).samples == (7,)
 
 
 def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Pipeline:
     ) -> None:
         patience = patience or Patience()
         self._settings = settings
-        self._context = Context(Path(settings.out), settings.max_row_bytes)
+        self._context = Context(Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk)
         paths = [source.path for source in settings.sources]
         nothing = RunPosition(sources=())
         start, names = nothing, []

@@ -24,7 +24,8 @@ PREFIX: Final = "python:"
 
 AHEAD_BYTES: Final = 1 << 20
 AHEAD_ROWS: Final = 1024
-"""How far the thread runs ahead: enough that the two do not wait for each other at every row."""
+"""How far the thread runs ahead: enough that the two do not wait for each other at every row. But never more than a
+chunk: where rows are dear to make, and the producer is held back, they are not made long before anybody needs them."""
 
 CLOSE_S: Final = 2.0
 """How long `close` waits for the function: for a clean end, not for a call that hangs."""
@@ -74,6 +75,7 @@ class GeneratorSource:
         self.start = FunctionMark(0, 0, encode_position(None)) if position is None else self._decode(position)
         self._function = load_function(settings.path[len(PREFIX) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
+        self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
         self._reached = self.start
         self._bytes = self.start.length
         self._thread: threading.Thread | None = None
@@ -172,7 +174,7 @@ class GeneratorSource:
             return not self._stopping
 
     def _is_full(self) -> bool:
-        return self._given_bytes >= AHEAD_BYTES or len(self._given) >= AHEAD_ROWS
+        return self._given_bytes >= AHEAD_BYTES or len(self._given) >= self._ahead_rows
 
     def _give(self, given: _Given) -> None:
         line, mark = given

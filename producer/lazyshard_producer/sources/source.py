@@ -37,10 +37,12 @@ class Context(NamedTuple):
     Attributes:
         out: the stream's directory; it may not be there yet.
         max_row_bytes: longest row that is accepted, in bytes without its line end.
+        samples_per_chunk: rows that are published at a time; None where nothing is to be published.
     """
 
     out: Path
     max_row_bytes: int
+    samples_per_chunk: int | None = None
 
 
 class Rows(Protocol):

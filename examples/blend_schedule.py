@@ -1,0 +1,109 @@
+"""A blend with a schedule: three streams by weights that change over steps, through a stop and a resume.
+
+    python examples/blend_schedule.py [FOLDER]
+
+A run begins on web text alone. Until step 40 the share of maths grows to a fifth, from step 60 to step 80 that of code
+to a half. After step 30, on the way, the run is stopped, and goes on from its state with another micro batch. For every
+ten steps it prints how many samples of each stream were wanted and how many came; at no step may they differ by more
+than the three samples that the rule of the blend allows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+
+NAMES = ("web", "maths", "code")
+SCHEDULE = [(40, (0.8, 0.2, 0.0)), (60, (0.8, 0.2, 0.0)), (80, (0.3, 0.2, 0.5))]
+STEPS = 100
+STOPPED_AFTER = 30
+STEP_SAMPLES = 24
+"""Samples in a step. How many micro batches they are may change, as may the number of ranks."""
+
+
+def open_blend(folder: Path, batch_size: int) -> BlendedDataset:
+    """Returns the three streams as one data set, whose weights follow the schedule."""
+    streams = [LazyShardedDataset(folder / name, dp_rank=0, dp_size=1) for name in NAMES]
+    return BlendedDataset(
+        list(zip(streams, (1.0, 0.0, 0.0), strict=True)),
+        batch_size=batch_size,
+        num_samples=STEPS * STEP_SAMPLES,
+        micro_batches_per_step=STEP_SAMPLES // batch_size,
+        schedule=SCHEDULE,
+        ramp="linear",
+    )
+
+
+class Mixture:
+    """Counts what came of each stream, and what its weights wanted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.came: Counter[str] = Counter()
+        self.wanted = dict.fromkeys(NAMES, 0.0)
+        self.farthest = 0.0
+        self._shown = self.came.copy(), self.wanted.copy()
+
+    def add(self, names: list[str], shares: tuple[float, ...]) -> None:
+        """Takes the names of a step's samples and the shares that held at it; prints a line every ten steps."""
+        self.steps += 1
+        self.came.update(names)
+        for name, share in zip(NAMES, shares, strict=True):
+            self.wanted[name] += share * STEP_SAMPLES
+            self.farthest = max(self.farthest, abs(self.came[name] - self.wanted[name]))
+        if self.steps % 10 == 0:
+            came, wanted = self._shown
+            columns = [f"{self.wanted[n] - wanted[n]:9.1f} {self.came[n] - came[n]:6}" for n in NAMES]
+            print(f"{self.steps - 9:3} to {self.steps:3}", *columns, sep="  ")
+            self._shown = self.came.copy(), self.wanted.copy()
+
+
+def train(blend: BlendedDataset, batch_size: int, stop: int, mixture: Mixture) -> None:
+    """Trains up to a step. What is done with the samples is not shown here."""
+    loader = DataLoader(blend, batch_size=batch_size, sampler=blend.rank_indices, collate_fn=list)
+    names: list[str] = []
+    for batch in loader:
+        names += [row["stream"] for row in batch]
+        if len(names) == STEP_SAMPLES:
+            mixture.add(names, blend.shares_at(mixture.steps))
+            names = []
+            if mixture.steps == stop:
+                return
+
+
+def main() -> None:
+    """Writes three streams, trains on the blend, stops, goes on, and checks."""
+    folder = Path(*sys.argv[1:] or ["runs/blend_schedule"])
+    if folder.exists():
+        sys.exit(f"{folder} is there already: remove it, or give another folder")
+    for name, samples in zip(NAMES, (2000, 600, 800), strict=True):
+        with ChunkWriter(folder / name, samples_per_chunk=50) as writer:
+            for number in range(samples):
+                writer.write({"stream": name, "id": number})
+
+    print("             " + "".join(f"{name:^18}" for name in NAMES))
+    print("steps      " + "     wanted   came" * 3)
+    mixture = Mixture()
+    blend = open_blend(folder, batch_size=8)
+    train(blend, 8, STOPPED_AFTER, mixture)
+    (folder / "state.json").write_text(json.dumps(blend.state_dict(STOPPED_AFTER * STEP_SAMPLES)))
+
+    print("           stopped; goes on with micro batches of 4")
+    blend = open_blend(folder, batch_size=4)
+    blend.load_state_dict(json.loads((folder / "state.json").read_bytes()))
+    train(blend, 4, STEPS, mixture)
+
+    assert mixture.steps == STEPS, f"it came to step {mixture.steps} only"
+    assert mixture.came.total() == STEPS * STEP_SAMPLES, mixture.came
+    assert mixture.farthest <= len(NAMES), f"a stream was {mixture.farthest:.1f} samples away from its share"
+    print(f"\nok: no stream was ever more than {mixture.farthest:.1f} samples away from its share")
+
+
+if __name__ == "__main__":
+    main()

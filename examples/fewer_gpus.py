@@ -1,0 +1,180 @@
+"""Resuming on fewer GPUs: four ranks are killed in the middle of a run, three go on, each sample is trained once.
+
+    python examples/fewer_gpus.py [FOLDER]
+
+Four processes train on a stream that is still being produced, with a checkpoint every ten steps. After step 25 all of
+them get SIGKILL. Three processes go on from the newest checkpoint, with nothing said about the change: what steps 21 to
+25 had trained is trained again, since its weights are lost, and everything else once. `lazyshard audit` proves it from
+the checkpoints alone, `lazyshard trace` tells when a sample was trained, and what the ranks have written down
+themselves has to agree.
+
+Ranks are processes on the CPU here, which talk through gloo; `train` is what each process of torchrun would run.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from lazyshard import ChunkWriter, LazyShardedDataset
+
+SAMPLES = 500
+FIRST_SAMPLES = 200
+"""As many are published before the kill: 25 steps of four ranks."""
+
+BATCH = 2
+SAVE_STEPS = 10
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+def produce(stream: Path, stop: int) -> None:
+    """Publishes samples up to this one, and ends the stream where that is the last."""
+    writer = ChunkWriter(stream, samples_per_chunk=10)
+    for number in range(writer.published_samples, stop):
+        writer.write({"id": number, "x": [number / SAMPLES, 1.0]})
+    writer.close(end=stop == SAMPLES)
+
+
+def start(ranks: int, folder: Path) -> Sequence[BaseProcess]:
+    """Starts so many ranks."""
+    processes = [FORK.Process(target=train, args=(rank, ranks, folder), daemon=True) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def train(rank: int, ranks: int, folder: Path) -> None:
+    """Trains as one of so many ranks until the stream ends, from the newest checkpoint if there is one."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    dataset = LazyShardedDataset(
+        folder / "stream", batch_size=BATCH, max_total_samples=SAMPLES, shuffle_window=1, micro_batches_per_step=1
+    )
+    step = 0
+    if newest := max((folder / "run").glob("checkpoint-*"), key=step_of, default=None):
+        step = step_of(newest)
+        model.load_state_dict(torch.load(newest / "model.pt"))
+        dataset.load_state_dict(json.loads((newest / "lazyshard.json").read_bytes())["state"])
+    consumed = dataset.consumed
+    indices = dataset.rank_indices  # what is left of them
+    batches = iter(DataLoader(dataset, sampler=indices, batch_size=BATCH, collate_fn=list))
+    with (folder / f"rank_{rank}_of_{ranks}.txt").open("w", buffering=1) as log:
+        for done in range(0, len(indices), BATCH):
+            if not dataset.in_epoch(indices[done]):  # the stream has ended before max_total_samples
+                break
+            rows = next(batches)
+            learn(model, torch.tensor([row["x"] for row in rows]))
+            step += 1
+            consumed += BATCH * ranks
+            log.write(f"{step} {' '.join(str(row['id']) for row in rows)}\n")
+            if rank == 0 and step % SAVE_STEPS == 0:
+                save(folder / "run" / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+    if rank == 0 and step % SAVE_STEPS:
+        save(folder / "run" / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+    dist.destroy_process_group()
+
+
+def learn(model: torch.nn.Linear, x: torch.Tensor) -> None:
+    """One step, with the mean of all ranks' gradients."""
+    (model(x) - 1).square().mean().backward()
+    for weight in model.parameters():
+        assert weight.grad is not None
+        dist.all_reduce(weight.grad)
+        weight.data -= 0.05 * weight.grad / dist.get_world_size()
+        weight.grad = None
+
+
+def save(checkpoint: Path, model: torch.nn.Module, state: dict[str, object]) -> None:
+    """Writes a checkpoint, which is there as a whole or not at all."""
+    new = checkpoint.with_name(f".{checkpoint.name}")
+    new.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), new / "model.pt")
+    (new / "lazyshard.json").write_text(json.dumps({"state": state, "saved_at": time.time()}))
+    os.replace(new, checkpoint)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def trained(folder: Path, ranks: int) -> dict[int, list[int]]:
+    """Returns the ids that so many ranks have trained, by step."""
+    steps: dict[int, list[int]] = {}
+    for log in sorted(folder.glob(f"rank_*_of_{ranks}.txt")):
+        for line in log.read_text().splitlines():
+            step, *ids = map(int, line.split())
+            steps.setdefault(step, []).extend(ids)
+    return steps
+
+
+def lazyshard(*arguments: str | Path) -> str:
+    """Runs the command `lazyshard`, shows what it says, and returns it."""
+    command = [sys.executable, "-m", "lazyshard.cli", *map(str, arguments)]
+    print("$ lazyshard", *arguments)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    print(done.stdout)
+    done.check_returncode()
+    return done.stdout
+
+
+def main() -> None:
+    """Trains with four ranks, kills them, goes on with three, and checks."""
+    folder = Path(*sys.argv[1:] or ["runs/fewer_gpus"]).absolute()
+    if folder.exists():
+        sys.exit(f"{folder} is there already: remove it, or give another folder")
+    stream, run = folder / "stream", folder / "run"
+
+    produce(stream, FIRST_SAMPLES)
+    four = start(4, folder)
+    while sum(map(len, trained(folder, 4).values())) < FIRST_SAMPLES:
+        if any(process.exitcode is not None for process in four):
+            sys.exit("a rank has ended before its time")
+        time.sleep(0.05)
+    for process in four:
+        process.kill()
+        process.join()
+    first = trained(folder, 4)
+    print(f"four ranks: killed after step {max(first)}; {', '.join(sorted(path.name for path in run.iterdir()))}")
+
+    three = start(3, folder)
+    produce(stream, SAMPLES)
+    for process in three:
+        process.join()
+    if any(process.exitcode for process in three):
+        sys.exit("a rank has failed")
+    second = trained(folder, 3)
+    print(f"three ranks: went on with step {min(second)} and finished after step {max(second)}\n")
+
+    last = max(run.glob("checkpoint-*"), key=step_of)
+    audit = lazyshard("audit", stream, run)
+    trace = lazyshard("trace", stream, "--state", last, "--sample", f"0,{first[25][0]}")
+
+    lost = [number for step, ids in first.items() if step >= min(second) for number in ids]
+    kept = [number for step, ids in first.items() if step < min(second) for number in ids]
+    times = Counter(kept + [number for ids in second.values() for number in ids])
+    assert set(times.values()) == {1}, f"trained more than once: {[n for n, count in times.items() if count > 1]}"
+    assert SAMPLES - len(times) < 3 * BATCH, f"{len(times)} samples were trained, fewer by more than a step takes"
+    assert set(lost) <= set(times), "what was trained behind the checkpoint has to be trained again"
+    assert "proven: no sample was trained twice, and none was passed over" in audit, audit
+    assert f"trained at step {next(s for s, ids in second.items() if first[25][0] in ids)} by rank" in trace, trace
+    print(f"ok: {len(times)} of {SAMPLES} samples were trained, each once, by four ranks and then by three")
+
+
+if __name__ == "__main__":
+    main()

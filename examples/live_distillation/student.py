@@ -1,0 +1,69 @@
+"""The student: trains on what the teacher says, while the teacher says it.
+
+    python student.py STREAM FOLDER STEPS
+
+It reads on from its checkpoint in FOLDER, if there is one. As a consumer with a name it tells the producer what it
+needs, which holds the teacher back, and by its commits what it needs no more, which is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lazyshard import LazyShardedDataset
+from teacher import LENGTH, TOKENS, Model
+
+BATCH = 16
+SAVE_STEPS = 16
+
+
+def collate(rows: list[dict[str, Any]]) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """Makes a batch: ids, tokens (samples × LENGTH), and what the teacher holds likely (samples × LENGTH × TOKENS)."""
+    candidates = torch.tensor([row["candidates"] for row in rows])
+    target = torch.zeros(len(rows), LENGTH, TOKENS)
+    target.scatter_(2, candidates, torch.tensor([row["probabilities"] for row in rows]))
+    tokens = torch.tensor([row["tokens"] for row in rows])
+    return [row["id"] for row in rows], tokens, target / target.sum(-1, keepdim=True)
+
+
+def main() -> None:
+    """Trains so many steps."""
+    stream, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = Model(width=12)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    dataset = LazyShardedDataset(stream, batch_size=BATCH, num_samples=steps * BATCH, consumer="student")
+    checkpoint = folder / "student.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        dataset.load_state_dict(saved["data"])
+    consumed = dataset.consumed
+    loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, num_workers=1, collate_fn=collate)
+    with (folder / "student.txt").open("a", buffering=1) as log:
+        for ids, tokens, target in loader:
+            loss = torch.nn.functional.kl_div(model(tokens).log_softmax(-1), target, reduction="sum")
+            loss = loss / tokens.numel()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            consumed += BATCH
+            log.write(f"{loss.item():.4f} {' '.join(map(str, ids))}\n")
+            if consumed // BATCH % SAVE_STEPS == 0:
+                state = dataset.state_dict(consumed)
+                values = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": state}
+                torch.save(values, folder / "new.pt")
+                os.replace(folder / "new.pt", checkpoint)
+                dataset.commit(consumed, last_epoch=True)  # what is before it may go
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Tracing a loss spike: from a step of the loss curve to lines of a file, and a second try without them.
+
+    python examples/loss_spike.py [FOLDER]
+
+Two files of prices are published as a stream and trained in shuffled windows. In eight lines of the second one the
+prices are in another unit. The loss shows a spike, and nobody has kept a list of what was trained when. `lazyshard
+trace` tells it from a checkpoint: which samples these steps have trained, and from which line of which file each has
+come. Then the run goes back to the checkpoint before the spike and leaves the bad samples out, and all else is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lazyshard import LazyShardedDataset
+
+LINES = 200
+"""In each of the two files."""
+
+BAD_LINES = range(81, 89)
+"""Of the second one, counted from 1."""
+
+BATCH = 8
+SAVE_STEPS = 10
+
+
+def write_sources(folder: Path) -> None:
+    """Writes a.jsonl and b.jsonl: flats with their prices, some of them in another unit."""
+    folder.mkdir(parents=True)
+    numbers = random.Random(0)
+    for name in ("a", "b"):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for line in range(1, LINES + 1):
+                rooms, age = numbers.randint(1, 5), numbers.randint(0, 60)
+                price = round(0.5 + 0.4 * rooms - 0.01 * age, 2)
+                if name == "b" and line in BAD_LINES:
+                    price = round(price * 1000)
+                file.write(json.dumps({"rooms": rooms, "age": age, "price": price}) + "\n")
+
+
+def train(folder: Path, run: str, start: Path | None = None, without: Collection[int] = ()) -> dict[int, float]:
+    """Trains to the end of the stream, from the start or a checkpoint; returns the loss of each step."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    dataset = LazyShardedDataset(
+        folder / "stream", batch_size=BATCH, dp_rank=0, dp_size=1, shuffle_window=4, micro_batches_per_step=1
+    )
+    step = 0
+    if start is not None:
+        step = int(start.name.removeprefix("checkpoint-"))
+        model.load_state_dict(torch.load(start / "model.pt"))
+        dataset.load_state_dict(json.loads((start / "lazyshard.json").read_bytes())["state"])
+        dataset.skip(samples=[(sample, sample + 1) for sample in without])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    consumed = dataset.consumed
+    losses = {}
+    for rows in DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=list):
+        features = torch.tensor([[row["rooms"] / 5, row["age"] / 60] for row in rows])
+        loss = (model(features) - torch.tensor([[row["price"]] for row in rows])).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        consumed += BATCH
+        losses[step] = loss.item()
+        if step % SAVE_STEPS == 0:
+            save(folder / run / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+    if step % SAVE_STEPS:
+        save(folder / run / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+    return losses
+
+
+def save(checkpoint: Path, model: torch.nn.Module, state: dict[str, Any]) -> None:
+    """Writes a checkpoint."""
+    checkpoint.mkdir(parents=True)
+    torch.save(model.state_dict(), checkpoint / "model.pt")
+    (checkpoint / "lazyshard.json").write_text(json.dumps({"state": state, "step": step_of(checkpoint)}))
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def find_spike(losses: dict[int, float]) -> int:
+    """Returns the first step whose loss is a hundred times that of the ten steps before it."""
+    for step in list(losses)[10:]:
+        if losses[step] > 100 * statistics.median(losses[step - back] for back in range(1, 11)):
+            return step
+    raise AssertionError("there is no spike")
+
+
+def show(losses: dict[int, float], steps: range) -> None:
+    """Prints a piece of the loss curve."""
+    print("  step " + "".join(f"{step:>12}" for step in steps))
+    print("  loss " + "".join(f"{losses[step]:>12.3f}" for step in steps) + "\n")
+
+
+def command(text: str, folder: Path) -> str:
+    """Runs a command of lazyshard in a folder, shows it, and returns what it says."""
+    name, *arguments = shlex.split(text)
+    module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
+    print(f"$ {text}")
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def main() -> None:
+    """Trains into the spike, traces it, and trains again without what has made it."""
+    folder = Path(*sys.argv[1:] or ["runs/loss_spike"]).absolute()
+    if folder.exists():
+        sys.exit(f"{folder} is there already: remove it, or give another folder")
+    write_sources(folder)
+    command("lazyshard-producer run --source a.jsonl b.jsonl --out stream --samples-per-chunk 8 --no-progress", folder)
+
+    print("\nthe first try:")
+    first = train(folder, "first")
+    spike = find_spike(first)
+    window = range(spike - 2, spike + 5)
+    show(first, window)
+
+    print(f"what was trained at step {spike}?")
+    newest = max((folder / "first").iterdir(), key=step_of).relative_to(folder)
+    print(command(f"lazyshard trace stream --state {newest} --step {spike} --origins", folder))
+
+    print("and which rows of the steps about it are unlike the rest?")
+    about = f"lazyshard trace stream --state {newest} --step {window.start}:{window.stop} --origins --rows --json"
+    bad = {}
+    for line in command(about, folder).splitlines():
+        told = json.loads(line)
+        if told["value"]["price"] > 10:
+            sample, (origin,) = told["sample"], told["origins"]
+            bad[sample] = origin["path"], origin["lines"][0]
+            print(f"  step {told['step']}  sample {sample}  {origin['path']}:{origin['lines'][0]}  {told['value']}")
+
+    before = max((path for path in (folder / "first").iterdir() if step_of(path) < spike), key=step_of)
+    print(f"\nthe second try, from {before.name}, without these {len(bad)}:")
+    second = train(folder, "second", before, sorted(bad))
+    show(second, window)
+    newest = max((folder / "second").iterdir(), key=step_of).relative_to(folder)
+    trace = command(f"lazyshard trace stream --state {newest} --sample {min(bad)}", folder)
+    print(trace)
+    audit = command(f"lazyshard audit stream first second --state {newest}", folder)
+    print(audit)
+
+    assert sorted(bad.values()) == [("b.jsonl", line) for line in BAD_LINES], bad
+    assert max(second.values()) < 1, f"there is a spike again: {second}"
+    assert "skipped on purpose: left out from part 1 on" in trace, trace
+    assert f"{len(bad)} skipped on purpose ({min(bad)} to {max(bad)})" in audit, audit
+    assert "proven: no sample was trained twice, and none was passed over" in audit, audit
+    print(f"ok: {len(bad)} lines of b.jsonl made the spike, all else was trained once")
+
+
+if __name__ == "__main__":
+    main()

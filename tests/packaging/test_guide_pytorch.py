@@ -1,0 +1,51 @@
+"""The program of `docs/guides/pytorch.md`: killed, gone on with another number of ranks, and audited."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lazyshard import ChunkWriter
+from tests.packaging.guide_programs import blocks, finish, ranks_of, steps, variables, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WRAPPED = "model = DistributedDataParallel(torch.nn.Linear(1, 1).to(device))\n"
+
+
+def consumed(folder: Path, step: int) -> int:
+    path = folder / "runs" / "first" / f"checkpoint-{step}" / "lazyshard.json"
+    return int(json.loads(path.read_text())["state"]["consumed"]) if path.exists() else -1
+
+
+@pytest.mark.parametrize("form", ["ddp", "fsdp"])
+def test_program_that_is_killed_goes_on_with_other_ranks_and_trains_each_row_once(tmp_path: Path, form: str) -> None:
+    program, fsdp = blocks("pytorch.md", "python")
+    assert WRAPPED in program
+    (tmp_path / "train.py").write_text(program if form == "ddp" else program.replace(WRAPPED, fsdp), encoding="utf-8")
+    arguments = ["train.py", "stream", "runs/first"]
+    writer = ChunkWriter(tmp_path / "stream", 4)
+    for number in range(32):
+        writer.write({"id": number})
+    # Two ranks of two samples each: eight steps of what there is, of which six are saved.
+    with ranks_of(tmp_path, 2, arguments) as processes:
+        wait_until(lambda: all(len(steps(tmp_path, rank)) == 8 for rank in (0, 1)), "8 steps", processes)
+    assert [consumed(tmp_path, step) for step in (3, 6, 9)] == [12, 24, -1]
+    trained = [i for rank in range(2) for ids in steps(tmp_path, rank)[:6] for i in ids]
+    for number in range(32, 55):
+        writer.write({"id": number})
+    writer.close()
+    with ranks_of(tmp_path, 3 if form == "ddp" else 1, arguments) as processes:
+        finish(tmp_path, processes)
+    trained += [i for rank in range(len(processes)) for ids in steps(tmp_path, rank) for i in ids]
+    left = 31 % (2 * len(processes))
+    assert len(trained) == len(set(trained)) == 55 - left
+    assert set(trained) <= set(range(55))
+    audit = [sys.executable, "-m", "lazyshard.cli", "audit", "stream", "runs/first"]
+    done = subprocess.run(audit, cwd=tmp_path, env=variables(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "proven: no sample was trained twice, and none was passed over" in done.stdout

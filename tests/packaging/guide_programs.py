@@ -21,7 +21,7 @@ DEADLINE_S: Final = 120.0
 
 
 def blocks(guide: str, language: str) -> list[str]:
-    """Returns what stands in the blocks of that language on a page."""
+    """Returns what stands in the blocks of that language on a page; "" for those that name none, commands."""
     text = (GUIDES / guide).read_text(encoding="utf-8")
     found: list[str] = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return found
@@ -71,12 +71,23 @@ def ranks_of(folder: Path, size: int, arguments: list[str]) -> Iterator[list[sub
 def steps(folder: Path, rank: int) -> list[list[int]]:
     """Returns the ids of each step that a rank has printed whole, as `trained 3 4`."""
     lines = (folder / f"out{rank}").read_text(encoding="utf-8").splitlines(keepends=True)
-    return [[int(word) for word in line.split()[1:]] for line in lines if line.startswith("trained ") and line[-1] == "\n"]
+    whole = [line.split() for line in lines if line.startswith("trained ") and line[-1] == "\n"]
+    return [[int(word) for word in words[1:]] for words in whole]
 
 
 def logs(folder: Path, size: int) -> str:
     """Returns the end of what the ranks have logged, for the message of a failure."""
     return "\n".join((folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(size))
+
+
+def command(line: str, folder: Path) -> str:
+    """Runs a line of a page in a folder, its `/shared/` taken for that one; wants 0 and returns what it prints."""
+    name, *words = line.replace("/shared/", "").split()
+    module = {"lazyshard": "lazyshard.cli", "lazyshard-producer": "lazyshard_producer"}[name]
+    whole = [sys.executable, "-m", module, *words]
+    done = subprocess.run(whole, cwd=folder, env=variables(), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def wait_until(condition: Callable[[], bool], what: str, processes: list[subprocess.Popen[bytes]]) -> None:

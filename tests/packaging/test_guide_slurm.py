@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.packaging.guide_programs import DEADLINE_S, blocks, free_port, variables
+from tests.packaging.guide_programs import DEADLINE_S, blocks, command, free_port, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,6 +48,15 @@ def test_options_of_the_job_are_at_its_head() -> None:
     head, _, rest = blocks("slurm.md", "bash")[0].partition("\nset -uo pipefail\n")
     assert len(re.findall(r"^#SBATCH --[\w-]+=\S+$|^#SBATCH --requeue$", head, re.MULTILINE)) == head.count("#SBATCH")
     assert "#SBATCH" not in rest
+
+
+def test_configuration_file_is_written_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"id": 0}\n', encoding="utf-8")
+    (commands,) = blocks("slurm.md", "")
+    init, check = commands.splitlines()
+    command(init, tmp_path)
+    # What it writes is an example, over a file of this name.
+    assert "1,000 samples a chunk" in command(check, tmp_path)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ DEADLINE_S: Final = 120.0
 def blocks(guide: str, language: str) -> list[str]:
     """Returns what stands in the blocks of that language on a page; "" for those that name none, commands."""
     text = (GUIDES / guide).read_text(encoding="utf-8")
-    found: list[str] = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return found
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for of, block in found if of == language]
 
 
 def free_port() -> int:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.packaging.guide_programs import DEADLINE_S, blocks, command, free_port, variables
+from tests.packaging.guide_programs import DEADLINE_S, blocks, command, finish, free_port, steps, variables, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -61,12 +60,12 @@ def test_configuration_file_is_written_and_checked(tmp_path: Path) -> None:
 
 @contextmanager
 def job(folder: Path, nodes: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the batch script on so many nodes of one rank each; what ranks print goes to `log`."""
+    """Runs the batch script on so many nodes of one rank each; rank r prints to `out{r}`, all else goes to logs."""
     own = {"TRAIN": "train.py", "STREAM": "stream", "RUN": "runs/first", "PORT": str(free_port())}
     own |= {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "any", "SLURM_JOB_NUM_NODES": str(nodes)}
     own |= {"SLURM_GPUS_ON_NODE": "1", "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "train.sbatch"]
-    with (folder / "log").open("ab") as log:
+    with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=variables() | own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -78,15 +77,10 @@ def job(folder: Path, nodes: int) -> Iterator[subprocess.Popen[bytes]]:
             process.wait(DEADLINE_S)
 
 
-def trained(folder: Path) -> list[int]:
-    """Returns the ids that all ranks have printed."""
-    lines = re.findall(r"trained ([\d ]+)\n", (folder / "log").read_text(encoding="utf-8"))
-    return [int(word) for line in lines for word in line.split()]
-
-
 def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_number_of_nodes(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    torchrun = f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n'
+    own = '>"out$SLURM_PROCID" 2>"log$SLURM_PROCID"'
+    torchrun = f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@" {own}\n'
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", torchrun)):
         (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
@@ -97,19 +91,19 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
         writer.write({"id": number})
     state = tmp_path / "runs" / "first" / "checkpoint-6" / "lazyshard.json"
     with job(tmp_path, 2) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while not state.exists():
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.05)
+        outputs = [tmp_path / "out0", tmp_path / "out1"]
+        wait_until(lambda: all(path.exists() for path in [state, *outputs]), "checkpoint 6", [process])
+        wait_until(lambda: all(len(steps(tmp_path, rank)) == 6 for rank in (0, 1)), "6 steps", [process])
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
-    assert sorted(trained(tmp_path)) == list(range(24))
+    trained = [i for rank in (0, 1) for ids in steps(tmp_path, rank) for i in ids]
+    assert sorted(trained) == list(range(24))
     for number in range(24, 33):
         writer.write({"id": number})
     writer.close()
     with job(tmp_path, 1) as process:
-        assert process.wait(DEADLINE_S) == 0, (tmp_path / "log").read_text()[-3000:]
+        finish(tmp_path, [process])
     assert (tmp_path / "scontrol.log").read_text() == "requeue 17\n"
-    found = trained(tmp_path)
-    assert len(found) == len(set(found)) == 32
+    trained += [i for ids in steps(tmp_path, 0) for i in ids]
+    assert len(trained) == len(set(trained)) == 32

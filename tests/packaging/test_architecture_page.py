@@ -32,9 +32,9 @@ def imports_allowed(markdown: str) -> dict[str, set[str]]:
 
 
 def pages_listed(readme: str) -> list[str]:
-    """The pages of `docs` to which the list at the end of README leads, as often as it does."""
+    """The pages of `docs` and its guides to which the list at the end of README leads, as often as it does."""
     _, _, more = readme.partition("\n## More\n")
-    return sorted(re.findall(r"\]\(docs/([\w.-]+\.md)[)#]", more))
+    return sorted(re.findall(r"\]\(docs/((?:guides/)?[\w.-]+\.md)[)#]", more))
 
 
 def test_every_path_on_the_page_is_there() -> None:
@@ -57,8 +57,11 @@ def test_the_page_tells_the_imports_that_the_test_of_directions_allows() -> None
 
 
 def test_readme_lists_every_page_once() -> None:
+    docs = ROOT / "docs"
+    pages = [*docs.glob("*.md"), *docs.glob("guides/*.md")]
+    assert len(pages) >= 39
     assert pages_listed((ROOT / "README.md").read_text(encoding="utf-8")) == sorted(
-        path.name for path in (ROOT / "docs").glob("*.md")
+        path.relative_to(docs).as_posix() for path in pages
     )
 
 
@@ -77,6 +80,7 @@ def test_a_row_of_the_table_of_imports_is_read() -> None:
     [
         ("- [docs/a.md](docs/a.md): a", ["a.md"]),
         ("- [a](docs/a.md#part), and [again](docs/a.md)", ["a.md", "a.md"]),
+        ("- [docs/guides/a.md](docs/guides/a.md): a", ["guides/a.md"]),
         ("- [a](CHANGELOG.md)", []),
     ],
 )

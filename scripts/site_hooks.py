@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from scripts import site_commands
 
@@ -78,6 +78,28 @@ def _site_link(link: re.Match[str], source: str, page: str, repository: str | No
         return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{path})"
     named = text.strip("`")
     return f"`{path}`" if path.endswith(named) else f"{text} (`{path}`)"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Makes lists what they are on a forge: what belongs to an entry is indented as its first word, not by four."""
+    from markdown.blockprocessors import ListIndentProcessor
+    from markdown.extensions import Extension
+    from markdown.extensions.sane_lists import SaneOListProcessor, SaneUListProcessor
+
+    class Lists(Extension):  # type: ignore[misc,unused-ignore]
+        def extendMarkdown(self, md: Any) -> None:
+            # Code without a fence, as in docstrings, keeps its four: only these three take the number from here.
+            kept, md.tab_length = md.tab_length, 2
+            for kind, name, priority in (
+                (ListIndentProcessor, "indent", 90),
+                (SaneOListProcessor, "olist", 40),
+                (SaneUListProcessor, "ulist", 30),
+            ):
+                md.parser.blockprocessors.register(kind(md.parser), name, priority)
+            md.tab_length = kept
+
+    config.markdown_extensions.append(Lists())  # type: ignore[arg-type,unused-ignore]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

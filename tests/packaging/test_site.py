@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from threading import Thread
+from typing import Any, Final, Literal
 
 import pytest
 import typer.main
@@ -19,12 +22,15 @@ import lazyshard
 import lazyshard.data
 import lazyshard.storage
 from scripts.site_hooks import with_site_links
+from tests.cli.chromium import needs_chromium, screenshot
 from tests.packaging.test_import_directions import ROOT
 
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 
 DOCS: Final = ROOT / "docs"
 LEAST_PAGES: Final = 40
+PHONE: Final = (500, 1600)
+"""Wide, high; a browser without a screen is not narrower than 500."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -122,6 +128,44 @@ def test_an_asset_from_elsewhere_is_found(html: str, found: list[str]) -> None:
     assert from_elsewhere(assets(html)) == found
 
 
+def not_understood(html: str) -> list[str]:
+    """Beginnings of paragraphs and cells that still hold marks of lists, links, blocks or tables."""
+    _, _, article = html.partition("<article")
+    text = re.sub(r"<pre.*?</pre>|<code>.*?</code>", "", article.partition("</article>")[0], flags=re.DOTALL)
+    parts = re.findall(r"<(p|li|td)>(.*?)</\1>", text, re.DOTALL)
+    return [part[:80] for _, part in parts if re.search(r"\n *(-|\*|\d+\.) |```|\]\(|\|---", part)]
+
+
+def test_pages_are_understood_as_they_are_on_a_forge(site: Path) -> None:
+    odd = {
+        page.name: found for page in site.rglob("*.html") if (found := not_understood(page.read_text(encoding="utf-8")))
+    }
+    assert odd == {}, "put an empty line before the list, block or table, and see whether brackets are closed"
+
+
+def test_what_is_indented_as_an_entry_of_a_list_belongs_to_it(site: Path) -> None:
+    # docs/bad-input.md has a list whose first entry holds a block and a paragraph, indented by two.
+    (listed,) = re.findall(r"<ul>(?:(?!</ul>).)*<code>quarantine</code>.*?</ul>", read(site, "bad-input"), re.DOTALL)[
+        :1
+    ]
+    assert listed.count("<pre") == 1 and listed.count("<li>") >= 3
+    # The example in a docstring, indented by four, begins at the left.
+    assert "<code>dataset = LazyShardedDataset(" in read(site, "reference/dataset")
+
+
+def read(site: Path, page: str) -> str:
+    """A page without the spans that colour its code."""
+    return re.sub(r"</?span[^>]*>|<a [^>]*></a>", "", (site / f"{page}.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [("<p>a:\n- b</p>", ["a:\n- b"]), ("<p>[a](b)</p>", ["[a](b)"]), ("<p>a - b</p><pre>\n- b</pre>", [])],
+)
+def test_what_is_not_understood_is_found(html: str, found: list[str]) -> None:
+    assert not_understood(f"<article>{html}</article>") == found
+
+
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     shown = " ".join(page.read_text(encoding="utf-8") for page in sorted((site / "reference").glob("*.html")))
     anchors = set(re.findall(r'id="([\w.]+)"', shown))
@@ -154,6 +198,25 @@ def test_every_option_of_a_command_is_in_its_reference(site: Path, command: str)
                 missing = [option for option in parameter.opts if f"<code>{option}" not in section]
                 assert not missing, f"{command} {name}: {missing}"
     assert options >= 20
+
+
+@needs_chromium
+@pytest.mark.parametrize(("page", "scheme"), [("index", "light"), ("how-it-works", "dark")])
+def test_a_page_is_shown_without_complaints_of_the_browser(
+    site: Path, page: str, scheme: Literal["light", "dark"]
+) -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            picture = screenshot(f"http://127.0.0.1:{server.server_port}/{page}.html", f"site-{page}", scheme, *PHONE)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert picture.stat().st_size > 20_000
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:

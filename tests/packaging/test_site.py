@@ -1,0 +1,253 @@
+"""The documentation site: built strictly, complete, from this checkout alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, Literal
+
+import pytest
+import typer.main
+import yaml
+
+import lazyshard
+import lazyshard.data
+import lazyshard.storage
+from scripts.site_hooks import with_site_links
+from tests.cli.chromium import needs_chromium, screenshot
+from tests.packaging.test_import_directions import ROOT
+
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+
+DOCS: Final = ROOT / "docs"
+LEAST_PAGES: Final = 40
+PHONE: Final = (500, 1600)
+"""Wide, high; a browser without a screen is not narrower than 500."""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), str(ROOT / "producer"), str(ROOT / "integrations" / "swift")]
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads mkdocs.yml without making the objects that it names."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+
+
+def in_nav(entry: Any) -> list[str]:
+    """The paths in a nav, or a part of it."""
+    if isinstance(entry, str):
+        return [entry]
+    children = entry.values() if isinstance(entry, dict) else entry
+    return [path for child in children for path in in_nav(child)]
+
+
+class Assets(HTMLParser):
+    """What a browser fetches by itself for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source", "video", "audio", "embed"):
+            self.found.append(given.get("src") or "")
+        elif tag == "object":
+            self.found.append(given.get("data") or "")
+        elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.found.append(given.get("href") or "")
+
+
+def assets(html: str) -> list[str]:
+    parser = Assets()
+    parser.feed(html)
+    return [url for url in parser.found if url]
+
+
+def from_elsewhere(urls: list[str]) -> list[str]:
+    return [url for url in urls if re.match(r"([a-z]+:)?//", url)]
+
+
+def test_every_page_is_in_the_nav() -> None:
+    paths = in_nav(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"])  # noqa: S506
+    assert [path for path in paths if paths.count(path) > 1] == []
+    missing = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - set(paths)
+    assert not missing, f"add to the nav in mkdocs.yml: {sorted(missing)}"
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) >= LEAST_PAGES
+    urls = {page.name: assets(page.read_text(encoding="utf-8")) for page in pages}
+    assert all(urls.values()), "a page without a style sheet: assets are no longer found"
+    assert {name: found for name, of_page in urls.items() if (found := from_elsewhere(of_page))} == {}
+    styles = [style.read_text(encoding="utf-8") for style in site.rglob("*.css")]
+    assert styles
+    fetched = [url for style in styles for url in re.findall(r"url\(\s*[\"']?([^)\"']+)", style)]
+    assert (
+        from_elsewhere(fetched + [url for style in styles for url in re.findall(r"@import\s+[\"']([^\"']+)", style)])
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ('<script src="https://cdn.example.org/a.js"></script>', ["https://cdn.example.org/a.js"]),
+        ('<link rel="stylesheet" href="//example.org/a.css">', ["//example.org/a.css"]),
+        ('<img src="a.svg"><a href="https://example.org">out</a>', []),
+    ],
+)
+def test_an_asset_from_elsewhere_is_found(html: str, found: list[str]) -> None:
+    assert from_elsewhere(assets(html)) == found
+
+
+def not_understood(html: str) -> list[str]:
+    """Beginnings of paragraphs and cells that still hold marks of lists, links, blocks or tables."""
+    _, _, article = html.partition("<article")
+    text = re.sub(r"<pre.*?</pre>|<code>.*?</code>", "", article.partition("</article>")[0], flags=re.DOTALL)
+    parts = re.findall(r"<(p|li|td)>(.*?)</\1>", text, re.DOTALL)
+    return [part[:80] for _, part in parts if re.search(r"\n *(-|\*|\d+\.) |```|\]\(|\|---", part)]
+
+
+def test_pages_are_understood_as_they_are_on_a_forge(site: Path) -> None:
+    odd = {
+        page.name: found for page in site.rglob("*.html") if (found := not_understood(page.read_text(encoding="utf-8")))
+    }
+    assert odd == {}, "put an empty line before the list, block or table, and see whether brackets are closed"
+
+
+def test_what_is_indented_as_an_entry_of_a_list_belongs_to_it(site: Path) -> None:
+    # docs/bad-input.md has a list whose first entry holds a block and a paragraph, indented by two.
+    (listed,) = re.findall(r"<ul>(?:(?!</ul>).)*<code>quarantine</code>.*?</ul>", read(site, "bad-input"), re.DOTALL)[
+        :1
+    ]
+    assert listed.count("<pre") == 1 and listed.count("<li>") >= 3
+    # The example in a docstring, indented by four, begins at the left.
+    assert "<code>dataset = LazyShardedDataset(" in read(site, "reference/dataset")
+
+
+def read(site: Path, page: str) -> str:
+    """A page without the spans that colour its code."""
+    return re.sub(r"</?span[^>]*>|<a [^>]*></a>", "", (site / f"{page}.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [("<p>a:\n- b</p>", ["a:\n- b"]), ("<p>[a](b)</p>", ["[a](b)"]), ("<p>a - b</p><pre>\n- b</pre>", [])],
+)
+def test_what_is_not_understood_is_found(html: str, found: list[str]) -> None:
+    assert not_understood(f"<article>{html}</article>") == found
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    shown = " ".join(page.read_text(encoding="utf-8") for page in sorted((site / "reference").glob("*.html")))
+    anchors = set(re.findall(r'id="([\w.]+)"', shown))
+    names = [
+        *(f"lazyshard.{name}" for name in lazyshard.__all__ if name not in ("LazyShardError", "errors")),
+        *(f"lazyshard.data.{name}" for name in lazyshard.data.__all__ if name not in lazyshard.__all__),
+        *(f"lazyshard.storage.{name}" for name in lazyshard.storage.__all__ if name not in lazyshard.__all__),
+        *(f"lazyshard.errors.{name}" for name, found in vars(lazyshard.errors).items() if isinstance(found, type)
+          and issubclass(found, lazyshard.LazyShardError)),
+    ]  # fmt: skip
+    assert len(names) >= 70
+    missing = [name for name in names if name not in anchors]
+    assert not missing, f"add `::: NAME` to a page of docs/reference for each of {missing}"
+
+
+@pytest.mark.parametrize("command", ["lazyshard", "lazyshard-producer"])
+def test_every_option_of_a_command_is_in_its_reference(site: Path, command: str) -> None:
+    shown = (site / "reference" / f"{command}.html").read_text(encoding="utf-8")
+    application = {"lazyshard": "lazyshard.cli.command", "lazyshard-producer": "lazyshard_producer.command"}[command]
+    commands: dict[str, Any] = getattr(typer.main.get_command(importlib.import_module(application).app), "commands")  # noqa: B009
+    assert len(commands) >= 4
+    options = 0
+    for name, made in commands.items():
+        _, _, section = shown.partition(f'<h2 id="{command}-{name}">')
+        section = section.partition("<h2 ")[0]
+        assert section, f"no section for {command} {name}"
+        for parameter in made.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                options += 1
+                missing = [option for option in parameter.opts if f"<code>{option}" not in section]
+                assert not missing, f"{command} {name}: {missing}"
+    assert options >= 20
+
+
+@needs_chromium
+@pytest.mark.parametrize(("page", "scheme"), [("index", "light"), ("how-it-works", "dark")])
+def test_a_page_is_shown_without_complaints_of_the_browser(
+    site: Path, page: str, scheme: Literal["light", "dark"]
+) -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            picture = screenshot(f"http://127.0.0.1:{server.server_port}/{page}.html", f"site-{page}", scheme, *PHONE)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert picture.stat().st_size > 20_000
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (validation,) = re.findall(r"^validation:\n(?:  .*\n)+", settings, re.MULTILINE)
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: x\ntheme: {{name: null, custom_dir: theme}}\n{validation}")
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A\n\n[gone](gone.md)\n[no heading](#none)\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1
+    assert "gone.md" in done.stderr and "#none" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "page", "repository", "expected"),
+    [
+        ("[CONTRIBUTING.md](../CONTRIBUTING.md)", "docs/a.md", "a.md", None, "[CONTRIBUTING.md](contributing.md)"),
+        ("[b](b.md#c)", "docs/a.md", "a.md", None, "[b](b.md#c)"),
+        ("[b](../b.md)", "docs/r/a.md", "r/a.md", None, "[b](../b.md)"),
+        ("[`x.json`](../p/x.json)", "docs/a.md", "a.md", None, "`p/x.json`"),
+        ("[a dashboard](../p/x.json)", "docs/a.md", "a.md", None, "a dashboard (`p/x.json`)"),
+        ("[x](../p/x.json)", "docs/a.md", "a.md", "https://e.org/us/", "[x](https://e.org/us/blob/HEAD/p/x.json)"),
+        ("[f](docs/format.md#x)", "CHANGELOG.md", "changelog.md", None, "[f](format.md#x)"),
+        ("[us](https://e.org) [here](#x)", "docs/a.md", "a.md", None, "[us](https://e.org) [here](#x)"),
+        ("![p](pictures/p.svg)", "docs/a.md", "a.md", None, "![p](pictures/p.svg)"),
+        ("```\n[x](../y)\n```\n", "docs/a.md", "a.md", None, "```\n[x](../y)\n```\n"),
+    ],
+)
+def test_a_link_out_of_docs_leads_somewhere(
+    text: str, source: str, page: str, repository: str | None, expected: str
+) -> None:
+    assert with_site_links(text, source, page, repository) == expected

@@ -13,9 +13,9 @@ from lazyshard.data.index_space import IndexSpace
 from lazyshard.data.samples import SampleMaker
 from lazyshard.data.window_reader import Located, WindowReader
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid
+from lazyshard.format.row import parse_lines
 from lazyshard.plan import Draw, Run
 from lazyshard.storage import StreamReader
-from lazyshard.storage.chunk import parse_lines
 
 __all__ = ["LaneReader", "consecutive", "parsed_rows", "place_ahead"]
 

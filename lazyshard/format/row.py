@@ -190,3 +190,15 @@ def _has_non_finite(row: object) -> bool:
         elif isinstance(value, (list, tuple)):
             pending.extend(value)
     return False
+
+
+def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
+    """Parses lines quickly if all are JSON objects; returns nothing if one is not, and `parse_row` tells which."""
+    try:
+        rows: list[dict[str, Any]] = list(map(orjson.loads, lines))
+    except orjson.JSONDecodeError:
+        return []
+    for row in rows:
+        if type(row) is not dict:
+            return []
+    return rows

@@ -10,11 +10,11 @@ import contextlib
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +22,21 @@ import orjson
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
-from lazyshard.format import Seal, check_row, parse_row
+from lazyshard.format import check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.dealt import DealtByCost
-from lazyshard.format.names import arrays_name
+from lazyshard.format.row import parse_lines
 from lazyshard.storage.chunk_arrays import ChunkArrays
-from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, again_if_stale, open_file, open_unread
+from lazyshard.storage.chunk_damage import MARKED, SEALED, damaged
+from lazyshard.storage.complete_file import CompleteFile
+from lazyshard.storage.files import OpenFile
+from lazyshard.storage.foreign_rows import BLANKS, MAX_ROW_BYTES, line_number
 from lazyshard.storage.places import Place
 from lazyshard.storage.urls import UrlPath
-
-_T = TypeVar("_T")
-_Given = TypeVar("_Given")
-
-_SCAN_BYTES: Final = 1 << 20
-
-_MAX_ROW_BYTES: Final = 1 << 31
-"""No program makes rows as large; a file with a hole can claim any number of bytes at no cost."""
 
 LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
 copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
-
-_BOM: Final = b"\xef\xbb\xbf"
-
-_BLANKS: Final = b" \t\r\n"
-"""What JSON takes for white space."""
 
 _digest = xxhash.xxh3_64_digest
 _loads = orjson.loads
@@ -81,7 +71,7 @@ class Chunk:
         self.number = number
         self.arrays = arrays
         self.dealt = dealt
-        self._file = file
+        self._file = CompleteFile(file)
         self._offsets = offsets
         self._digests = digests
         if file.size != offsets[-1]:
@@ -135,7 +125,7 @@ class Chunk:
         fit = bisect_right(offsets, start + budget, first, stop + 1) - 1 - first
         stop = max(first + fit - fit % at_least, min(first + at_least, stop))
         size = offsets[stop] - start
-        if size > _MAX_ROW_BYTES:
+        if size > MAX_ROW_BYTES:
             self._check_sizes(first, stop)
         if size > LARGE_ROW_BYTES * (stop - first):
             return [self.line(first)]
@@ -195,7 +185,7 @@ class Chunk:
         """Reads and checks the bytes of one row, its newline included. Raises as `rows` does."""
         start = self._offsets[row]
         size = self._offsets[row + 1] - start
-        if size > _MAX_ROW_BYTES:
+        if size > MAX_ROW_BYTES:
             raise self._too_large(row, size)
         line = self._read(start, size)
         self.check(line, row)
@@ -227,12 +217,9 @@ class Chunk:
             ChunkCorrupt: the file was cut.
             OSError: the filesystem failed.
         """
-        done = 0
-        while done < len(memory):
-            read = self._ask(os.preadv, [memory[done:]], done)
-            if not read:
-                raise self._ends_at(done)
-            done += read
+        done = self._file.read_into(memory, 0)
+        if done < len(memory):
+            raise self._ends_at(done)
 
     def spans(
         self, rows: npt.NDArray[np.int64]
@@ -249,11 +236,11 @@ class Chunk:
     def _check_sizes(self, first: int, stop: int) -> None:
         """Looks whether each of the rows [first, stop) can be read into memory."""
         for row in range(first, stop):
-            if (size := self._offsets[row + 1] - self._offsets[row]) > _MAX_ROW_BYTES:
+            if (size := self._offsets[row + 1] - self._offsets[row]) > MAX_ROW_BYTES:
                 raise self._too_large(row, size)
 
     def _too_large(self, row: int, size: int) -> ChunkCorrupt:
-        return self._corrupt(row, f"a row of at most {_MAX_ROW_BYTES} bytes", f"one of {size}")
+        return self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
 
     def _good(self, lines: list[bytes], rows: Sequence[int]) -> list[bytes]:
         """Returns the lines of these rows up to the first bad one; raises if that is the first."""
@@ -267,28 +254,10 @@ class Chunk:
         return lines
 
     def _read(self, start: int, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self._ask(os.pread, size - len(data), start + len(data))
-            if not part:
-                raise self._ends_at(start + len(data))
-            data = data + part if data else part
+        data = self._file.read(start, size)
+        if len(data) < size:
+            raise self._ends_at(start + len(data))
         return data
-
-    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
-        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
-        tries = 0
-        while True:
-            # This reference keeps the descriptor open while another thread replaces a stale one.
-            file = self._file
-            try:
-                return call(file.fd, given, start)
-            except OSError as error:
-                tries += 1
-                if error.errno not in FORGOTTEN or tries > STALE_TRIES:
-                    raise
-                # This descriptor is of no use any more; a sealed file is the same whenever it is opened.
-                self._file = open_file(file.path)
 
     def _ends_at(self, byte: int) -> ChunkCorrupt:
         return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {byte}")
@@ -303,7 +272,7 @@ class Chunk:
 
     def _parse(self, line: bytes, row: int) -> dict[str, Any]:
         try:
-            return parse_row(line) if self._digests is not None else check_row(line.strip(_BLANKS))
+            return parse_row(line) if self._digests is not None else check_row(line.strip(BLANKS))
         except RowInvalid as cause:
             raise self._invalid(cause, line, row) from None
 
@@ -318,7 +287,7 @@ class Chunk:
         return rows
 
     def _invalid(self, cause: RowInvalid, line: bytes, row: int) -> RowInvalid:
-        blanks = 0 if self._digests is not None else len(line) - len(line.lstrip(_BLANKS))
+        blanks = 0 if self._digests is not None else len(line) - len(line.lstrip(BLANKS))
         byte = self._offsets[row] + blanks + (cause.byte or 0)
         number = self._line_number(line, row)
         return RowInvalid(
@@ -333,115 +302,9 @@ class Chunk:
         """Returns where a row is, counted from 1: with blank lines before it, further down than its own number says."""
         if self._digests is not None:
             return row + 1
-        number = 1 + line[: len(line) - len(line.lstrip(_BLANKS))].count(b"\n")
-        start = self._offsets[row]
-        for position in range(0, start, _SCAN_BYTES):
-            number += self._read(position, min(_SCAN_BYTES, start - position)).count(b"\n")
-        return number
+        return line_number(line, self._offsets[row], self._read)
 
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
         byte = None if row is None else self._offsets[row]
-        where = "" if row is None else f" row {row} (byte {byte}):"
-        return ChunkCorrupt(
-            f"{self.path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was "
-            f"{'marked complete' if self._digests is None else 'sealed'}. Restore it from a copy",
-            file=str(self.path),
-            chunk=self.number,
-            row=row,
-            byte=byte,
-            expected=expected,
-            actual=actual,
-        )
-
-
-def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
-    """Parses lines quickly if all are JSON objects; returns nothing if one is not, and `Chunk.parse` tells which."""
-    try:
-        rows: list[dict[str, Any]] = list(map(_loads, lines))
-    except orjson.JSONDecodeError:
-        return []
-    for row in rows:
-        if type(row) is not dict:
-            return []
-    return rows
-
-
-def open_sealed(path: Path, seal: Seal, *, read: bool = True) -> Chunk:
-    """Opens a chunk that has a seal; `read`: not only to look at its size. Raises as `open_file` and `Chunk` do."""
-    how = open_file if read else open_unread
-    if seal.arrays is None:
-        return open_copy(how(path), seal)
-    # The rows first: who looks for what is missing asks for them first, too.
-    file = how(path)
-    return open_copy(file, seal, how(path.parent / arrays_name(seal.chunk)))
-
-
-def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chunk:
-    """Returns a chunk whose files are open already: that of its rows, and the side file if it has one.
-
-    Raises as `Chunk` and `ChunkArrays` do.
-    """
-    digests = seal.digests.astype(">u8").tobytes()
-    side = None
-    if seal.arrays is not None:
-        assert arrays is not None
-        side = ChunkArrays(arrays, seal.chunk, seal.arrays)
-    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, side, DealtByCost.read(seal.source))
-
-
-def open_foreign(path: Path, number: int) -> Chunk:
-    """Opens a chunk with an empty marker: finds its rows by one scan of the file, in bounded memory.
-
-    Blank lines count as part of the row before them, in front of all rows as part of the first. A byte order mark at
-    the start is passed over. The last line may lack its newline. A file without rows gives a chunk of none.
-
-    Raises:
-        FileNotFoundError, FileRefused, FileUnreadable, OSError: as `open_file`.
-        ChunkCorrupt: the file has grown or shrunk meanwhile, or a line in it has no end.
-    """
-
-    def opened() -> Chunk:
-        file = open_file(path)
-        return Chunk(file, number, _scan(file, number), None)
-
-    return again_if_stale(opened)
-
-
-def _scan(file: OpenFile, number: int) -> array[int]:
-    position = len(_BOM) if os.pread(file.fd, len(_BOM), 0) == _BOM else 0
-    offsets = array("Q", [position])
-    blank = True
-    while block := os.pread(file.fd, _SCAN_BYTES, position):
-        start = 0
-        while (newline := block.find(b"\n", start)) >= 0:
-            blank = blank and not block[start:newline].strip(_BLANKS)
-            if not blank:
-                offsets.append(position + newline + 1)
-            elif len(offsets) > 1:
-                offsets[-1] = position + newline + 1
-            blank = True
-            start = newline + 1
-        blank = blank and not block[start:].strip(_BLANKS)
-        position += len(block)
-        if position - offsets[-1] > _MAX_ROW_BYTES:
-            # The zeros of a hole, for instance, of which there may be more than can ever be read.
-            raise ChunkCorrupt(
-                f"{file.path}: row {len(offsets) - 1} (byte {offsets[-1]}): expected a line of at most "
-                f"{_MAX_ROW_BYTES} bytes, found no end of it; restore the file from a copy",
-                file=str(file.path),
-                chunk=number,
-                row=len(offsets) - 1,
-                byte=offsets[-1],
-                expected=f"a line of at most {_MAX_ROW_BYTES} bytes",
-                actual="no end of it",
-            )
-    if blank:
-        offsets[-1] = position
-    else:
-        offsets.append(position)
-    return offsets
-
-
-def _numbers(values: npt.NDArray[np.uint64]) -> array[int]:
-    # array indexes to plain ints three times faster than numpy.
-    return array("Q", values.astype("=u8").tobytes())
+        published = MARKED if self._digests is None else SEALED
+        return damaged(self.path, self.number, row, byte, expected, actual, published=published)

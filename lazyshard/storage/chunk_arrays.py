@@ -6,7 +6,6 @@ an array changes nobody else's. Once nobody looks at it any more, another row ma
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_right
 
@@ -17,7 +16,9 @@ import xxhash
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.format import SealedArrays
 from lazyshard.format.arrays import MAX_ROW_BYTES
-from lazyshard.storage.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
+from lazyshard.storage.chunk_damage import damaged
+from lazyshard.storage.complete_file import CompleteFile
+from lazyshard.storage.files import OpenFile
 from lazyshard.storage.row_memory import ROW_MEMORY, Bytes
 
 
@@ -36,7 +37,7 @@ class ChunkArrays:
     __slots__ = ("_digests", "_file", "_number", "_offsets")
 
     def __init__(self, file: OpenFile, number: int, sealed: SealedArrays) -> None:
-        self._file = file
+        self._file = CompleteFile(file)
         self._number = number
         self._offsets = array("Q", sealed.offsets.astype("=u8").tobytes())
         self._digests = sealed.digests
@@ -73,7 +74,9 @@ class ChunkArrays:
         start = offsets[first]
         data = ROW_MEMORY.take(offsets[stop] - start)
         view = data.data
-        self._read_into(view, start)
+        done = self._file.read_into(view, start)
+        if done < len(view):
+            raise self._corrupt(None, f"{offsets[-1]} bytes", f"the end of the file at byte {start + done}")
         for row in range(first, stop):
             found = xxhash.xxh3_64_intdigest(view[offsets[row] - start : offsets[row + 1] - start])
             if found != (sealed := int(self._digests[row])):
@@ -92,34 +95,6 @@ class ChunkArrays:
         """Returns the digests of all rows, 8 bytes each."""
         return self._digests.astype("<u8").tobytes()
 
-    def _read_into(self, view: memoryview, start: int) -> None:
-        tries = done = 0
-        while done < len(view):
-            # This reference keeps the descriptor open while another thread replaces a stale one.
-            file = self._file
-            try:
-                read = os.preadv(file.fd, [view[done:]], start + done)
-            except OSError as error:
-                tries += 1
-                if error.errno not in FORGOTTEN or tries > STALE_TRIES:
-                    raise
-                self._file = open_file(file.path)
-                continue
-            if not read:
-                at = f"the end of the file at byte {start + done}"
-                raise self._corrupt(None, f"{self._offsets[-1]} bytes", at)
-            done += read
-
     def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
         byte = None if row is None else self._offsets[row]
-        where = "" if row is None else f" row {row} (byte {byte}):"
-        return ChunkCorrupt(
-            f"{self._file.path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it "
-            f"was sealed. Restore it from a copy",
-            file=str(self._file.path),
-            chunk=self._number,
-            row=row,
-            byte=byte,
-            expected=expected,
-            actual=actual,
-        )
+        return damaged(self._file.path, self._number, row, byte, expected, actual)

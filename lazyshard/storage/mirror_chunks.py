@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lazyshard.errors import SealInvalid
-from lazyshard.storage.chunk import Chunk, open_copy
+from lazyshard.storage.chunk import Chunk
+from lazyshard.storage.chunk_opening import open_copy
 from lazyshard.storage.mirror import Mirror
 from lazyshard.storage.mirror_ahead import ReadAhead
 from lazyshard.storage.mirror_place import chunks_ahead

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lazyshard.errors import StreamInvalid, StreamMissing
 from lazyshard.format.names import MANIFEST, OWNER
-from lazyshard.storage.chunk import open_foreign
+from lazyshard.storage.chunk_opening import open_foreign
 from lazyshard.storage.files import is_there
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest

@@ -23,7 +23,8 @@ from lazyshard.errors import (
 )
 from lazyshard.format import FORMAT, Encoding, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
-from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.storage.chunk import Chunk
+from lazyshard.storage.chunk_opening import open_foreign, open_sealed
 from lazyshard.storage.files import again_if_stale, list_names, read_file, read_replaced_file
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest

@@ -24,8 +24,10 @@ from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row, se
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.fields import FORMAT_WITH_ARRAYS
 from lazyshard.format.names import MANIFEST, tokens_name
-from lazyshard.storage.chunk import Chunk, open_copy, open_foreign, parse_lines
+from lazyshard.format.row import parse_lines
+from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.chunk_arrays import ChunkArrays
+from lazyshard.storage.chunk_opening import open_copy, open_foreign
 from lazyshard.storage.files import is_there, open_file, open_unread, read_file
 from lazyshard.storage.token_lengths import measured_tokens
 from lazyshard.storage.verification_findings import RESTORE, Finding, Severity

@@ -25,7 +25,7 @@ from lazyshard.cli.command import execute
 from lazyshard.cli.shortening import with_lists
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import arrays_name, chunk_name
-from lazyshard.storage import chunk, list_consumers, read_cursor
+from lazyshard.storage import chunk, foreign_rows, list_consumers, read_cursor
 from lazyshard.storage.retire import retire
 from lazyshard.storage.verification import verify
 from tests.faults.fuzz_bounds import Hangs, bounded
@@ -49,7 +49,11 @@ def look_at(directory: Path, known: Known, done: Damaged, name: str) -> str | No
     """Returns what a look broke, None if nothing."""
     try:
         # A scan of two gigabytes of zeros would take longer than all the rest.
-        with bounded(), patch.object(chunk, "_MAX_ROW_BYTES", 1 << 22):
+        with (
+            bounded(),
+            patch.object(foreign_rows, "MAX_ROW_BYTES", 1 << 22),
+            patch.object(chunk, "MAX_ROW_BYTES", 1 << 22),
+        ):
             LOOKS[name](directory, known, done)
     except Broken as broken:
         return f"{name}: {broken}"

@@ -13,6 +13,7 @@ from lazyshard.data import state_checks
 from lazyshard.errors import SealInvalid
 from lazyshard.format import Cursor, Seal, fields, row
 from lazyshard.storage import chunk, consumers, files
+from lazyshard.storage.complete_file import CompleteFile
 from tests.faults.fuzz_streams import ID
 
 __all__ = ["MUTANTS", "Mutant", "planted"]
@@ -34,14 +35,14 @@ def _any_size(
     self.number = number
     self.arrays = arrays
     self.dealt = dealt
-    self._file = file
+    self._file = CompleteFile(file)
     self._offsets = offsets
     self._digests = digests
 
 
 def _short_read(self: chunk.Chunk, start: int, size: int) -> bytes:
     """Returns what there is of the bytes, as one who forgets that a file can be cut."""
-    return os.pread(self._file.fd, size, start)
+    return self._file.read(start, size)
 
 
 _decode_seal = Seal.decode

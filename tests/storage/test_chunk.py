@@ -12,7 +12,8 @@ import xxhash
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format.names import chunk_name
-from lazyshard.storage.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.storage.chunk import Chunk
+from lazyshard.storage.chunk_opening import open_foreign, open_sealed
 from lazyshard.storage.files import open_file
 from tests.storage.streams import open_descriptors, seal
 

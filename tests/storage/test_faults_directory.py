@@ -324,7 +324,7 @@ def test_file_with_a_hole_is_not_read_into_memory(place: Path) -> None:
 
 
 def test_foreign_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.storage.chunk._MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("lazyshard.storage.foreign_rows.MAX_ROW_BYTES", 1 << 20)
     place = foreign(tmp_path / "s", b'{"id":0}\n', end=True)
     os.truncate(place / C0, 1 << 39)
     with pytest.raises(ChunkCorrupt) as caught:

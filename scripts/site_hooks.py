@@ -27,11 +27,12 @@ PAGES: Final = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
+    "examples/README.md": "examples.md",
     "producer/deploy/README.md": "deploy.md",
 }
 """Files of the repository that are pages of the site as well, by their paths."""
 
-TAKEN: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "producer/deploy/README.md")
+TAKEN: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "producer/deploy/README.md")
 """Those of which a page is made. What README says is in pages of docs."""
 
 COMMANDS: Final = ("lazyshard", "lazyshard-producer")

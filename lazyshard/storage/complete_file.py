@@ -45,12 +45,12 @@ class CompleteFile:
             OSError: the filesystem failed, or has forgotten the file time and again.
             FileNotFoundError, FileRefused, FileUnreadable: it was forgotten, and cannot be opened again.
         """
-        data = b""
+        data = self._ask(os.pread, size, start)
         while len(data) < size:
             part = self._ask(os.pread, size - len(data), start + len(data))
             if not part:
                 return data
-            data = data + part if data else part
+            data += part
         return data
 
     def read_into(self, memory: memoryview, start: int) -> int:

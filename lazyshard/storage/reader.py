@@ -10,33 +10,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import (
-    ChunkCorrupt,
-    ChunkMissing,
-    ChunkRetired,
-    LazyShardError,
-    StreamInvalid,
-    StreamMissing,
-    WaitTimeout,
-)
+from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamInvalid
 from lazyshard.format import CheckedArrays
-from lazyshard.format.cursor import CURSORS
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.pacing import (
     FIRST_POLL_S,
     FIRST_REQUEST_S,
-    STALE_HEARTBEAT_S,
-    describe_producer,
     expected_wait,
-    format_seconds,
-    heartbeat_age,
     next_poll,
     next_report,
 )
 from lazyshard.storage.patience import READERS
-from lazyshard.storage.producer_process import process_ended, process_gone
+from lazyshard.storage.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
 from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.storage.stream import Published, Stream, open_stream
 from lazyshard.storage.urls import UrlPath, stream_path
@@ -166,19 +153,11 @@ class StreamReader:
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
         except FileNotFoundError as cause:
-            raise StreamMissing(
-                f"{self.directory}: the stream has gone while it was being read: was its directory removed, or its "
-                f"filesystem unmounted? When it is there again, go on from the last checkpoint",
-                directory=str(self.directory),
-            ) from cause
+            raise stream_gone(self.directory) from cause
         # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
         if found.samples < seen.samples:
             if found.ended:
-                raise StreamInvalid(
-                    f"{self.directory}: the stream has ended with {found.samples} samples, but {seen.samples} were "
-                    f"published before; restore what is missing from a copy",
-                    directory=str(self.directory),
-                )
+                raise ended_short(self.directory, found.samples, seen.samples)
         elif found.ended or not seen.ended:
             self._seen = found
         return self._seen
@@ -377,15 +356,9 @@ class StreamReader:
                 # Only here, so that a chunk which is there costs no more than before.
                 retired = self._stream.retired()
                 if number < retired:
-                    raise self._retired(number, retired, str(cause.filename)) from cause
+                    raise chunk_retired(number, retired, str(cause.filename)) from cause
                 if waited > min(GRACE_S, self.max_wait):
-                    raise ChunkMissing(
-                        f"{cause.filename}: chunk {number} is published, but this file of it has not appeared within "
-                        f"{format_seconds(waited)}; was it deleted?",
-                        file=str(cause.filename),
-                        chunk=number,
-                        waited=waited,
-                    ) from cause
+                    raise chunk_missing(number, str(cause.filename), waited) from cause
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     who = f"{self.label}: " if self.label else ""
@@ -448,11 +421,11 @@ class StreamReader:
                         age = 0.0
                         continue
                     self.waited_s += waited
-                    raise self._timeout(samples, waited)
+                    raise self._waiting(samples, waited).timeout(time.time())
                 if waited >= next_report(reported):
                     reported = next_report(reported)
                     if not self.quiet:
-                        _log.warning("%s", self._describe_wait(samples, waited))
+                        _log.warning("%s", self._waiting(samples, waited).describe(time.time()))
                 self._let_go(looks)
                 age = next_poll(waited, expected_wait(samples, self._seen), self._least_poll)
                 due = age if looks is None else looks.head.pause(age)
@@ -502,7 +475,7 @@ class StreamReader:
             self._chunks.pop(chunk.number, None)
             retired = self._stream.retired()
             if chunk.number < retired:
-                raise self._retired(chunk.number, retired, str(chunk.path)) from cause
+                raise chunk_retired(chunk.number, retired, str(chunk.path)) from cause
             raise
         except ChunkCorrupt:
             if self._stream.mirrored is not None:
@@ -547,54 +520,6 @@ class StreamReader:
             seconds = due - time.monotonic()
         return False
 
-    def _describe_wait(self, samples: int, waited: float) -> str:
-        who = f"{self.label}: " if self.label else ""
-        if not samples:
-            return (
-                f"{who}{self.directory}: no stream there yet, waiting for a producer to create it "
-                f"({format_seconds(waited)} of at most {format_seconds(self.max_wait)}){self._path_hint()}"
-            )
-        chunk = (samples - 1) // self.samples_per_chunk
-        now = time.time()
-        producer = describe_producer(self._seen, samples, now, _producer_gone(self._seen, now))
-        return (
-            f"{who}waiting for chunk {chunk} of {self.directory} ({format_seconds(waited)} of at most "
-            f"{format_seconds(self.max_wait)}): {producer}"
-        )
-
-    def _path_hint(self) -> str:
-        """Returns a hint where not even the directory is there: a producer makes it when it starts."""
-        if isinstance(self.directory, UrlPath) or os.path.lexists(self.directory):
-            return ""
-        return "; there is no such directory yet, so see whether the path is right"
-
-    def _retired(self, number: int, retired: int, file: str) -> ChunkRetired:
-        return ChunkRetired(
-            f"{file}: chunk {number} was deleted by the stream's producer, as were all chunks below {retired}: every "
-            f"consumer that had a cursor in {CURSORS}/ by then was done with them. Go on from a later checkpoint, or "
-            f"produce the stream anew, with --retain all, or with --consumers NAME, which deletes nothing before the "
-            f"consumer NAME has registered",
-            file=file,
-            chunk=number,
-            chunks_before=retired,
-        )
-
-    def _timeout(self, samples: int, waited: float) -> WaitTimeout:
-        head = self._seen.head
-        hint = "start its producer" if not samples or head is None else "see to its producer"
-        return WaitTimeout(
-            f"{self._describe_wait(samples, waited)}. Gave up: {hint}, or wait longer with max_wait",
-            directory=str(self.directory),
-            chunk=(samples - 1) // self.samples_per_chunk if samples else None,
-            waited=waited,
-            state=head.state if head else None,
-            heartbeat_age=heartbeat_age(self._seen, time.time()),
-        )
-
-
-def _producer_gone(published: Published, now: float) -> bool:
-    """Whether a producer of this machine, by its own word at work, has ended, or is silent and has no process."""
-    head = published.head
-    if head is None or head.state not in ("running", "waiting"):
-        return False
-    return process_ended(head) or (now - head.updated_at >= STALE_HEARTBEAT_S and process_gone(head) is True)
+    def _waiting(self, samples: int, waited: float) -> ReaderWait:
+        chunk = (samples - 1) // self.samples_per_chunk if samples else None
+        return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait)

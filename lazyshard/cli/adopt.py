@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -71,18 +72,19 @@ def command(
         bool,
         typer.Option("--end/--no-end", help="Whether the stream ends here, or stays open for a ChunkWriter to go on."),
     ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
     if not os.path.isdir(directory):
         raise typer.BadParameter(f"{directory!r} is not a directory", param_hint="DIR")
-    return lambda: _run(Path(directory), samples_per_chunk, end)
+    return lambda: _run(Path(directory), samples_per_chunk, end, as_json)
 
 
-def _run(directory: Path, samples_per_chunk: int | None, end: bool) -> int:
+def _run(directory: Path, samples_per_chunk: int | None, end: bool, as_json: bool) -> int:
     with chunk_bar() as show:
         adopted = adopt(directory, samples_per_chunk, end=end, report=show)
-    say(_summary(directory, adopted))
+    say(json.dumps(_values(directory, adopted)) if as_json else _summary(directory, adopted))
     return exits.DONE
 
 
@@ -95,3 +97,15 @@ def _summary(directory: Path, adopted: Adopted) -> str:
         return f"already a stream: {holds}; {'ended' if adopted.ended else 'open'}, nothing to do"
     left = "ended" if adopted.ended else "open: a ChunkWriter can go on"
     return f"adopted: {holds}, {count(adopted.size or 0, 'byte')}; {left}"
+
+
+def _values(directory: Path, adopted: Adopted) -> dict[str, Any]:
+    return {
+        "stream": str(directory),
+        "new": adopted.new,
+        "chunks": adopted.chunks,
+        "samples": adopted.samples,
+        "samples_per_chunk": adopted.samples_per_chunk,
+        "bytes": adopted.size,
+        "ended": adopted.ended,
+    }

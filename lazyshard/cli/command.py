@@ -35,14 +35,13 @@ from lazyshard.errors import LazyShardError
 
 _HELP: Final = """Looks after streams of numbered chunk files.
 
-See [bold]lazyshard COMMAND --help[/bold]."""
+See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md."""
 
 app = typer.Typer(
     name=NAME,
     help=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.units import duration, size
-from lazyshard.cli.wording import complain, count, say
+from lazyshard.cli.wording import complain, count, explain, say
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
@@ -58,6 +59,7 @@ def command(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
@@ -65,26 +67,27 @@ def command(
         check_consumer(name)
     except ValueError as cause:
         raise typer.BadParameter(str(cause), param_hint="NAME") from cause
-    return lambda: _run(stream_path(stream), name, yes)
+    return lambda: _run(stream_path(stream), name, yes, as_json)
 
 
-def _run(stream: Path, name: str, yes: bool) -> int:
+def _run(stream: Path, name: str, yes: bool, as_json: bool) -> int:
     consumers = list_consumers(stream)
     consumer = next((one for one in consumers if one.name == name), None)
     if consumer is None:
         there = f"there are: {', '.join(one.name for one in consumers)}" if consumers else "none has registered"
         complain(f"{stream}: no consumer {name!r}; {there}")
         return exits.REFUSED
+    # Of what --json gives nobody can tell the last line from those before it.
     for line in [*_described(stream, consumer, time.time()), _consequence(stream, consumers, name)]:
-        say(line)
+        (explain if as_json else say)(line)
     if not yes and not sys.stdin.isatty():
         complain("there is nobody to ask: give --yes to forget it all the same; nothing was changed")
         return exits.USAGE
     if not yes and not _confirmed():
-        say("nothing was changed")
+        say(json.dumps(_values(stream, consumer, forgotten=False)) if as_json else "nothing was changed")
         return exits.DONE
     forget_consumer(stream, name)
-    say(f"forgotten: {name}")
+    say(json.dumps(_values(stream, consumer, forgotten=True)) if as_json else f"forgotten: {name}")
     return exits.DONE
 
 
@@ -147,3 +150,13 @@ def _consequence(stream: Path, consumers: Sequence[Consumer], name: str) -> str:
 def _confirmed() -> bool:
     print("forget it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _values(stream: Path, consumer: Consumer, *, forgotten: bool) -> dict[str, Any]:
+    return {
+        "stream": str(stream),
+        "consumer": consumer.name,
+        "forgotten": forgotten,
+        "samples": None if consumer.cursor is None else consumer.cursor.consumed,
+        "chunks_before": consumer.chunks_before,
+    }

@@ -69,7 +69,7 @@ lazyshard inspect /shared/stream --chunk 17
 
 lazyshard inspect /shared/stream --all --plot lengths.svg
 
-lazyshard inspect /shared/stream --shuffle --ranks 64 --batch-size 8 --window 0,2,8,all
+lazyshard inspect /shared/stream --shuffle --dp-size 64 --batch-size 8 --window 0,2,8,all
 
 lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
 
@@ -154,7 +154,7 @@ def command(
         reading = Reading(ranks or 1, unit_of(unit or "chunk"), batch_size or 1)
         windows = windows_of(WINDOWS if window is None else window)
         return lambda: show_shuffle(directory, samples_per_chunk, reading, windows, as_json)
-    for name, value in (("--ranks", ranks), ("--window", window), ("--unit", unit), ("--batch-size", batch_size)):
+    for name, value in (("--dp-size", ranks), ("--window", window), ("--unit", unit), ("--batch-size", batch_size)):
         if value is not None:
             raise typer.BadParameter("goes with --shuffle", param_hint=name)
     given = (micro_batch_size, length_field, cost_per_token, cost_per_token_squared)

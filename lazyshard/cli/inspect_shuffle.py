@@ -27,7 +27,9 @@ ShuffleOption: TypeAlias = Annotated[
 ]
 RanksOption: TypeAlias = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="R", min=1, max=MOST, help="With --shuffle: data-parallel ranks. Default: 1."),
+    typer.Option(
+        "--dp-size", "--ranks", metavar="R", min=1, max=MOST, help="With --shuffle: data-parallel ranks. Default: 1."
+    ),
 ]
 WindowOption: TypeAlias = Annotated[
     str | None,

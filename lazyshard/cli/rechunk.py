@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -99,6 +100,7 @@ def command(
             help="End OUT before the first row of STREAM that is damaged or lost, instead of leaving it open there.",
         ),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     # An empty path, of a variable that was not set for instance, must not mean the current directory.
@@ -123,10 +125,10 @@ def command(
         max_wait=MAX_WAIT_S if max_wait is None else max_wait,
         end_at_damage=end_at_damage,
     )
-    return lambda: _run(job, target, samples_per_chunk)
+    return lambda: _run(job, target, samples_per_chunk, as_json)
 
 
-def _run(job: Callable[..., Rechunked], target: Path, samples_per_chunk: int) -> int:
+def _run(job: Callable[..., Rechunked], target: Path, samples_per_chunk: int, as_json: bool) -> int:
     started = time.monotonic()
     try:
         with chunk_bar() as show:
@@ -135,7 +137,11 @@ def _run(job: Callable[..., Rechunked], target: Path, samples_per_chunk: int) ->
         # The reader names the argument that its callers in Python have.
         complain(str(error).replace("with max_wait", "with --max-wait"))
         return exits.TIMED_OUT
-    say(_summary(target, made, samples_per_chunk, time.monotonic() - started))
+    seconds = time.monotonic() - started
+    if as_json:
+        say(json.dumps(_values(target, made, samples_per_chunk, seconds)))
+    else:
+        say(_summary(target, made, samples_per_chunk, seconds))
     return exits.DONE
 
 
@@ -151,3 +157,17 @@ def _summary(target: Path, made: Rechunked, samples_per_chunk: int, seconds: flo
     went_on = f" went on after {count(before, 'sample')};" if before else ""
     speed = size(made.size / max(seconds, 1e-3))
     return f"made: {holds};{went_on} copied {size(made.size)} ({seconds:.1f} s, {speed}/s)"
+
+
+def _values(target: Path, made: Rechunked, samples_per_chunk: int, seconds: float) -> dict[str, Any]:
+    return {
+        "stream": str(target),
+        "new": made.new,
+        "chunks": made.chunks,
+        "samples": made.samples,
+        "samples_per_chunk": samples_per_chunk,
+        "copied_samples": made.copied,
+        "copied_bytes": made.size,
+        "damage": made.damage,
+        "seconds": round(seconds, 3),
+    }

@@ -30,7 +30,6 @@ app = typer.Typer(
     epilog=help_texts.EPILOG,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -159,7 +158,7 @@ def _check(
     return lambda: _breakable(call.stop) or tasks.check(flags, config if file is None else file, rows)
 
 
-@app.command("init", help=help_texts.INIT_HELP)
+@app.command("init", help=help_texts.INIT_HELP, epilog=help_texts.INIT_EPILOG)
 def _init(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,

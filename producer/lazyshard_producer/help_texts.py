@@ -73,10 +73,42 @@ INIT_HELP: Final = (
     "Writes an example of a configuration file, with a comment for each setting. Never overwrites a file."
 )
 
+INIT_EPILOG: Final = """[bold]Examples[/bold]
+
+lazyshard-producer init
+
+lazyshard-producer init stream.toml
+
+[bold]Exit codes[/bold]
+
+  0  written
+
+  1  a package that is needed is not installed
+
+  2  there is such a file already, or usage
+
+  7  the filesystem failed: disk full, read-only, no permission
+
+130  Ctrl-C"""
+
 QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by source and reason.
 
 With --rows prints them as they came, to be mended and given as a further --source."""
 
 QUARANTINE_EPILOG: Final = """[bold]Example[/bold]
 
-lazyshard-producer quarantine /shared/stream --rows > refused.jsonl"""
+lazyshard-producer quarantine /shared/stream --rows > refused.jsonl
+
+[bold]Exit codes[/bold]
+
+  0  shown, or nothing was refused
+
+  1  a package that is needed is not installed
+
+  2  usage; there is no such directory
+
+  5  the file of refused rows cannot be read as what it is
+
+  7  the filesystem or store failed
+
+130  Ctrl-C"""

@@ -1,0 +1,257 @@
+"""What all commands of both programs keep to, as `docs/commands.md` tells it: examples, codes, JSON, completion."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer.main
+
+from lazyshard.cli.command import app
+from lazyshard.cli.main import main
+from lazyshard_producer.command import app as producer_app
+from lazyshard_producer.configuration.arguments import sort_arguments
+from tests.cli.commands import ROOT, environment, fill, lazyshard
+from tests.storage.consuming import cursor
+
+PAGE: Final = ROOT / "docs" / "commands.md"
+
+WITHOUT_JSON: Final = {
+    "lazyshard watch": "serves its facts as /status.json",
+    "lazyshard-producer check": "writes for people",
+    "lazyshard-producer init": "writes a file for people",
+    "lazyshard-producer run": "its facts are those of `lazyshard status --json`",
+}
+
+AREAS: Final = {"lazyshard doctor": ["swift"], "lazyshard check-config": ["train.yaml"]}
+"""Commands that are not about a stream, and what they are about."""
+
+MORE: Final = {
+    "audit": ["checkpoints"],
+    "export": ["out"],
+    "forget": ["sft"],
+    "measure": ["--function", "json:loads"],
+    "rechunk": ["out", "--samples-per-chunk", "2"],
+    "report": ["-o", "report.html"],
+    "trace": ["--sample", "0"],
+}
+"""What a command needs beside a stream."""
+
+
+def commands() -> dict[str, Any]:
+    """All commands by how they are called."""
+    return {
+        f"{name} {command}": found
+        for name, one in (("lazyshard", app), ("lazyshard-producer", producer_app))
+        for command, found in typer.main.get_command(one).commands.items()  # type: ignore[attr-defined]
+    }
+
+
+COMMANDS: Final = commands()
+OF_STREAMS: Final = [
+    name.split()[1] for name in COMMANDS if name.startswith("lazyshard ") and name not in AREAS and name[10:] != "watch"
+]
+
+
+def examples(command: Any) -> Iterator[list[str]]:
+    """What the help of a command gives as examples."""
+    text, _, _ = command.epilog.replace("\n\n", "\n").partition("[bold]Exit codes")
+    for line in text.splitlines():
+        if line.startswith("lazyshard"):
+            yield shlex.split(re.split(r" [|>] ", line)[0])
+
+
+def test_all_commands_are_looked_at() -> None:
+    assert len(COMMANDS) >= 18
+    assert {"lazyshard report", "lazyshard-producer run"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_examples_that_the_command_takes_and_exit_codes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()  # checkpoints, in some of them
+    command = COMMANDS[name]
+    found = list(examples(command))
+    assert found, "no example"
+    for words in found:
+        assert " ".join(words[:2]) == name
+        # Parsing refuses options that are not there, and values that cannot be.
+        arguments = sort_arguments(words[1:]).rest[1:] if words[0] == "lazyshard-producer" else words[2:]
+        context = command.make_context(name, list(arguments))
+        assert not [arg for arg in context.args if arg.startswith("-")]
+    _, _, codes = command.epilog.partition("[bold]Exit codes[/bold]")
+    found_codes = {int(code) for code in re.findall(r"^ *(?:Those of run: )?(\d+) ", codes, re.MULTILINE)}
+    # A page is served until Ctrl-C.
+    assert found_codes >= ({2, 130} if name == "lazyshard watch" else {0} if name.endswith(" check") else {0, 2})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_explained(name: str) -> None:
+    assert [one.name for one in COMMANDS[name].params if not getattr(one, "help", None)] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_facts_come_as_json_too(name: str) -> None:
+    has = any("--json" in one.opts for one in COMMANDS[name].params)
+    assert has is (name not in WITHOUT_JSON)
+
+
+def test_page_lists_every_command_once() -> None:
+    rows = re.findall(r"^\| `(lazyshard[\w-]* [\w-]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("command", OF_STREAMS)
+def test_a_stream_that_is_not_there_is_one_line_and_a_code(
+    command: str,
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    code = main([command, "missing", *MORE.get(command, []), *options])
+    shown = capsys.readouterr()
+    assert (code in (2, 5), shown.out) == (True, ""), (code, shown)
+    (line,) = shown.err.splitlines()
+    assert line.startswith("lazyshard: error: ") and "missing" in line
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints"]
+
+
+@pytest.mark.parametrize("command", OF_STREAMS)
+def test_a_directory_that_holds_no_stream_is_one_line_and_a_code(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    code = main([command, "empty", *MORE.get(command, []), "--json"])
+    shown = capsys.readouterr()
+    # Without a cursor `trace` wants a checkpoint to be named.
+    assert (code in ((2,) if command == "trace" else (3, 5)), shown.out) == (True, ""), (code, shown)
+    assert shown.err.splitlines()[-1].startswith("lazyshard: error: ")
+    assert sorted(os.listdir(tmp_path / "empty")) == []
+
+
+def test_json_of_adopt_rechunk_and_forget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = fill(tmp_path / "s"), tmp_path / "t"
+    assert main(["adopt", str(old), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "stream": str(old),
+        "new": True,
+        "chunks": 3,
+        "samples": 5,
+        "samples_per_chunk": 2,
+        "bytes": 45,
+        "ended": True,
+    }
+    assert main(["rechunk", str(old), str(new), "--samples-per-chunk", "4", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made.pop("seconds") >= 0
+    assert made == {
+        "stream": str(new),
+        "new": True,
+        "chunks": 2,
+        "samples": 5,
+        "samples_per_chunk": 4,
+        "copied_samples": 5,
+        "copied_bytes": 45,
+        "damage": None,
+    }
+    cursor(new, "sft", consumed=4, chunks_before=1)
+    assert main(["forget", str(new), "sft", "--yes", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {
+        "stream": str(new),
+        "consumer": "sft",
+        "forgotten": True,
+        "samples": 4,
+        "chunks_before": 1,
+    }
+    assert "consumer sft of" in shown.err
+    assert os.listdir(new / "cursors") == []
+
+
+def complete(program: str, module: str, line: str) -> list[str]:
+    """What bash would be given for a line that is begun."""
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        env=environment()
+        | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "producer")]),
+            variable: "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "line", "offered"),
+    [
+        ("lazyshard", "lazyshard.cli", "lazyshard re", ["rechunk", "report"]),
+        ("lazyshard", "lazyshard.cli", "lazyshard measure --on", ["--on-bad-row"]),
+        ("lazyshard", "lazyshard.cli", "lazyshard measure --on-bad-row ", ["stop", "zero"]),
+        ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer qu", ["quarantine"]),
+        ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer run --max-a", ["--max-ahead"]),
+    ],
+)
+def test_completion(program: str, module: str, line: str, offered: list[str]) -> None:
+    assert complete(program, module, line) == offered
+
+
+def test_completion_is_for_the_shells_that_the_page_names() -> None:
+    for option in ("--install-completion", "--show-completion"):
+        assert option in lazyshard("--help").stdout
+    found = subprocess.run(
+        [sys.executable, "-m", "lazyshard.cli", "--show-completion", "fish"],
+        env=environment() | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "complete --command lazyshard" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "--chunk", "0", "--rows", "100000", "--full"], ["inspect", "--json"]]
+)
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str], tmp_path: Path) -> None:
+    stream = fill(tmp_path / "s", b"".join(b'{"id":%d,"text":"%s"}\n' % (row, b"x" * 200) for row in range(3000)))
+    assert main(["adopt", str(stream)]) == 0
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "lazyshard.cli", arguments[0], str(stream), *arguments[1:]],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -74,11 +74,23 @@ def _site_link(link: re.Match[str], source: str, page: str, repository: str | No
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     inside = path[len("docs/") :] if path.startswith("docs/") else PAGES.get(path)
     if inside is not None:
+        if text.strip("`").endswith(posixpath.basename(target)):
+            text = _title_of(path) or text
         return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor})"
     if repository is not None:
         return f"[{text}]({repository.rstrip('/')}/blob/HEAD/{path})"
     named = text.strip("`")
     return f"`{path}`" if path.endswith(named) else f"{text} (`{path}`)"
+
+
+def _title_of(path: str) -> str | None:
+    """Returns the heading of a page: on a forge people look for its file, in the site for what it is called."""
+    try:
+        first = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
+    except FileNotFoundError:
+        # Made when the site is built.
+        return None
+    return first.removeprefix("# ") if first.startswith("# ") else None
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -235,7 +235,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "source", "page", "repository", "expected"),
     [
-        ("[CONTRIBUTING.md](../CONTRIBUTING.md)", "docs/a.md", "a.md", None, "[CONTRIBUTING.md](contributing.md)"),
+        ("[CONTRIBUTING.md](../CONTRIBUTING.md)", "docs/a.md", "a.md", None, "[Contributing](contributing.md)"),
         ("[b](b.md#c)", "docs/a.md", "a.md", None, "[b](b.md#c)"),
         ("[b](../b.md)", "docs/r/a.md", "r/a.md", None, "[b](../b.md)"),
         ("[`x.json`](../p/x.json)", "docs/a.md", "a.md", None, "`p/x.json`"),
@@ -251,3 +251,11 @@ def test_a_link_out_of_docs_leads_somewhere(
     text: str, source: str, page: str, repository: str | None, expected: str
 ) -> None:
     assert with_site_links(text, source, page, repository) == expected
+
+
+def test_a_link_that_is_called_by_its_file_gets_the_title_of_the_page() -> None:
+    text = "see [status.md](status.md#colours), [docs/status.md](status.md), [it](status.md), [gone.md](gone.md)"
+    title = (DOCS / "status.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+    assert with_site_links(text, "docs/x.md", "x.md", None) == (
+        f"see [{title}](status.md#colours), [{title}](status.md), [it](status.md), [gone.md](gone.md)"
+    )

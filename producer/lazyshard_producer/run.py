@@ -18,8 +18,9 @@ from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, Stream
 from lazyshard.format import End
 from lazyshard.storage import ChunkWriter
 from lazyshard.storage.patience import Patience
-from lazyshard_producer.configuration.problems import MAX_NAME_BYTES, is_live, is_url
+from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Limits, Settings
+from lazyshard_producer.configuration.source_problems import MAX_NAME_BYTES, is_live
 from lazyshard_producer.display.metrics import Metrics, NoMetrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.ended import (

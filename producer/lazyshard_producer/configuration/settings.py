@@ -8,7 +8,9 @@ from typing import Final, Literal
 
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED
 from lazyshard.plan.splitting import SplitRule
-from lazyshard_producer.configuration.problems import MAX_LENGTH, SWIFT, find_problems
+from lazyshard_producer.configuration.problems import find_problems
+from lazyshard_producer.configuration.row_problems import MAX_LENGTH
+from lazyshard_producer.configuration.setting_checks import SWIFT
 from lazyshard_producer.errors import SettingsInvalid
 
 MAX_ROW_BYTES: Final = 64 << 20

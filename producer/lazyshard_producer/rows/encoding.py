@@ -22,7 +22,7 @@ import numpy as np
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
 from lazyshard.format import EncodedRow, Encoding, check_encoding
 from lazyshard.format.arrays import pack_row
-from lazyshard_producer.configuration.problems import SWIFT
+from lazyshard_producer.configuration.setting_checks import SWIFT
 from lazyshard_producer.configuration.settings import EncodingSettings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.user_functions import load_function, name_error, name_value

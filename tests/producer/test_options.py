@@ -11,7 +11,8 @@ import lazyshard
 from lazyshard_producer import cli, exits
 from lazyshard_producer.cli import main
 from lazyshard_producer.command import app
-from lazyshard_producer.configuration.options import OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.configuration.options import OPTIONS
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from tests.producer.commands import ROOT, assert_one_line, environment, ids, rows, run, run_arguments
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.configuration.config import TABLES, read_config
-from lazyshard_producer.configuration.options import OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.configuration.options import OPTIONS
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.producer.commands import ROOT
 from tests.producer.test_metrics import scrape

@@ -14,8 +14,11 @@ from typing import Any, Final
 
 from lazyshard_producer.configuration.arguments import SourceArgument
 from lazyshard_producer.configuration.config import PATH_KEYS, ConfigFile
-from lazyshard_producer.configuration.options import BY_NAME, DEFAULT_MAX_BAD_ROWS, OPTIONS, SOURCE_OPTIONS, Option
+from lazyshard_producer.configuration.option import Option
+from lazyshard_producer.configuration.options import BY_NAME, OPTIONS
+from lazyshard_producer.configuration.row_options import DEFAULT_MAX_BAD_ROWS
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from lazyshard_producer.configuration.source_paths import Found, expand_source, is_indexed, is_pipe
 from lazyshard_producer.errors import Problem, SettingsInvalid
 

@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard_producer.configuration.options import BY_NAME, OPTIONS, SOURCE_OPTIONS
+from lazyshard_producer.configuration.options import BY_NAME, OPTIONS
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from lazyshard_producer.errors import ExtraMissing, Problem, SettingInvalid
 
 SOURCE: Final = "source"

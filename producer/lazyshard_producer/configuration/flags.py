@@ -10,7 +10,9 @@ import typer
 
 from lazyshard_producer.configuration.arguments import Sorted
 from lazyshard_producer.configuration.assembly import Flags
-from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPTIONS, Option
+from lazyshard_producer.configuration.option import PANELS, Option
+from lazyshard_producer.configuration.options import OPTIONS
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 
 _SOURCE_HELP: Final = (
     "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, - "

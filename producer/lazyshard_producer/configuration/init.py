@@ -9,7 +9,9 @@ from typing import Final
 
 from lazyshard.storage.durable import NEW_FILE_MODE
 from lazyshard_producer.configuration.config import TABLES
-from lazyshard_producer.configuration.options import OPTIONS, PANELS, SOURCE_OPTIONS, Option
+from lazyshard_producer.configuration.option import PANELS, Option
+from lazyshard_producer.configuration.options import OPTIONS
+from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from lazyshard_producer.errors import SettingInvalid
 
 DEFAULT_FILE: Final = "lazyshard-producer.toml"

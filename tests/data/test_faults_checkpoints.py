@@ -250,7 +250,9 @@ def test_ranks_that_disagree_each_read_what_is_theirs_by_their_own_number_and_on
 @pytest.mark.parametrize("workers", [0, 1])
 def test_producer_that_never_returns_is_a_timeout_with_the_heartbeats_age(tmp_path: Path, workers: int) -> None:
     stream = produce(tmp_path / "s", 4, 4, end=False)
-    edit_head(stream, state="running", updated_at=time.time() - 7230, host="node7", pid=4711, rate=0.0)
+    edit_head(
+        stream, state="running", updated_at=time.time() - 7230, host="node7", pid=4711, process="boot 1 1", rate=0.0
+    )
     dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, max_wait=0, max_total_samples=8)
     with pytest.raises(WaitTimeout) as caught:
         list(loader(dataset, dataset.rank_indices[4:], workers, batch_size=4))

@@ -35,13 +35,13 @@ import sys
 from lazyshard import ChunkWriter
 opens, found = [], []
 sys.addaudithook(lambda event, arguments: opens.append(arguments[0]) if event == "open" else None)
-for chunks in (3, 13):
+for chunks in (1, 3, 13):  # the first one opens modules too
     before = len(opens)
     with ChunkWriter(f"{sys.argv[1]}/{chunks}", 2) as writer:
         for number in range(2 * chunks):
             writer.write({"id": number})
     found.append(len(opens) - before)
-print((found[1] - found[0]) / 10)
+print((found[2] - found[1]) / 10)
 """
 
 

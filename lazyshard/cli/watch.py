@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -133,18 +136,30 @@ def _serve(looks: SharedLooks, answers: dict[str, Answer], host: str, port: int)
             f"free",
             param_hint="--port",
         ) from None
-    with server:
+    with server, _interrupt_held():
         looks.start()
+        threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
         say(f"{server.url} shows {looks.stream}; Ctrl-C ends")
         if outside:
             explain(
                 f"whoever reaches {host} can read it: how the stream is, and the names of its consumers, sources and "
                 f"machines. Nothing is authenticated or encrypted"
             )
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return exits.INTERRUPTED
-        finally:
-            looks.close()
-    return exits.DONE
+        signal.sigwait({signal.SIGINT})
+        server.shutdown()
+        looks.close()
+    return exits.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Holds Ctrl-C back, for `sigwait`, in this thread and in those that it starts meanwhile.
+
+    Raised as an exception it may come in the middle of a lock's own code, which turns it into another error, and the
+    server takes any error for one of a request, and goes on.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,6 +243,29 @@ def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
         code, _, told = running.stop()
     assert code == 130
     assert told.startswith("whoever reaches 0.0.0.0 can read it")
+
+
+def test_ctrl_c_ends_it_while_it_is_asked(stream: Path) -> None:
+    """An interrupt that comes in the middle of taking a request was taken for an error of the request."""
+    for _ in range(12):
+        with watch(stream) as running:
+            ended = threading.Event()
+            viewers = [threading.Thread(target=_ask_until, args=(ended, running.port)) for _ in range(4)]
+            for viewer in viewers:
+                viewer.start()
+            for _ in range(30):
+                get(running.port, "/status.json")
+            code, _, told = running.stop()
+            ended.set()
+            for viewer in viewers:
+                viewer.join()
+        assert (code, told) == (130, "")
+
+
+def _ask_until(ended: threading.Event, port: int) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while not ended.is_set():
+            get(port, "/status.json")
 
 
 def test_too_many_requests_at_a_time_are_turned_away() -> None:

@@ -153,7 +153,12 @@ class _Consumer:
             return
         try:
             self._sealed.look(self.acknowledged)
-            self._follow()
+            try:
+                self._follow()
+            except Exception:
+                # Of a chunk sealed since that look, its files tell more than what our reader makes of them.
+                self._sealed.look(self.acknowledged)
+                raise
             self.looks += 1
         except Violation as error:
             self.violation = str(error)

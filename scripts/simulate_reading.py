@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from lazyshard.storage.reader import OPEN_CHUNKS, OPEN_ROWS
+from lazyshard.storage.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 from scripts.simulate_setting import Setting
 
 CHUNK_OPENS: Final = 2

@@ -3,7 +3,8 @@
 - `durable`: the steps of a durable write; `lock`, `creation`, `recovery`, `writer_opening`: how a producer begins
 - `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
   `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
-- `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `reader`: the readers' side; `scattered`: rows in any order;
+- `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `waiting`, `open_chunks`, `reader`: the readers' side;
+  `scattered`: rows in any order;
   `places`: rows that another process has read; `shared_looks`, `node_file`: waiting processes of one node look together
 - `urls`: is it a directory or a URL; `objects`, `objects_failures`: what a store holds; `mirror` with `mirror_*`: its
   chunks, copied to this node

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -15,42 +14,20 @@ from lazyshard.format import CheckedArrays
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
-from lazyshard.storage.pacing import (
-    FIRST_POLL_S,
-    FIRST_REQUEST_S,
-    expected_wait,
-    next_poll,
-    next_report,
-)
-from lazyshard.storage.patience import READERS
+from lazyshard.storage.open_chunks import OpenChunks
+from lazyshard.storage.pacing import next_poll, next_report
 from lazyshard.storage.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
 from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.storage.stream import Published, Stream, open_stream
-from lazyshard.storage.urls import UrlPath, stream_path
-from lazyshard.storage.watch import Parent, Waker
-
-OPEN_CHUNKS: Final = 256
-"""Chunks held open at the most: a quarter of the usual limit of 1,024 descriptors."""
-
-OPEN_ROWS: Final = 1 << 20
-"""Rows of all chunks held open, unless a single chunk has more: their offsets and digests take 16 bytes a row."""
+from lazyshard.storage.urls import stream_path
+from lazyshard.storage.waiting import Waiting
 
 GRACE_S: Final = 60.0
 """How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
 minute that a name did not exist."""
 
-_ASIDE_S: Final = 1.0
-"""How often a waiting reader does what it does besides, such as a look whether its parent is still there; a look at the
-stream costs more and comes less often."""
-
 _LET_GO_S: Final = 1.0
 """How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed."""
-
-_QUIET_S: Final = 0.02
-"""Waits shorter than this are slept through; for longer ones it is worth to start watching the directory."""
-
-_ANSWER_S: Final = 5.0
-"""What a look at the filesystem takes beyond this is no time in which a producer could have been waited for."""
 
 _AHEAD_BYTES: Final = 512 << 10
 _FIRST_AHEAD_BYTES: Final = 16 << 10
@@ -60,7 +37,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("lazyshard")
 
 
-class StreamReader:
+class StreamReader(Waiting):
     """Reads a stream, live or ended, native or foreign.
 
     Sample n is row n % samples_per_chunk of chunk n // samples_per_chunk.
@@ -102,21 +79,10 @@ class StreamReader:
     ) -> None:
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
-        self.directory = stream_path(directory)
-        self.max_wait = float(max_wait)
-        self.label = ""
-        self.quiet = False
-        self.parent: Parent | None = None
-        self.on_wait: Callable[[], None] | None = None
-        self.waited_s = 0.0
+        super().__init__(stream_path(directory), float(max_wait))
         self.chunks_opened = 0
         self.dealt: DealtByCost | None = None
-        self._chunks: dict[int, Chunk] = {}
-        self._least_poll = FIRST_REQUEST_S if isinstance(self.directory, UrlPath) else FIRST_POLL_S
-        self._keep = 1
-        self._closed: deque[int] = deque(maxlen=2)
         self._let_go_at = time.monotonic()
-        self._hung_s = 0.0
         self._next = 0
         self._ahead = _FIRST_AHEAD_BYTES
         self._seen = Published(0, 0, False)
@@ -125,11 +91,12 @@ class StreamReader:
         self.stream_id = self._stream.stream_id
         self.arrays = self._stream.arrays
         self.encoding = self._stream.encoding
+        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=self._stream.mirrored is not None)
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves open files behind."""
-        return self.__dict__ | {"_chunks": {}, "waited_s": 0.0, "chunks_opened": 0, "parent": None, "on_wait": None}
+        """Leaves behind what is of this process only; open files stay, too."""
+        return self.__dict__ | {"waited_s": 0.0, "chunks_opened": 0, "parent": None, "on_wait": None}
 
     @property
     def seen(self) -> Published:
@@ -183,9 +150,13 @@ class StreamReader:
         def look(age: float) -> Published | None:
             looks.head.renew(age, self._look, self._adopt)
             found = self._seen
-            return found if found.ended or found.samples >= samples else None
+            if found.ended or found.samples >= samples:
+                return found
+            self._let_go(looks)
+            return None
 
-        return self._wait(look, samples, looks)
+        chunk = (samples - 1) // self.samples_per_chunk
+        return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), looks)
 
     def _identify(self) -> os.stat_result:
         mirrored = self._stream.mirrored
@@ -324,18 +295,12 @@ class StreamReader:
             sample += len(rows)
 
     def chunk(self, number: int) -> Chunk:
-        """Returns a published chunk, open. Few stay open, see `OPEN_CHUNKS`. Raises as `read_published` does."""
-        # Taken out and put back, so that the dictionary is in the order of use. Each step on it is atomic: threads need
-        # no lock, which a fork could leave locked. (An OrderedDict breaks when the end of a value lets a thread in.)
-        chunk = self._chunks.pop(number, None)
+        """Returns a published chunk, open. Few stay open, see `OpenChunks`. Raises as `read_published` does."""
+        chunk = self._chunks.get(number)
         if chunk is None:
             chunk = self._open(number)
             self._let_go()
-        self._chunks[number] = chunk
-        if len(self._chunks) > 1 and len(self._chunks) > (most := self._most_open()):
-            for old in list(self._chunks)[:-most]:
-                self._chunks.pop(old, None)
-                self._closed.append(old)
+            self._chunks.add(chunk)
         return chunk
 
     def _check(self, sample: int) -> None:
@@ -368,20 +333,7 @@ class StreamReader:
             self._check_rows(chunk)
             self.chunks_opened += 1
             self.dealt = chunk.dealt
-            if number in self._closed:
-                # It was closed too early: this reader goes to and fro between more of them.
-                self._keep = min(2 * self._keep, OPEN_CHUNKS)
-                self._closed = deque(self._closed, maxlen=2 * self._keep)
             return chunk
-
-    def _most_open(self) -> int:
-        """Returns how many chunks to hold open: of an object store no more than are needed, as the cache keeps them."""
-        # With arrays a chunk has two files, and a row twice as many numbers.
-        files = 1 + self.arrays
-        return min(
-            OPEN_CHUNKS // files if self._stream.mirrored is None else self._keep,
-            max(1, OPEN_ROWS // files // self.samples_per_chunk),
-        )
 
     def _check_rows(self, chunk: Chunk) -> None:
         rows = len(chunk)
@@ -401,37 +353,7 @@ class StreamReader:
         def look(age: float) -> Stream | None:
             return self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
 
-        return self._wait(look, 0, None)
-
-    def _wait(self, look: Callable[[float], _T | None], samples: int, looks: SharedLooks | None) -> _T:
-        """Waits until `look` returns something; what it returns may rest on what was seen so many seconds before."""
-        started = self._clock()
-        reported = 0.0
-        age = 0.0
-        with Waker(self.directory) as waker, looks or contextlib.nullcontext():
-            while True:
-                found = look(age)
-                waited = self._clock() - started
-                if found is not None:
-                    self.waited_s += waited
-                    return found
-                if waited >= self.max_wait:
-                    if looks is not None and age > 0:
-                        # Nobody gives up by what was seen before.
-                        age = 0.0
-                        continue
-                    self.waited_s += waited
-                    raise self._waiting(samples, waited).timeout(time.time())
-                if waited >= next_report(reported):
-                    reported = next_report(reported)
-                    if not self.quiet:
-                        _log.warning("%s", self._waiting(samples, waited).describe(time.time()))
-                self._let_go(looks)
-                age = next_poll(waited, expected_wait(samples, self._seen), self._least_poll)
-                due = age if looks is None else looks.head.pause(age)
-                pause = min(due, self.max_wait - waited, next_report(reported) - waited)
-                if self._pause(pause, time.sleep if max(waited, pause) < _QUIET_S else waker.sleep):
-                    age = 0.0
+        return self._wait(look, lambda waited: self._waiting(0, None, waited))
 
     def _let_go(self, looks: SharedLooks | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
@@ -442,13 +364,13 @@ class StreamReader:
 
         def look() -> bytes:
             retired = self._ask(self._stream.retired, "reading %s", self.directory / RETIRED)
-            self._close_below(retired)
+            self._chunks.close_below(retired)
             return encode_retired(retired)
 
         def adopt(data: bytes) -> bool:
             retired = decode_retired(data)
             if retired is not None:
-                self._close_below(retired)
+                self._chunks.close_below(retired)
             return retired is not None
 
         # What cannot be told now is told by whoever reads on.
@@ -457,10 +379,6 @@ class StreamReader:
                 look()
             else:
                 looks.retired.renew(_LET_GO_S, look, adopt)
-
-    def _close_below(self, retired: int) -> None:
-        for number in [number for number in list(self._chunks) if number < retired]:
-            self._chunks.pop(number, None)
 
     def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
         """Reads from an open chunk.
@@ -472,54 +390,16 @@ class StreamReader:
         try:
             return self._ask(call, "reading %s", chunk.path)
         except FileNotFoundError as cause:
-            self._chunks.pop(chunk.number, None)
+            self._chunks.close(chunk.number)
             retired = self._stream.retired()
             if chunk.number < retired:
                 raise chunk_retired(chunk.number, retired, str(chunk.path)) from cause
             raise
         except ChunkCorrupt:
             if self._stream.mirrored is not None:
-                self._chunks.pop(chunk.number, None)
+                self._chunks.close(chunk.number)
                 self._stream.mirrored.distrust(chunk.number)
             raise
 
-    def _ask(self, call: Callable[[], _T], what: str, *of: object) -> _T:
-        """Calls the filesystem; where no answer comes, says what was asked for, `what % of`."""
-        asked = time.monotonic()
-        quiet = self.quiet
-        if not quiet:
-            READERS.start()
-            READERS.ask(lambda: f"{self.label}: {what % of}" if self.label else what % of)
-        try:
-            return call()
-        finally:
-            if not quiet:
-                READERS.answered()
-            self._hung_s += max(0.0, time.monotonic() - asked - _ANSWER_S)
-
-    def _clock(self) -> float:
-        """Returns seconds for measuring waits: while the filesystem gives no answer, this clock stands still."""
-        return time.monotonic() - self._hung_s
-
-    def _pause(self, seconds: float, sleep: Callable[[float], bool | None]) -> bool:
-        """Sleeps until the next look is due, with an eye on the parent if there is one.
-
-        Returns:
-            Whether something that matters has come before.
-        """
-        if self.parent is None and self.on_wait is None:
-            return bool(sleep(seconds))
-        due = time.monotonic() + seconds
-        while seconds > 0:
-            if self.parent is not None:
-                self.parent.leave_if_gone()
-            if self.on_wait is not None:
-                self.on_wait()
-            if sleep(min(seconds, _ASIDE_S)):
-                return True
-            seconds = due - time.monotonic()
-        return False
-
-    def _waiting(self, samples: int, waited: float) -> ReaderWait:
-        chunk = (samples - 1) // self.samples_per_chunk if samples else None
+    def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
         return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait)

@@ -268,6 +268,7 @@ def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
 
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
     monkeypatch.setattr("lazyshard.storage.reader.time", clock)
+    monkeypatch.setattr("lazyshard.storage.waiting.time", clock)
     monkeypatch.setattr("lazyshard.storage.watch.Waker.sleep", sleep)
     looks: list[list[float]] = []
     refresh = StreamReader.refresh

@@ -220,7 +220,7 @@ def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While nothing is answered, neither `max_wait` nor the grace for files that do not show yet passes."""
-    monkeypatch.setattr("lazyshard.storage.reader._ANSWER_S", 0.1)
+    monkeypatch.setattr("lazyshard.storage.waiting._ANSWER_S", 0.1)
     directory = site.mount("cached").point / "waits"
     writer = ChunkWriter(directory, 2)
     writer.write({"id": 0})

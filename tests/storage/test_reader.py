@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
-from lazyshard.storage import reader as reader_module
 from lazyshard.storage.watch import Waker
 from tests.storage.streams import DEADLINE_S, forked, names, open_descriptors, produce, rows, wait_until
 
@@ -34,7 +33,8 @@ class Clock:
         self.now = 1000.0
         self.at: dict[float, Callable[[], object]] = {}
         fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now, sleep=self.sleep)
-        monkeypatch.setattr(reader_module, "time", fake)
+        for module in ("reader", "waiting"):
+            monkeypatch.setattr(f"lazyshard.storage.{module}.time", fake)
         monkeypatch.setattr(Waker, "sleep", lambda _, seconds: self.sleep(seconds))
 
     def sleep(self, seconds: float) -> None:
@@ -251,7 +251,7 @@ def test_bad_row_does_not_hide_the_good_ones_around_it(tmp_path: Path) -> None:
 
 
 def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "OPEN_CHUNKS", 3)
+    monkeypatch.setattr("lazyshard.storage.open_chunks.OPEN_CHUNKS", 3)
     reader = StreamReader(produce(tmp_path, 20))
     before = open_descriptors()
     assert list(reader) == rows(0, 20)
@@ -288,7 +288,7 @@ def test_pickled_reader_reads_and_leaves_open_files_behind(tmp_path: Path) -> No
 
 
 def test_threads_sharing_a_reader_read_the_right_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "OPEN_CHUNKS", 1)
+    monkeypatch.setattr("lazyshard.storage.open_chunks.OPEN_CHUNKS", 1)
     reader = StreamReader(produce(tmp_path, 40))
     wrong: list[object] = []
 

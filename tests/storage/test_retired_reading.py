@@ -16,7 +16,6 @@ from lazyshard.errors import (
     ChunkRetired,
 )
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage import reader as reader_module
 from lazyshard.storage.adoption import adopt
 from lazyshard.storage.retire import list_kept, retire
 from lazyshard.storage.stream import NativeStream, open_stream
@@ -40,7 +39,8 @@ def test_sample_of_a_retired_chunk_is_an_error_at_once(stream: Path, monkeypatch
     def sleep(_: float) -> None:
         raise AssertionError("waited for a chunk that is gone")
 
-    monkeypatch.setattr(reader_module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+    for module in ("reader", "waiting"):
+        monkeypatch.setattr(f"lazyshard.storage.{module}.time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
     for sample in (0, 5):
         with pytest.raises(ChunkRetired, match=r"chunk \d was deleted .* all chunks below 3") as caught:
             reader.read(sample)

@@ -6,8 +6,8 @@
 - `files`, `chunk`, `listing`, `stream`, `pacing`, `watch`, `waiting`, `open_chunks`, `reader`: the readers' side;
   `scattered`: rows in any order;
   `places`: rows that another process has read; `shared_looks`, `node_file`: waiting processes of one node look together
-- `urls`: is it a directory or a URL; `objects`, `objects_failures`: what a store holds; `mirror` with `mirror_*`: its
-  chunks, copied to this node
+- `urls`: is it a directory or a URL; `objects`, `objects_calls`, `objects_failures`: what a store holds; `mirror` with
+  `mirror_*`: its chunks, copied to this node
 - `kept_samples`, with `kept_file`, `kept_room`: encoded samples, kept on this node for all of its processes
 - `cursor`, `cursor_owner`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is
   deleted

@@ -18,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import xxhash
-
 from lazyshard.errors import SealInvalid
 from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import create, remove, write_all
-from lazyshard.storage.files import PART_BYTES, OpenFile, read_file
+from lazyshard.storage.files import OpenFile, read_file
+from lazyshard.storage.mirror_fetching import Downloads
 from lazyshard.storage.mirror_place import BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, folder_of
 from lazyshard.storage.mirror_room import PART_SUFFIX, drop, is_at, lock, note_use, part_of, reserve
 from lazyshard.storage.urls import UrlPath
@@ -36,8 +35,6 @@ _STALLED_S: Final = 60.0
 """One that fetches and gets no byte for so long has failed many times, or was stopped, and is not waited for."""
 
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-_CHECK_BYTES: Final = 8 << 20
 
 _Copy = tuple[Seal, int, int | None]
 """Of a chunk: its seal, and descriptors of its data file and of its side file, if it has one."""
@@ -66,7 +63,6 @@ class Mirror:
 
     Attributes:
         folder: where they lie; made if it was not there.
-        fetched: chunks that this process has fetched.
     """
 
     def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
@@ -75,7 +71,12 @@ class Mirror:
         self._most = cache_bytes()
         self.folder = folder_of(str(directory), stream_id)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.fetched = 0
+        self._downloads = Downloads(directory)
+
+    @property
+    def fetched(self) -> int:
+        """Chunks that this process has fetched."""
+        return self._downloads.fetched
 
     def open(self, chunk: int) -> tuple[Seal, OpenFile, OpenFile | None]:
         """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
@@ -203,18 +204,18 @@ class Mirror:
         """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
         side: int | None = None
         try:
-            seal, sealed = self._seal(chunk)
+            seal, sealed = self._downloads.seal(chunk)
             wanted: list[tuple[int, str, Seal | SealedArrays]] = [(fd, chunk_name(chunk), seal)]
             if seal.arrays is not None:
                 # In place, as the seal: nobody looks at them before the data has its name.
                 side = _make(self.folder / arrays_name(chunk))
                 wanted.append((side, arrays_name(chunk), seal.arrays))
-            others = [self._is_other_size(*one) for one in wanted]
+            others = [self._downloads.is_other_size(*one) for one in wanted]
             if any(others):
                 self._drop_part(part, chunk, side)
                 for one, other in zip(wanted, others, strict=True):
                     if not other:
-                        self._download(*one)
+                        self._downloads.download(*one)
                 return seal, fd, side
             size = sum(one.size for _, _, one in wanted)
             if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
@@ -225,7 +226,7 @@ class Mirror:
                 # Each file has what it takes from here on, so that nothing is counted twice.
                 os.ftruncate(side, seal.arrays.size)
                 os.ftruncate(fd, seal.size + len(sealed))
-            whole = [self._download(*one) for one in wanted]
+            whole = [self._downloads.download(*one) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
             if whole[0]:
@@ -269,7 +270,7 @@ class Mirror:
 
     def _alone(self, chunk: int) -> _Copy:
         """Fetches a chunk for this process alone, into files without a name."""
-        seal, _ = self._seal(chunk)
+        seal, _ = self._downloads.seal(chunk)
         fds: list[int] = []
         try:
             parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
@@ -279,59 +280,14 @@ class Mirror:
                     path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
                     fds.append(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
                     remove(path)
-                    if not self._is_other_size(fds[-1], name, sealed):
-                        self._download(fds[-1], name, sealed)
+                    if not self._downloads.is_other_size(fds[-1], name, sealed):
+                        self._downloads.download(fds[-1], name, sealed)
             self._check_identity()
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
         return seal, fds[0], fds[1] if len(fds) > 1 else None
-
-    def _seal(self, chunk: int) -> tuple[Seal, bytes]:
-        path = self._directory / seal_name(chunk)
-        data = read_file(path)
-        return Seal.decode(data, chunk, str(path)), data
-
-    def _is_other_size(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
-        """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
-
-        If not, the file gets the size that was found, so that who opens it says so.
-        """
-        if seal.size <= PART_BYTES:
-            return False
-        path = self._directory / name
-        found = path.store.size(path.key)
-        if found != seal.size:
-            os.ftruncate(fd, found)
-        return found != seal.size
-
-    def _download(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
-        """Fetches an object of a chunk; returns whether it is what the seal tells."""
-        path = self._directory / name
-        for _ in range(2):
-            start = 0
-            while start < seal.size:
-                # One byte more than there should be, to see that there are no more.
-                wanted = min(PART_BYTES, seal.size + 1 - start)
-                data = path.store.get_range(path.key, start, start + wanted)
-                _write_at(fd, data, start)
-                start += len(data)
-                if len(data) < wanted:
-                    break
-            self.fetched += isinstance(seal, Seal)
-            if start == seal.size and _rows_are(fd, seal):
-                return True
-        # So that who opens it says what it has found.
-        os.ftruncate(fd, path.store.size(path.key) if start != seal.size else start)
-        return False
-
-
-def _write_at(fd: int, data: bytes, start: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, start)
-        view, start = view[written:], start + written
 
 
 def _make(path: Path) -> int:
@@ -349,20 +305,3 @@ def _close(copy: _Copy | None) -> None:
 def _close_side(side: int | None) -> None:
     if side is not None:
         os.close(side)
-
-
-def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
-    """Returns whether a file's rows are those of which a seal has the digests."""
-    offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
-    row, rows = 0, len(digests)
-    while row < rows:
-        start = offsets[row]
-        stop = row + 1
-        while stop < rows and offsets[stop + 1] - start <= _CHECK_BYTES:
-            stop += 1
-        data = memoryview(os.pread(fd, offsets[stop] - start, start))
-        for at in range(row, stop):
-            if xxhash.xxh3_64_intdigest(data[offsets[at] - start : offsets[at + 1] - start]) != digests[at]:
-                return False
-        row = stop
-    return True

@@ -12,7 +12,8 @@ import re
 from pathlib import Path, PosixPath
 from typing import Final, NoReturn
 
-from lazyshard.storage.objects import PATIENCE_VARIABLE, ObjectStore
+from lazyshard.storage.objects import ObjectStore
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
 

@@ -12,7 +12,7 @@ pytest.importorskip("moto", reason="needs the extra objects, and moto")
 pytest.importorskip("s3fs", reason="needs the extra objects")
 
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
-from lazyshard.storage.objects import PATIENCE_VARIABLE
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
 from tests.objects.server import Server, _none
 from tests.producer.nursery import Nursery

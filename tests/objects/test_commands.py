@@ -12,7 +12,7 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.cli.main import main
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage.objects import PATIENCE_VARIABLE
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath
 from tests.objects.server import BUSY, Server
 from tests.objects.streams import publish, put

@@ -23,7 +23,7 @@ from lazyshard.storage import (
     write_reading,
 )
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
-from lazyshard.storage.objects import PATIENCE_VARIABLE
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
 from tests.objects.server import BROKEN, BUSY, Server
 from tests.objects.streams import publish, put

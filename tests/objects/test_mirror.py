@@ -23,7 +23,7 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.mirror import Mirror
 from lazyshard.storage.mirror_place import AHEAD_VARIABLE, BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, cache_folder
 from lazyshard.storage.mirror_room import _locked, reserve
-from lazyshard.storage.objects import PATIENCE_VARIABLE
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath
 from tests.objects.server import Gate, Server
 from tests.objects.streams import publish
@@ -325,6 +325,6 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, mo
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.storage.mirror._write_at", full)
+    monkeypatch.setattr("lazyshard.storage.mirror_fetching._write_at", full)
     with pytest.raises(OSError, match=f"no space left for a copy of chunk 0 of {bucket}.*{BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreRefused, StoreUnavailable
-from lazyshard.storage.objects import PATIENCE_VARIABLE, ObjectStore
+from lazyshard.storage.objects import ObjectStore
+from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath
 from tests.objects.server import BROKEN, BUSY, Gate, Mute, Server
 from tests.storage.streams import forked

@@ -48,7 +48,7 @@ from lazyshard.storage.adoption_rows import Report, check_last, check_rows
 from lazyshard.storage.listing import Listing, list_chunks
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.manifest import read_manifest
-from lazyshard.storage.stream import NativeStream
+from lazyshard.storage.native_stream import NativeStream
 
 
 @dataclass(frozen=True, slots=True)

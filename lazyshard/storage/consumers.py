@@ -17,7 +17,7 @@ from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS, cursor_name
 from lazyshard.format.reading import READING_SUFFIX, reading_name
 from lazyshard.storage.cursor import read_cursor
-from lazyshard.storage.cursor_owner import remove_lock
+from lazyshard.storage.cursor_lock import remove_lock
 from lazyshard.storage.durable import remove, sync_directory
 from lazyshard.storage.files import check_folder, list_names, unreadable
 from lazyshard.storage.manifest import read_manifest

@@ -1,10 +1,8 @@
 """One run writes the cursor of a consumer: a lock against a second one on the same machine, a token against any other.
 
-Files, in the stream's directory: `cursors/.NAME.lock`, held while a run owns the cursor; it stays until the consumer is
-forgotten, with the token of the run that had it last, and means nothing by being there. The token that counts is in the
-cursor, see `lazyshard.format.cursor_token`. Nothing here depends on a clock. Of a stream in an object store the lock is
-on this machine, beside the copies of chunks; and where the store puts under conditions, nothing comes between the look
-at the cursor and its replacement.
+The lock is on a file of its own, see `cursor_lock`; the token that counts is in the cursor, see
+`lazyshard.format.cursor_token`. Nothing here depends on a clock. Where an object store puts under conditions, nothing
+comes between the look at the cursor and its replacement.
 """
 
 from __future__ import annotations
@@ -17,20 +15,16 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import filelock
-import xxhash
 
 from lazyshard.errors import CursorInvalid, CursorTaken, VersionUnsupported
 from lazyshard.format.cursor import CURSORS, Cursor, check_consumer, cursor_name
 from lazyshard.format.cursor_token import CursorToken
-from lazyshard.storage.cursor import make_folder, read_cursor, replace_object, write_cursor
-from lazyshard.storage.durable import open_own, remove, write_all
-from lazyshard.storage.files import read_file
-from lazyshard.storage.mirror_place import cache_folder
+from lazyshard.storage.cursor import read_cursor, replace_object, write_cursor
+from lazyshard.storage.cursor_lock import lock_path, read_signature, sign
 from lazyshard.storage.urls import UrlPath, stream_path
 
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -67,7 +61,7 @@ class CursorOwner:
         self.consumer = check_consumer(consumer)
         self._pid = os.getpid()
         self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
-        self._path = _lock_path(self.directory, consumer, make=True)
+        self._path = lock_path(self.directory, consumer, make=True)
         self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
         self._begun = False
         self._holder: str | None = None
@@ -196,12 +190,12 @@ class CursorOwner:
         if isinstance(cursor, VersionUnsupported):
             raise cursor
         # That beside the lock outlives a cursor which was torn or removed.
-        known = (_signed(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
+        known = (read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
         last = max((other.turn for other in known if other is not None), default=0)
         self._token = replace(self._token, turn=last + 1)
         # Without it others have no name to tell, and no more.
         with contextlib.suppress(OSError):
-            _sign(self._path, self._token)
+            sign(self._path, self._token)
 
     def _try_lock(self) -> bool:
         """Returns whether no other run has the lock, as far as this machine can tell."""
@@ -228,7 +222,7 @@ class CursorOwner:
             raise ValueError(f"a cursor of {self.consumer!r} is written here, got one of {cursor.consumer!r}")
 
     def _refused(self) -> CursorTaken:
-        holder = _called(_signed(self._path), "a process that has not written its name yet")
+        holder = _called(read_signature(self._path), "a process that has not written its name yet")
         return CursorTaken(
             f"{self.directory}: {holder} is running as {self.consumer!r} and writes that cursor; stop it first, give "
             f"this run another name, or let it take the cursor over",
@@ -251,64 +245,5 @@ class CursorOwner:
         )
 
 
-def lock_name(consumer: str) -> str:
-    """Returns the name of the file, in the folder of cursors, that is locked while a run owns a consumer's cursor.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
-    """
-    return f".{check_consumer(consumer)}.lock"
-
-
-def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
-    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then.
-
-    Raises:
-        ValueError: there can be no consumer of this name.
-        OSError: the filesystem refused.
-    """
-    path = _lock_path(stream_path(directory), consumer)
-    if not os.path.lexists(path):
-        return
-    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except (filelock.Timeout, OSError):
-        return
-    try:
-        remove(path)
-    finally:
-        lock.release()
-
-
-def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
-    """Returns the file that is locked: of a stream in an object store, one of this machine.
-
-    Raises as `make_folder` does, if it is to `make` the folder.
-    """
-    name = lock_name(consumer)
-    if isinstance(directory, UrlPath):
-        return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
-    return (make_folder(directory) if make else directory / CURSORS) / name
-
-
 def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:
     return unknown if token is None else str(token)
-
-
-def _signed(path: Path) -> CursorToken | None:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return CursorToken.parse(read_file(path).decode().partition("\n")[0])
-    return None
-
-
-def _sign(path: Path, token: CursorToken) -> None:
-    """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
-    fd = open_own(path)
-    try:
-        line = f"{token.text}\n".encode()
-        write_all(fd, line)
-        # Afterwards, so that no moment shows nothing; what is behind the line is not read.
-        os.ftruncate(fd, len(line))
-    finally:
-        os.close(fd)

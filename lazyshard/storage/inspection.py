@@ -21,8 +21,9 @@ from lazyshard.format.source_rows import SourceRows
 from lazyshard.storage.lengths import Lengths
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.opening import open_now
+from lazyshard.storage.published import Published
 from lazyshard.storage.row_keys import Keys
-from lazyshard.storage.stream import Published, Stream
+from lazyshard.storage.stream import Stream
 from lazyshard.storage.token_lengths import chunk_tokens
 
 SAMPLED_CHUNKS: Final = 200

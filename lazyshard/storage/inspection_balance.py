@@ -9,29 +9,25 @@ cost (`lazyshard.plan.balance`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import LazyShardError, RowInvalid
-from lazyshard.format import PackedRow, decode_pack, parse_row
+from lazyshard.errors import LazyShardError
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
 from lazyshard.storage.dealt import read_dealt
 from lazyshard.storage.inspection import SAMPLED_ROWS, SCANNED_ROWS
+from lazyshard.storage.row_costs import RowCosts
 from lazyshard.storage.stream import Stream
-from lazyshard.storage.token_lengths import chunk_tokens
 
 __all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]
 
 LENGTH_FIELD: Final = "length"
 """Where a row's length in tokens is looked for, if nobody names another field."""
-
-_READ_BYTES: Final = 1 << 20
 
 _TRIES: Final = 10
 """Chunks that are tried before it is given up to find out what rows are."""
@@ -148,11 +144,11 @@ def report_balance(
     if size % training.micro_batch_size == 0 and not _is_made(made, training):
         dealing = Balance(ranks, size, training.micro_batch_size)
     looked_at = 0
-    lengths = _Lengths(stream, training.length_field)
-    known = _Known(lengths, most or SAMPLED_ROWS, strict=unread is None)
+    rows = RowCosts(stream, training.length_field)
+    known = _Known(rows, most or SAMPLED_ROWS, strict=unread is None)
     for number, chunks in enumerate(_pieces(stream, published.chunks, 2 * ranks, every, known)):
         try:
-            costs = np.concatenate([lengths.costs(chunk, training.cost) for chunk in chunks])
+            costs = np.concatenate([rows.costs(chunk, training.cost) for chunk in chunks])
         except (LazyShardError, OSError) as error:
             if unread is None:
                 raise
@@ -170,9 +166,9 @@ def report_balance(
         made,
         training,
         looked_at,
-        lengths.sealed,
-        lengths.measured,
-        lengths.packed,
+        rows.sealed,
+        rows.measured,
+        rows.packed,
         tuple(look.report() for look in looks),
     )
 
@@ -195,74 +191,11 @@ class _Look:
         return RanksReport(self._ranks, *even)
 
 
-class _Lengths:
-    """Lengths of rows in tokens: measured, from the seals, from a field of the rows, or of packs from these."""
-
-    def __init__(self, stream: Stream, field: str) -> None:
-        self.sealed = 0
-        self.measured = 0
-        self.packed = False
-        self._stream = stream
-        self._field = field
-
-    def are_known(self, chunk: int) -> bool:
-        """Whether no row of a chunk has to be read for them; notes whether they are packs, as all of a stream are."""
-        with suppress(RowInvalid):  # who reads its rows says where it is
-            self.packed = _pack(self._stream.open_chunk(chunk).line(0)) is not None
-        return (
-            not self.packed
-            and self._stream.stream_id is not None
-            and chunk_tokens(self._stream.directory, chunk).lengths is not None
-        )
-
-    def costs(self, chunk: int, cost: Cost) -> _Floats:
-        """Returns what the rows of a chunk cost, shape (rows,)."""
-        if not self.packed:
-            return cost.of(self._of(chunk))
-        lengths = list(self._read_packs(chunk))
-        return cost.of_packs([sum(pack) for pack in lengths], [float(sum(map(_square, pack))) for pack in lengths])
-
-    def _of(self, chunk: int) -> npt.NDArray[Any]:
-        if self._stream.stream_id is not None:
-            found = chunk_tokens(self._stream.directory, chunk)
-            if found.lengths is not None:
-                if found.measure is None:
-                    self.sealed += len(found.lengths)
-                else:
-                    self.measured += len(found.lengths)
-                return found.lengths
-        return np.fromiter(self._read(chunk), np.int64)
-
-    def _read_packs(self, number: int) -> Iterator[list[int]]:
-        chunk = self._stream.open_chunk(number)
-        row = 0
-        while row < len(chunk):
-            # Without arrays: the lengths stand in the text.
-            for line in chunk.lines(row, len(chunk), 1, _READ_BYTES):
-                pack = _pack(line)
-                if pack is None:
-                    raise _no_pack(str(chunk.path), row, chunk.offset(row))
-                yield pack.lengths
-                row += 1
-
-    def _read(self, number: int) -> Iterator[int]:
-        chunk = self._stream.open_chunk(number)
-        row = 0
-        while row < len(chunk):
-            for value in chunk.rows(row, len(chunk), 1, _READ_BYTES):
-                length = value.get(self._field)
-                # Not a bool. More than 32 bits hold no row has.
-                if type(length) is not int or not 0 <= length < 2**32:
-                    raise _no_length(str(chunk.path), row, chunk.offset(row), self._field, value)
-                yield length
-                row += 1
-
-
 class _Known:
     """How many rows are looked at: as many as asked for where lengths are known, few where rows have to be read."""
 
-    def __init__(self, lengths: _Lengths, most: int, *, strict: bool) -> None:
-        self._lengths = lengths
+    def __init__(self, rows: RowCosts, most: int, *, strict: bool) -> None:
+        self._rows = rows
         self._most = most
         self._strict = strict
 
@@ -270,7 +203,7 @@ class _Known:
         """Returns it by the first of some chunks; by the next one where that cannot be read and nobody minds."""
         for chunk in chunks[:_TRIES]:
             try:
-                return self._most if self._lengths.are_known(chunk) else min(self._most, SCANNED_ROWS)
+                return self._most if self._rows.are_known(chunk) else min(self._most, SCANNED_ROWS)
             except (LazyShardError, OSError):
                 if self._strict:
                     raise
@@ -302,25 +235,3 @@ def _is_made(made: DealtByCost | None, training: Training) -> bool:
         return False
     cost = Cost(made.cost_per_token, made.cost_per_token_squared)
     return (made.ranks, made.micro_batch_size, cost) == (training.ranks, training.micro_batch_size, training.cost)
-
-
-def _pack(line: bytes) -> PackedRow | None:
-    return decode_pack(parse_row(line))
-
-
-def _square(tokens: int) -> int:
-    return tokens * tokens
-
-
-def _no_pack(file: str, row: int, byte: int) -> RowInvalid:
-    reason = "expected a pack, as the first row of the stream is one, found a row that is none"
-    return RowInvalid(f"{file}: row {row} (byte {byte}): {reason}", reason=reason, file=file, line=row + 1, byte=byte)
-
-
-def _no_length(file: str, row: int, byte: int, field: str, value: dict[str, Any]) -> RowInvalid:
-    found = repr(value[field])[:40] if field in value else f"none among {', '.join(list(value)[:8])[:120] or 'no keys'}"
-    reason = (
-        f"expected its length in tokens in the field {field!r}, found {found}; name the field with --length-field, or "
-        f"measure the stream with `lazyshard measure`"
-    )
-    return RowInvalid(f"{file}: row {row} (byte {byte}): {reason}", reason=reason, file=file, line=row + 1, byte=byte)

@@ -18,7 +18,7 @@ from lazyshard.plan.shuffle_distance import (
     largest_distance,
 )
 from lazyshard.plan.shuffle_measured import Measured, measure
-from lazyshard.storage.stream import Published
+from lazyshard.storage.published import Published
 
 __all__ = ["ALL", "Expected", "Reading", "ShuffleReport", "WindowReport", "report_shuffle"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.format.fields import printable
-from lazyshard.storage.stream import Published
+from lazyshard.storage.published import Published
 
 FIRST_POLL_S: Final = 0.005
 LAST_POLL_S: Final = 5.0

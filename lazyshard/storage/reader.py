@@ -16,9 +16,10 @@ from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.open_chunks import OpenChunks
 from lazyshard.storage.pacing import next_poll, next_report
+from lazyshard.storage.published import Published
 from lazyshard.storage.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
 from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
-from lazyshard.storage.stream import Published, Stream, open_stream
+from lazyshard.storage.stream import Stream, open_stream
 from lazyshard.storage.urls import stream_path
 from lazyshard.storage.waiting import Waiting
 

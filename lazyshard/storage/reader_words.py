@@ -10,7 +10,7 @@ from lazyshard.errors import ChunkMissing, ChunkRetired, StreamInvalid, StreamMi
 from lazyshard.format.cursor import CURSORS
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S, describe_producer, format_seconds, heartbeat_age
 from lazyshard.storage.producer_process import process_ended, process_gone
-from lazyshard.storage.stream import Published
+from lazyshard.storage.published import Published
 from lazyshard.storage.urls import UrlPath
 
 

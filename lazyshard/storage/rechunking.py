@@ -23,10 +23,10 @@ from typing import Final
 
 from lazyshard.errors import StreamEnded, StreamInvalid, StreamMismatch
 from lazyshard.storage.opening import open_now, rows_of_first_chunk
+from lazyshard.storage.published import Published
 from lazyshard.storage.reader import StreamReader
 from lazyshard.storage.rechunking_rows import DAMAGE, SourceRows
 from lazyshard.storage.rechunking_target import check_directories, check_position, look_at_target, position
-from lazyshard.storage.stream import Published
 from lazyshard.storage.writer import HEARTBEAT_S, ChunkWriter
 
 MAX_WAIT_S: Final = 600.0

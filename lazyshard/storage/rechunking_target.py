@@ -12,8 +12,8 @@ from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.native_stream import NativeStream
 from lazyshard.storage.rechunking_rows import SourceRows
-from lazyshard.storage.stream import NativeStream
 
 KIND: Final = "rechunk"
 

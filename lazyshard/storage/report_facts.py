@@ -18,13 +18,14 @@ from lazyshard.storage.inspection_balance import LENGTH_FIELD, BalanceReport, Tr
 from lazyshard.storage.inspection_shuffle import ALL, Reading, ShuffleReport, report_shuffle
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.outlook import Looks, Outlook
+from lazyshard.storage.published import Published
 from lazyshard.storage.report_chunks import ChunkFacts, deleted_since, look_at_chunks, told
 from lazyshard.storage.report_course import At, Dry, Pause, dry_points, pauses, published_bytes, published_rows
 from lazyshard.storage.report_packing import Packing, look_at_packing
 from lazyshard.storage.report_refusals import Refusals, read_refusals
 from lazyshard.storage.report_trained import trained_points
 from lazyshard.storage.report_training import TrainingFacts, training_of
-from lazyshard.storage.stream import Published, Stream
+from lazyshard.storage.stream import Stream
 from lazyshard.storage.survey import take_survey
 
 WINDOWS: Final = (0, 2, 8)

@@ -24,7 +24,7 @@ from typing import Final
 from lazyshard.errors import FormatInvalid
 from lazyshard.format import Head
 from lazyshard.storage.node_file import Answer, NodeFile, file_name
-from lazyshard.storage.stream import Published
+from lazyshard.storage.published import Published
 
 LATER_S: Final = 0.02
 """How much later than due a process comes that lives on another's answers; what a look takes on most filesystems. Of a

@@ -12,8 +12,8 @@ from lazyshard import Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
 from lazyshard.format.head import Head, ProducerState
 from lazyshard.storage import pacing
+from lazyshard.storage.published import Published
 from lazyshard.storage.retire import retire
-from lazyshard.storage.stream import Published
 from lazyshard_swift import settings
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.position import check_fits

@@ -16,7 +16,7 @@ from lazyshard.storage import CursorOwner
 from lazyshard.storage.adoption import adopt
 from lazyshard.storage.consumers import forget_consumer, list_consumers
 from lazyshard.storage.cursor import read_cursor, write_cursor
-from lazyshard.storage.cursor_owner import lock_name
+from lazyshard.storage.cursor_lock import lock_name
 from lazyshard.storage.files import read_file, read_given_file
 from lazyshard.storage.reading import read_reading, write_reading
 from lazyshard.storage.retire import retire

@@ -17,7 +17,7 @@ from lazyshard.format.cursor import cursor_name
 from lazyshard.format.cursor_token import CursorToken
 from lazyshard.format.names import chunk_name, parse_chunk_name
 from lazyshard.storage.consumers import forget_consumer, list_consumers
-from lazyshard.storage.cursor_owner import lock_name
+from lazyshard.storage.cursor_lock import lock_name
 from lazyshard.storage.tracing_states import read_state
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.resume import resume

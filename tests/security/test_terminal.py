@@ -20,7 +20,7 @@ from lazyshard.storage.cursor import write_cursor
 from lazyshard.storage.files import read_file
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.pacing import describe_producer, failure_words
-from lazyshard.storage.stream import Published
+from lazyshard.storage.published import Published
 from lazyshard_producer import tasks
 from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
 

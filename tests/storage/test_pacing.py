@@ -13,8 +13,8 @@ from lazyshard.storage.pacing import (
     next_poll,
     next_report,
 )
+from lazyshard.storage.published import Published
 from lazyshard.storage.rate import RateMeter
-from lazyshard.storage.stream import Published
 
 
 def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0) -> Published:

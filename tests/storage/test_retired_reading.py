@@ -17,8 +17,9 @@ from lazyshard.errors import (
 )
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.adoption import adopt
+from lazyshard.storage.native_stream import NativeStream
 from lazyshard.storage.retire import list_kept, retire
-from lazyshard.storage.stream import NativeStream, open_stream
+from lazyshard.storage.stream import open_stream
 from tests.storage.streams import head, produce, python
 
 

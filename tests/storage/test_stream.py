@@ -21,7 +21,9 @@ from lazyshard.errors import (
     VersionUnsupported,
     WaitTimeout,
 )
-from lazyshard.storage.stream import ForeignStream, NativeStream, open_stream
+from lazyshard.storage.foreign_stream import ForeignStream
+from lazyshard.storage.native_stream import NativeStream
+from lazyshard.storage.stream import open_stream
 from tests.storage.streams import foreign, names, produce, rows
 
 

@@ -16,7 +16,8 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.state import RunState
 from lazyshard.storage.durable import publish_bytes, sync_directory
 from lazyshard_swift import checkpoints as swift_checkpoints
-from lazyshard_swift import position as swift_position
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import load_if_there, save
 from tests.faults.power_lives import CONSUMER, installed
 
 TOTAL: Final = 24
@@ -118,7 +119,7 @@ def found(folder: Path) -> list[Checkpoint]:
     """Returns the checkpoints that are whole, the newest first."""
     known = []
     for path in folder.glob("checkpoint-*"):
-        position = swift_position.load_if_there(path)
+        position = load_if_there(path)
         try:
             content = json.loads((path / _FILE).read_bytes())
         except (OSError, ValueError):
@@ -148,7 +149,7 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
     state = RunState.from_dict(checkpoint.state, "the state")
     part = state.parts[-1]
     assert state.stream_id is not None
-    position = swift_position.Position(
+    position = Position(
         stream=state.stream_id,
         directory="stream",
         samples_per_chunk=state.samples_per_chunk,
@@ -166,7 +167,7 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
         state=state,
     )
     # As there: the position first, then what the trainer saves, and all of it is made durable before the cursor moves.
-    swift_position.save(position, checkpoint.folder)
+    save(position, checkpoint.folder)
     (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))
     swift_checkpoints._make_durable(checkpoint.folder)
 

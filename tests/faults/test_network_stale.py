@@ -14,7 +14,7 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError, RetiredInvalid, StreamEnded, StreamInvalid, WriterFailed
 from lazyshard.format.names import HEAD, RETIRED
-from lazyshard.storage import files, listing, read_retired, recovery, stream
+from lazyshard.storage import files, listing, native_stream, read_retired, recovery
 from lazyshard.storage.patience import READERS
 from lazyshard.storage.retire import list_kept, retire
 from tests.faults.network_stale import READING, WRITING, StaleCall
@@ -98,7 +98,7 @@ def test_readers_go_on_after_estale_in_any_call(
 
 @pytest.mark.parametrize(
     ("module", "make", "work"),
-    [(files, ended, read_all), (stream, ended, read_all), (files, without_head, read_six)],
+    [(files, ended, read_all), (native_stream, ended, read_all), (files, without_head, read_six)],
 )
 def test_without_a_second_try_readers_would_stop(
     module: Any, make: Callable[[Path], Path], work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +194,7 @@ def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
 ) -> None:
     path = retired(tmp_path)
     listed: list[Path] = []
-    monkeypatch.setattr(stream, "list_kept", lambda directory, stream_id: listed.append(directory))
+    monkeypatch.setattr(native_stream, "list_kept", lambda directory, stream_id: listed.append(directory))
     torn = Torn(monkeypatch, name, 2)
     with pytest.raises(ChunkRetired, match="all chunks below 2"):
         StreamReader(path, max_wait=0).read(0)

@@ -14,10 +14,10 @@ from lazyshard.format.head import Head, ProducerState
 from lazyshard.storage import pacing
 from lazyshard.storage.published import Published
 from lazyshard.storage.retire import retire
-from lazyshard_swift import settings
 from lazyshard_swift.gate import Gate
-from lazyshard_swift.position import check_fits
-from lazyshard_swift.position import load as load_position
+from lazyshard_swift.position_files import load as load_position
+from lazyshard_swift.position_fits import check_fits
+from lazyshard_swift.settings_checks import check_combinations
 from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told
 from tests.storage.streams import produce
 from tests.swift.unit.runs import megatron, position
@@ -150,7 +150,7 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "CursorTaken": two_runs,
     "PositionInvalid": position_torn,
     "ResumeRefused": lambda: check_fits(position(), position(seed=43), "checkpoint-10"),
-    "SettingsRefused": lambda: settings.check(megatron(streaming=True)),
+    "SettingsRefused": lambda: check_combinations(megatron(streaming=True)),
     "StreamTooShort": too_short,
 }
 """By heading of the page."""

@@ -19,7 +19,8 @@ from lazyshard.storage.rechunking import rechunk
 from lazyshard.storage.retire import retire
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import PieceWriter
-from lazyshard_swift.position import Position, save
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import save
 from tests.security.hostile import producer
 
 MASKS: Final = (0o077, 0o022, 0o002, 0o027)

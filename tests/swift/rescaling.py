@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lazyshard.storage import read_cursor
 from lazyshard.storage.run_state import course_of
-from lazyshard_swift.position import Position, load
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import load
 from tests.swift.commands import Run, Training, ids_by_dp
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lazyshard_swift import settings
 from lazyshard_swift.logs import notice
+from lazyshard_swift.settings_checks import check_combinations
 
 
 def extend(module: ModuleType) -> None:
@@ -218,6 +219,6 @@ def check(args: Any) -> None:
     if isinstance(args.dataset, str):
         args.dataset = [args.dataset]
     args.dataset = [os.path.expanduser(name) for name in args.dataset]
-    settings.check(args)
+    check_combinations(args)
     # As ms-swift does with its own paths: args.json then says what was read, wherever the command was started.
     args.dataset = [stream_name(name) for name in args.dataset]

@@ -23,11 +23,12 @@ from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, 
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate, check_present
+from lazyshard_swift.opening import begin, check_whole, facts_of
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import BLENDED, Position
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
-from lazyshard_swift.stream import ENDLESS, NO_CACHE, TrainStream, begin, check_whole, facts_of, open_samples
+from lazyshard_swift.stream import ENDLESS, NO_CACHE, TrainStream, open_samples
 
 __all__ = ["BlendStream", "open_blend"]
 
@@ -206,7 +207,7 @@ class _Kept:
 def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream:
     """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
 
-    Raises: as `lazyshard_swift.stream.open_train_stream`.
+    Raises: as `lazyshard_swift.opening.open_train_stream`.
     """
     directories = tuple(args.dataset)
     facts = tuple(facts_of(args, directory, rank) for directory in directories)

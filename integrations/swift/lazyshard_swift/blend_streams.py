@@ -15,8 +15,9 @@ from lazyshard_swift.encode_cache import for_stream
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import SettingsRefused, StreamTooShort
 from lazyshard_swift.logs import notice
+from lazyshard_swift.ordering import stream_unit
 from lazyshard_swift.parallel import Facts, stream_id_of
-from lazyshard_swift.planning import batch_sizes, stream_unit
+from lazyshard_swift.planning import batch_sizes
 from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan
 

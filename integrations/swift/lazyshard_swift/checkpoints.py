@@ -11,7 +11,8 @@ from lazyshard.errors import CursorTaken
 from lazyshard.storage.durable import sync_directory
 from lazyshard_swift import cursors, parallel
 from lazyshard_swift.logs import notice
-from lazyshard_swift.position import Position, load_if_there, save, saved_in
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import load_if_there, save, saved_in
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import version_folders
 

@@ -11,6 +11,11 @@ class SettingsRefused(LazyShardError, ValueError):
     argument: str | None = None
 
 
+def refused(argument: str, message: str) -> SettingsRefused:
+    """Returns the error of an argument, by its name without dashes."""
+    return SettingsRefused(message, argument=argument)
+
+
 class PositionInvalid(FormatInvalid):
     """The position saved beside a checkpoint cannot be read."""
 

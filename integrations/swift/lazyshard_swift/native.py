@@ -38,9 +38,9 @@ def open_stream(args: Any, template: Any) -> Any:
         SettingsRefused: these arguments do not go with this stream; a ValueError.
         LazyShardError: the stream cannot be read, or what was waited for did not come.
     """
-    from lazyshard_swift import stream
+    from lazyshard_swift import opening
 
-    return stream.open_train_stream(args, template)
+    return opening.open_train_stream(args, template)
 
 
 def show(pipeline: Any, stream: Any, val_dataset: Any) -> None:

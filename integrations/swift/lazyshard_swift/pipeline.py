@@ -36,7 +36,7 @@ def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
         args = self.args
         if not getattr(args, "sharded_lazy", False):
             return original(self, *rest, **options)
-        from lazyshard_swift.stream import open_train_stream
+        from lazyshard_swift.opening import open_train_stream
 
         _check_hooks(args)
         stream = open_train_stream(_named_as_in_4(args), self.template)

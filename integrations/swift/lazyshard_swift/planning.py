@@ -8,16 +8,18 @@ from typing import Any
 
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import auto_unit, named_unit, window_positions
+from lazyshard.plan import window_positions
 from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
-from lazyshard_swift.distance import check_reach, told, window_of
+from lazyshard_swift.distance import check_reach, told
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
-from lazyshard_swift.grouping import GROUPED, is_asked
 from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
 from lazyshard_swift.logs import notice
+from lazyshard_swift.ordering import order_of, unit_of
 from lazyshard_swift.parallel import Facts, stream_id_of
-from lazyshard_swift.position import BLENDED, Position, check_fits, load
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import load
+from lazyshard_swift.position_fits import check_fits
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import parse_skips, without
 
@@ -50,13 +52,13 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
         args.num_train_epochs = None
     size, seed = facts.samples_per_chunk, (args.data_seed or 0) % 2**63
     total = facts.samples if facts.ended else None
-    layout, window = _order(args, live, saved, facts)
+    layout, window = order_of(args, live, saved, facts)
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         most = None if progress.steps is None else progress.steps * global_batch
         check_reach(args.sharded_lazy_shuffle_distance, directory, total, most, rank.dp_size)
     part = PartState(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
-    unit = _unit(args, facts, part, progress, (layout, window), saved)
+    unit = unit_of(args, facts, part, progress, (layout, window), saved)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         notice(told(args.sharded_lazy_shuffle_distance, size, total, rank.dp_size, unit))
     span = window_positions(window, size, unit)
@@ -227,119 +229,6 @@ def _tell_leftover(plan: RunPlan) -> None:
             f"{plan.total} samples; {plan.total - plan.epoch_samples} of them are left over in each epoch, fewer than "
             f"the {plan.rank.dp_size} * {plan.batch_size} of a micro batch on all ranks"
         )
-
-
-def _order(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:
-    """Returns layout and window: what was begun goes on; else by the arguments."""
-    if saved is not None and (saved.layout == GROUPED) != is_asked(args):
-        was, way_out = ("with", "keep it") if saved.layout == GROUPED else ("without", "leave it out")
-        raise ResumeRefused(
-            f"the checkpoint was trained {was} --group_by_length true, and the order would be another: {way_out}, or "
-            f"start on the stream anew from the weights alone",
-            expected=saved.layout,
-        )
-    if is_asked(args):
-        return GROUPED, 0
-    asked, distance = args.sharded_lazy_shuffle_window, args.sharded_lazy_shuffle_distance
-    if distance is not None:
-        asked = window_of(distance, facts.samples_per_chunk)
-    shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
-    window = asked if asked is not None else settings.default_window(shuffle and not facts.dealt, live)
-    blocks = settings.is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None
-    begun = saved is not None and bool(saved.window or saved.layout == "block")
-    if facts.dealt and asked is None and shuffle and not begun:
-        notice(
-            "the rows of the stream were dealt by cost, so that all ranks have as much to do in a step, and each rank "
-            "reads its chunks in order: they are not shuffled once more"
-        )
-        blocks = False
-    if blocks and len(args.dataset) > 1:
-        notice("--data_sharding true is put aside: each rank reads its own chunks of all streams, shuffled in windows")
-        blocks = False
-    if saved is not None:
-        if saved.layout == "block" and not blocks:
-            raise ResumeRefused(
-                "the checkpoint was trained in the shuffle of ms-swift's own sampler over the whole data set: keep "
-                "--data_sharding true and --train_dataloader_shuffle true, and leave out --sharded_lazy_shuffle_window "
-                "and --sharded_lazy_shuffle_distance",
-                expected="--data_sharding true --train_dataloader_shuffle true",
-            )
-        if blocks and saved.layout != "block":
-            notice("--data_sharding true is put aside: the checkpoint was trained in the order of the stream")
-        if asked is None and shuffle == bool(saved.window or saved.layout == "block"):
-            window = saved.window
-        return saved.layout, window
-    if blocks and live:
-        notice(
-            "--data_sharding true is put aside: ms-swift's shuffle over the whole data set would wait for the last "
-            "chunk of a stream that is still being produced. Each rank reads its own chunks nevertheless, shuffled in "
-            f"windows of {window} chunks"
-        )
-    return ("block", 0) if blocks and not live else ("strided", window)
-
-
-def _unit(
-    args: Any,
-    facts: Facts,
-    part: PartState,
-    progress: settings.Progress,
-    order: tuple[str, int],
-    saved: Position | None,
-) -> int:
-    """Returns how many samples a rank is dealt in a row."""
-    layout, window = order
-    if facts.stream == BLENDED:
-        # Of positions of the blend, whose streams have units of their own.
-        return facts.samples_per_chunk
-    if layout == GROUPED:
-        return facts.samples_per_chunk
-    if layout == "block":
-        asked = settings.parse_unit(args.sharded_lazy_unit)
-        if asked not in (None, "auto", "chunk"):
-            notice(
-                f"--sharded_lazy_unit {asked} is put aside: with --data_sharding true ms-swift shuffles each rank's "
-                f"chunks as a whole"
-            )
-        return facts.samples_per_chunk
-    return stream_unit(args, facts, part, progress, window, None if saved is None else saved.state)
-
-
-def stream_unit(
-    args: Any, facts: Facts, part: PartState, progress: settings.Progress, window: int, begun: RunState | None
-) -> int:
-    """Returns how many samples of a stream a rank is dealt in a row: what was begun goes on; else by the arguments.
-
-    Args:
-        args: ms-swift's arguments.
-        facts: what all ranks know of the stream, so that "auto" is the same on all of them.
-        part: ranks, micro batch and steps.
-        progress: how long the run is.
-        window: chunks of a rank that are shuffled together.
-        begun: where the stream stands, None where the run begins with it.
-    """
-    asked, size = settings.parse_unit(args.sharded_lazy_unit), facts.samples_per_chunk
-    if begun is not None and asked in (None, "auto"):
-        return begun.unit
-    unit = named_unit("chunk" if asked is None else asked, size, part.batch_size)
-    if unit is not None:
-        return unit
-    # Of a live stream what the run would train is taken for its length, as for that of an epoch.
-    planned = None if progress.steps is None else progress.steps * part.draws_per_step * part.dp
-    limit = None if facts.ended else planned
-    unit = auto_unit(part.dp, size, part.batch_size, facts.samples, facts.ended, limit) or size
-    if unit != size:
-        there = f"the stream has {facts.samples} samples" if facts.ended else f"the run trains {planned} samples"
-        text = (
-            f"--sharded_lazy_unit auto: {there}, fewer than a chunk of {size} for each of {part.dp} ranks, so they are "
-            f"dealt in batches of {unit}"
-        )
-        if window and not facts.ended:
-            text += (
-                f". They are shuffled in windows of {window} chunks a rank, {window * part.dp} in all, which must be "
-                f"published first unless the stream ends: --sharded_lazy_shuffle_window 0 starts with what is there"
-            )
-        notice(text)
-    return unit
 
 
 def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:

@@ -7,12 +7,8 @@ read: what it did not say follows from the rest.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 import time
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -21,13 +17,10 @@ from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import window_positions
-from lazyshard.storage.durable import publish_bytes, remove
-from lazyshard.storage.files import read_given_file
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused
+from lazyshard_swift.errors import PositionInvalid
 from lazyshard_swift.grouping import GROUPED
 from lazyshard_swift.parallel import FOREIGN, stream_id_of
 
-NAME: Final = "lazyshard.json"
 BLENDED: Final = f"{FOREIGN}blend"
 """Stands for the identity of a blend, whose streams and weights may change."""
 FORMAT: Final = 2
@@ -206,133 +199,6 @@ def _with_state(position: Position, state: RunState | None, skipped: tuple[str, 
             if there != here:
                 raise ValueError(f"its state has {name} {there!r}, and the rest of it {here!r}")
     return replace(position, skipped=skipped, state=state)
-
-
-def load(checkpoint: str | os.PathLike[str]) -> Position | None:
-    """Reads the position in a checkpoint's folder; None if there is none.
-
-    Raises:
-        PositionInvalid: it is there and cannot be read.
-        OSError: the filesystem failed.
-    """
-    file = Path(checkpoint) / NAME
-    try:
-        data = read_given_file(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return parse(data, str(file))
-
-
-def save(position: Position, checkpoint: str | os.PathLike[str]) -> None:
-    """Writes a position into a checkpoint's folder, which is made if need be, whole or not at all.
-
-    Raises:
-        OSError: the filesystem refused.
-    """
-    folder = Path(checkpoint)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
-    try:
-        publish_bytes(position.to_bytes(), folder / NAME, temporary)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(temporary)
-        raise
-
-
-def load_if_there(checkpoint: str | os.PathLike[str]) -> Position | None:
-    """Reads the position in a checkpoint's folder; None if there is none or it cannot be read."""
-    try:
-        return load(checkpoint)
-    except (PositionInvalid, OSError):
-        return None
-
-
-def saved_in(*output_dirs: Path) -> list[Position]:
-    """Returns the positions of all checkpoints in these folders, those that cannot be read left out."""
-    found = (load_if_there(file.parent) for folder in output_dirs for file in folder.glob(f"checkpoint-*/{NAME}"))
-    return [position for position in found if position is not None]
-
-
-def check_fits(position: Position, now: Position, checkpoint: str) -> None:
-    """Refuses to go on where the next sample could not be exactly the next one.
-
-    The number of ranks, the micro batch and the steps may differ, but under the stock sampler's own shuffle.
-
-    Args:
-        position: what the checkpoint says.
-        now: what this run would save before its first step if it began anew.
-        checkpoint: the checkpoint's folder.
-
-    Raises:
-        ResumeRefused: naming what differs, and the way out.
-    """
-
-    def refuse(what: str, way_out: str) -> ResumeRefused:
-        expected, actual = getattr(position, what), getattr(now, what)
-        name = what.replace("_", " ")
-        return ResumeRefused(
-            f"{checkpoint}: saved with {name} {expected}, this run has {name} {actual}: {way_out}",
-            checkpoint=checkpoint,
-            expected=str(expected),
-            actual=str(actual),
-        )
-
-    if (position.blend is None) != (now.stream != BLENDED):
-        one = f"the stream in {position.directory}" if position.blend is None else f"a blend of {position.directory}"
-        raise ResumeRefused(
-            f"{checkpoint}: it was trained on {one}, this run is on {now.directory}: give --dataset as it was, at "
-            f"least two streams for a blend",
-            checkpoint=checkpoint,
-            expected=position.directory,
-            actual=now.directory,
-        )
-    if position.stream != now.stream:
-        raise ResumeRefused(
-            f"{checkpoint}: it was trained on the stream {position.stream} (then in {position.directory}), and "
-            f"{now.directory} holds the stream {now.stream}: give the directory of that stream as --dataset, or start "
-            f"on this one anew from the weights alone",
-            checkpoint=checkpoint,
-            expected=position.stream,
-            actual=now.stream,
-        )
-    if position.samples_per_chunk != now.samples_per_chunk:
-        raise refuse("samples_per_chunk", "the same sample would be in another chunk")
-    if position.seed != now.seed:
-        raise refuse("seed", f"give --data_seed {position.seed}, or the order would be another")
-    if position.window != now.window:
-        raise refuse(
-            "window",
-            f"leave out --sharded_lazy_shuffle_window and --sharded_lazy_shuffle_distance, and keep "
-            f"--train_dataloader_shuffle {'true' if position.window else 'false'}, or the order would be another",
-        )
-    if position.unit != now.unit:
-        raise refuse("unit", "leave out --sharded_lazy_unit, or the order would be another")
-    if position.layout != now.layout:
-        raise refuse("layout", "the order would be another; keep --data_sharding as it was")
-    if position.layout == "strided":
-        return
-    option = "--group_by_length true" if position.layout == GROUPED else "--data_sharding true"
-    for what, why in (
-        ("dp_size", "start with the number it had"),
-        ("batch_size", "start with the micro batch that it had"),
-        ("epoch_samples", "the stream must be the same length"),
-    ):
-        if getattr(position, what) != getattr(now, what):
-            raise refuse(
-                what,
-                f"ms-swift's own shuffle over the whole data set ({option}) would be another; {why}. Runs that are to "
-                f"be resumed with other ranks are started without {option.partition(' ')[0]}",
-            )
-    if position.grouping != now.grouping:
-        raise ResumeRefused(
-            f"{checkpoint}: its samples were grouped by other lengths than they have now, or by another version of "
-            f"ms-swift, transformers or torch, so the order would be another: measure the stream as it was measured "
-            f"then, or start on it anew from the weights alone",
-            checkpoint=checkpoint,
-            expected=position.grouping,
-            actual=now.grouping,
-        )
 
 
 def stamp() -> float:

@@ -17,7 +17,7 @@ from lazyshard_swift import cursors, parallel
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position import load, save
+from lazyshard_swift.position_files import load, save
 from tests.storage.streams import foreign, names, produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, position
 

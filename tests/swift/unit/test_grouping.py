@@ -21,7 +21,8 @@ from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
 from lazyshard_swift.grouped import check_sampler, read_lengths
-from lazyshard_swift.position import load, parse, save
+from lazyshard_swift.position import parse
+from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.streams import foreign, produce
 from tests.storage.test_token_lengths import measured

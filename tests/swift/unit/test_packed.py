@@ -17,7 +17,7 @@ from lazyshard.format import check_row, encode_pack, encode_row
 from lazyshard.storage.retire import retire
 from lazyshard_swift import packed
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.stream import open_train_stream
+from lazyshard_swift.opening import open_train_stream
 from tests.storage.streams import produce
 from tests.swift.conftest import ModelMaker
 from tests.swift.streams import write_jsonl

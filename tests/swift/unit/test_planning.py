@@ -14,7 +14,8 @@ from lazyshard.errors import LazyShardError
 from lazyshard.plan import Part, Rules
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
-from lazyshard_swift.position import Position, save
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import save
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches

@@ -14,7 +14,9 @@ from lazyshard.errors import FileRefused
 from lazyshard.storage import durable
 from lazyshard_swift import position as positions
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, check_fits, load, parse, save, saved_in
+from lazyshard_swift.position import Position, parse
+from lazyshard_swift.position_files import load, save, saved_in
+from lazyshard_swift.position_fits import check_fits
 from tests.swift.unit.runs import position
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"

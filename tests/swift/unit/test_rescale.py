@@ -20,7 +20,7 @@ from lazyshard.data.rank import Rank
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position import load, save
+from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.streams import produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, plan

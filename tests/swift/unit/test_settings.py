@@ -1,4 +1,4 @@
-"""`settings`: each refusal names the argument and a way out; what follows from arguments that work."""
+"""Each refusal of `settings_checks` and `own_checks` names the argument and a way out; what follows from what works."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lazyshard.format import check_consumer
 from lazyshard_swift import settings
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.settings import Progress
+from lazyshard_swift.settings_checks import check_combinations
 from tests.swift.unit.runs import hugging_face, megatron
 
 
@@ -25,13 +26,13 @@ class IntervalStrategy(str, Enum):
 
 def refusal(args: Any) -> SettingsRefused:
     with pytest.raises(SettingsRefused) as refused:
-        settings.check(args)
+        check_combinations(args)
     return refused.value
 
 
 @pytest.mark.parametrize("args", [megatron(), hugging_face()], ids=["megatron", "swift"])
 def test_ms_swifts_defaults_are_accepted(args: Any) -> None:
-    settings.check(args)
+    check_combinations(args)
 
 
 # Argument that the error is about, changes, and words of the way out.
@@ -134,7 +135,7 @@ def test_padding_that_megatron_does_not_make_is_not_saved_by_grouping() -> None:
     error = refusal(megatron(group_by_length=True, padding_free=True))
     assert error.argument == "group_by_length"
     assert "leave it out, or give --padding_free false" in str(error)
-    settings.check(megatron(group_by_length=True, padding_free=False))
+    check_combinations(megatron(group_by_length=True, padding_free=False))
 
 
 REFUSED_IN_SWIFT: list[tuple[str, dict[str, Any], str]] = [
@@ -155,7 +156,7 @@ def test_refusal_of_the_hugging_face_trainer_alone(argument: str, changes: dict[
     assert error.argument == argument
     assert f"--{argument}" in str(error)
     assert way_out in str(error)
-    settings.check(megatron(**changes))
+    check_combinations(megatron(**changes))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_refusal_of_the_hugging_face_trainer_alone(argument: str, changes: dict[
     ],
 )
 def test_what_works_is_not_refused(changes: dict[str, Any]) -> None:
-    settings.check(hugging_face(**changes))
+    check_combinations(hugging_face(**changes))
 
 
 def test_file_as_dataset_is_refused_with_the_command_that_makes_a_stream_of_it(tmp_path: Path) -> None:
@@ -199,8 +200,8 @@ def test_file_as_dataset_is_refused_with_the_command_that_makes_a_stream_of_it(t
 
 def test_directory_with_a_number_sign_in_its_name_is_accepted_if_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "a#5").mkdir()
-    settings.check(megatron(dataset=[str(tmp_path / "a#5")]))
-    settings.check(megatron(dataset=[str(tmp_path / "#1" / "not there yet")]))
+    check_combinations(megatron(dataset=[str(tmp_path / "a#5")]))
+    check_combinations(megatron(dataset=[str(tmp_path / "#1" / "not there yet")]))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "a\nb", "x" * 201, "run.reading"])

@@ -10,7 +10,7 @@ import pytest
 from lazyshard.data.rank import Rank
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position import load
+from lazyshard_swift.position_files import load
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import Skip, parse_skips
 from tests.storage.streams import produce

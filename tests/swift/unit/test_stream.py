@@ -12,8 +12,9 @@ from lazyshard.errors import LazyShardError, WaitTimeout
 from lazyshard.storage import list_consumers
 from lazyshard.storage.retire import retire
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
-from lazyshard_swift.position import save
-from lazyshard_swift.stream import TrainStream, open_train_stream
+from lazyshard_swift.opening import open_train_stream
+from lazyshard_swift.position_files import save
+from lazyshard_swift.stream import TrainStream
 from tests.storage.streams import foreign, produce
 from tests.swift.unit.runs import hugging_face, megatron, open_stream, plan, position
 

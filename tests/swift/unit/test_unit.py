@@ -15,7 +15,8 @@ from lazyshard.data.rank import Rank
 from lazyshard.plan import Rules
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position import Position, load, parse, save
+from lazyshard_swift.position import Position, parse
+from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.streams import produce
 from tests.swift.unit.runs import facts, hugging_face, megatron, open_stream, plan, position

@@ -1,0 +1,166 @@
+"""Which combinations of arguments work. Decisions only: no ms-swift, no torch, and of files but the names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from lazyshard.storage.files import list_names
+from lazyshard.storage.urls import is_url, stream_name, stream_path
+from lazyshard_swift.errors import refused
+from lazyshard_swift.own_checks import check_own
+from lazyshard_swift.settings import is_megatron
+
+RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
+"""Those that encode in advance, read each sample once, and take their batches from the ordinary data loader."""
+
+
+def check_combinations(args: Any) -> None:
+    """Refuses what cannot work, before anything is loaded.
+
+    Args:
+        args: the parsed arguments of a command that trains, with ``sharded_lazy`` true.
+
+    Raises:
+        SettingsRefused: with the reason and the way out.
+    """
+    _check_dataset(list(getattr(args, "dataset", None) or []))
+    _check_others(args)
+    check_own(args)
+
+
+def _check_dataset(names: list[str]) -> None:
+    if not any(names):
+        raise refused("dataset", "--sharded_lazy true takes stream directories as --dataset, none was given")
+    if len(set(map(stream_name, names))) != len(names):
+        raise refused(
+            "dataset",
+            f"--dataset {' '.join(names)}: one stream is given twice; give it once, with the sum of its weights in "
+            f"--interleave_prob",
+        )
+    for name in names:
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    if not name:
+        raise refused("dataset", "--dataset has an empty name in it: give the paths of stream directories")
+    if "\0" in name:
+        raise refused("dataset", "--dataset has a NUL character in it: give the path of a stream directory")
+    if "#" in os.path.basename(name) and (is_url(name) or not os.path.isdir(name)):
+        raise refused(
+            "dataset",
+            f"--dataset {name}: '#' takes a part of an ordinary data set; with --sharded_lazy true give the stream "
+            f"directory alone, and --train_iters or --max_steps for how much of it to train",
+        )
+    if os.path.isfile(name):
+        raise refused(
+            "dataset",
+            f"--dataset {name} is a file, --sharded_lazy true reads a stream directory. Make one of it with "
+            f"`lazyshard-producer run --source {name} --out STREAM --samples-per-chunk 1000`, or leave out "
+            f"--sharded_lazy",
+        )
+
+
+def _check_others(args: Any) -> None:
+    def on(name: str) -> Any:
+        return getattr(args, name, None)
+
+    if on("streaming"):
+        raise refused(
+            "streaming",
+            "--streaming true has rank 0 read and scatter everything, --sharded_lazy true has every rank read its own "
+            "chunks: leave out --streaming",
+        )
+    if on("cached_dataset") or on("cached_val_dataset"):
+        raise refused(
+            "cached_dataset",
+            "--cached_dataset holds data that were encoded in advance, --sharded_lazy true reads a stream: leave out "
+            "one of them",
+        )
+    if on("packing") and on("rlhf_type") is not None:
+        raise refused(
+            "packing",
+            f"--packing true with --rlhf_type {on('rlhf_type')}: packs of a stream are for sft and pt; leave it out",
+        )
+    if on("truncation_strategy") == "split":
+        raise refused(
+            "truncation_strategy",
+            "--truncation_strategy split makes several samples of one row, so the row would no longer be one sample: "
+            "split long rows where they are produced, or choose delete, left or right",
+        )
+    if (on("split_dataset_ratio") or 0) > 0:
+        raise refused(
+            "split_dataset_ratio",
+            f"--split_dataset_ratio {on('split_dataset_ratio')} takes validation samples out of the training data, "
+            f"whose end a stream does not know: give validation data of their own with --val_dataset FILE",
+        )
+    names, weights = list(on("dataset") or []), on("interleave_prob")
+    if weights and len(weights) != len(names):
+        raise refused(
+            "interleave_prob",
+            f"--interleave_prob has {len(weights)} weights for {len(names)} streams of --dataset: give one for each",
+        )
+    if len(names) > 1 and on("sharded_lazy_skip"):
+        raise refused(
+            "sharded_lazy_skip",
+            "--sharded_lazy_skip names samples of one stream, --dataset has several: leave it out, or skip in a start "
+            "on that stream alone",
+        )
+    kind = on("rlhf_type")
+    if kind is not None and kind not in RLHF_TYPES:
+        raise refused(
+            "rlhf_type",
+            f"--rlhf_type {kind} does not take encoded samples from the data loader in their order; --sharded_lazy "
+            f"true works with {', '.join(RLHF_TYPES)}, sft and pt",
+        )
+    if not is_megatron(args):
+        if (on("sequence_parallel_size") or 1) > 1:
+            raise refused(
+                "sequence_parallel_size",
+                "--sequence_parallel_size above 1 has a sampler of its own in `swift`; use `megatron sft "
+                "--context_parallel_size N --sharded_lazy true`, or leave it out",
+            )
+        if on("use_flash_ckpt"):
+            raise refused(
+                "use_flash_ckpt",
+                "--use_flash_ckpt true saves in another process, so nothing tells when a position is durable: leave "
+                "it out",
+            )
+        if on("auto_find_batch_size"):
+            raise refused(
+                "auto_find_batch_size",
+                "--auto_find_batch_size true changes the batch size in mid-run, and with it which sample comes next: "
+                "leave it out",
+            )
+        if on("ignore_data_skip") and on("resume_from_checkpoint") and not on("resume_only_model"):
+            raise refused(
+                "ignore_data_skip",
+                "--ignore_data_skip true would train samples again that the checkpoint has seen: leave it out, or "
+                "start anew from the weights with --resume_only_model true --ignore_data_skip true",
+            )
+
+
+def check_directory(directory: str) -> None:
+    """Refuses a directory that holds other things than a stream; one that is empty or not there may yet become one.
+
+    Raises:
+        SettingsRefused: naming some of what is there.
+    """
+    try:
+        names = sorted(list_names(stream_path(directory)))
+    except FileNotFoundError:
+        return
+    except OSError:
+        if is_url(directory):
+            raise
+        return
+    if not names or any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in names):
+        return
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    raise refused(
+        "dataset",
+        f"--dataset {directory}: there is no stream in it, but other files ({some}). A stream has files named "
+        f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk 1000` "
+        f"makes one",
+    )

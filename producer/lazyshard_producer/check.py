@@ -15,9 +15,9 @@ from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.ended import check_made_alike, find_end, telling_how_to_begin_anew
 from lazyshard_producer.opening import check_sources, source_kind, source_size
+from lazyshard_producer.out_directory import check_out
 from lazyshard_producer.rows.encoding import encoding_of
 from lazyshard_producer.rows.pipeline import describe
-from lazyshard_producer.run import check_out
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
 

@@ -11,7 +11,7 @@ from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.holding.limits import read_claims
 from lazyshard_producer.holding.shelf import Shelf
-from lazyshard_producer.loop import Reason
+from lazyshard_producer.loop_interfaces import Reason
 from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.wording import Tally
 
@@ -20,7 +20,7 @@ FIGURES_S: Final = 5.0
 
 
 class RunWatch:
-    """See `lazyshard_producer.loop.Watch`.
+    """See `lazyshard_producer.loop_interfaces.Watch`.
 
     Args:
         pipeline: where the rows come from.

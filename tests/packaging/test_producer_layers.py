@@ -17,7 +17,7 @@ ORDER: Final = (
     {"following"},
     {"opening"},
     {"rows", "holding", "display"},
-    {"ray", "ended", "loop"},
+    {"ray", "ended", "loop", "loop_interfaces"},
 )
 
 

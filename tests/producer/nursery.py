@@ -216,8 +216,8 @@ def _run(request: dict[str, Any], page: mmap.mmap) -> int:
     # Of a named pipe this waits for whoever writes to it.
     os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
     if request["no_answer_s"] is not None:
-        run: Any = importlib.import_module("lazyshard_producer.run")
-        run.Patience = partial(run.Patience, no_answer_s=request["no_answer_s"])
+        going: Any = importlib.import_module("lazyshard_producer.going")
+        going.Patience = partial(going.Patience, no_answer_s=request["no_answer_s"])
     signal.setitimer(signal.ITIMER_REAL, request["most_s"])
     for function in request["prepare"]:
         module, _, name = function.partition(":")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard.storage.patience import Patience
-from lazyshard_producer import run as running
+from lazyshard_producer import going
 from lazyshard_producer.configuration.settings import Settings, plain_sources
 from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
@@ -76,7 +76,7 @@ class Listening(Quiet):
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "Patience", lambda tell: Patience(tell, 0.05))
+    monkeypatch.setattr(going, "Patience", lambda tell: Patience(tell, 0.05))
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(

@@ -18,7 +18,7 @@ from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.holding.disk import SideFiles, chunk_size
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import Shelf
-from lazyshard_producer.loop import Gate, Held
+from lazyshard_producer.loop_interfaces import Gate, Held
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.found import Found
 from lazyshard_producer.shipping.object_shelf import ObjectShelf
@@ -42,7 +42,7 @@ _SLICE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SpoolFull:
-    """Why no chunk may be published now; see `lazyshard_producer.loop.Held`."""
+    """Why no chunk may be published now; see `lazyshard_producer.loop_interfaces.Held`."""
 
     reason: str
     stalled: bool
@@ -71,14 +71,14 @@ class SpoolGate:
         self._holdback = holdback
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
-        """See `lazyshard_producer.loop.Gate`."""
+        """See `lazyshard_producer.loop_interfaces.Gate`."""
         full = self._destination.full()
         if full is not None or self._holdback is None:
             return full
         return self._holdback.before_chunk(published_chunks, published_samples)
 
     def after_publish(self, published_chunks: int) -> None:
-        """See `lazyshard_producer.loop.Gate`."""
+        """See `lazyshard_producer.loop_interfaces.Gate`."""
         self._destination.announce(published_chunks)
         if self._holdback is not None:
             self._holdback.after_publish(published_chunks)

@@ -20,6 +20,7 @@ from lazyshard_swift.megatron_3 import as_in_4, extend
 from lazyshard_swift.parallel import Facts, data_parallel_rank
 from lazyshard_swift.planning import decide
 from lazyshard_swift.stream import TrainStream
+from tests.swift.defaults import DEFAULTS
 
 SAMPLES_PER_CHUNK = 4
 MICRO_BATCH = 2
@@ -127,15 +128,9 @@ def swift_args(save: Path, **changed: Any) -> SimpleNamespace:
         "context_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "data_seed": 42,
-        "sharded_lazy_shuffle_window": None,
-        "sharded_lazy_shuffle_distance": None,
-        "sharded_lazy_unit": None,
+        **DEFAULTS,
+        "sharded_lazy": True,
         "sharded_lazy_consumer": "run",
-        "sharded_lazy_on_end": "stop",
-        "sharded_lazy_skip": None,
-        "sharded_lazy_encode_cache": None,
-        "sharded_lazy_encode_cache_size": None,
-        "sharded_lazy_take_over": False,
     }
     return SimpleNamespace(**{**values, **changed})
 

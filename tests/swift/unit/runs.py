@@ -22,6 +22,7 @@ from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import is_megatron
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
+from tests.swift.defaults import DEFAULTS
 
 _load = functools.cache(swift_samplers.load)
 
@@ -30,21 +31,7 @@ class TrainArguments(SimpleNamespace):
     """Stands for ms-swift's class of this name, by which arguments of training are known."""
 
 
-_OURS = {
-    "sharded_lazy": True,
-    "sharded_lazy_samples_per_chunk": None,
-    "sharded_lazy_max_wait": 600.0,
-    "sharded_lazy_shuffle_window": None,
-    "sharded_lazy_shuffle_distance": None,
-    "sharded_lazy_unit": None,
-    "sharded_lazy_consumer": None,
-    "sharded_lazy_on_bad_sample": None,
-    "sharded_lazy_on_end": "stop",
-    "sharded_lazy_skip": None,
-    "sharded_lazy_encode_cache": None,
-    "sharded_lazy_encode_cache_size": None,
-    "sharded_lazy_take_over": False,
-}
+_OURS = DEFAULTS | {"sharded_lazy": True}
 _BOTH = {
     "dataset": ["/streams/one"],
     "output_dir": "/runs/one",

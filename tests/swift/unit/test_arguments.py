@@ -16,6 +16,7 @@ import pytest
 
 from lazyshard_swift import arguments, exits
 from lazyshard_swift.errors import SettingsRefused
+from tests.swift.defaults import DEFAULTS
 
 NAME = "stand_in_data_args"
 
@@ -117,23 +118,6 @@ def parse(kind: Any, line: str) -> Any:
     return found
 
 
-OURS = {
-    "sharded_lazy": False,
-    "sharded_lazy_samples_per_chunk": None,
-    "sharded_lazy_max_wait": 600.0,
-    "sharded_lazy_shuffle_window": None,
-    "sharded_lazy_shuffle_distance": None,
-    "sharded_lazy_unit": None,
-    "sharded_lazy_consumer": None,
-    "sharded_lazy_on_bad_sample": None,
-    "sharded_lazy_on_end": "stop",
-    "sharded_lazy_skip": None,
-    "sharded_lazy_encode_cache": None,
-    "sharded_lazy_encode_cache_size": None,
-    "sharded_lazy_take_over": False,
-}
-
-
 def ours(args: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name.startswith("sharded_lazy")}
 
@@ -142,7 +126,7 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
     args = parse(classes.SftArguments, "--dataset a b#5 c.jsonl --streaming true --data_seed 7")
     assert (args.dataset, args.seen, args.streaming) == (["a", "b#5", "c.jsonl"], ["a", "b#5", "c.jsonl"], True)
     assert (args.of_the_original(), args.template_seen) == (7, True)
-    assert ours(args) == OURS
+    assert ours(args) == DEFAULTS
     assert (installed, notices) == ([], [])
 
 
@@ -171,9 +155,9 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
 )
 def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None:
     args = parse(classes.SftArguments, f"--dataset /streams/one {line}")
-    assert ours(args) == {**OURS, "sharded_lazy": True, **expected}
+    assert ours(args) == {**DEFAULTS, "sharded_lazy": True, **expected}
     assert [type(value) for value in ours(args).values()] == [
-        type(value) for value in {**OURS, "sharded_lazy": True, **expected}.values()
+        type(value) for value in {**DEFAULTS, "sharded_lazy": True, **expected}.values()
     ]
 
 
@@ -199,7 +183,7 @@ def test_wrong_value_is_refused_by_the_parser(classes: Any, line: str, capsys: p
 def test_help_shows_every_text(classes: Any) -> None:
     parser = importlib.import_module("transformers").HfArgumentParser([classes.SftArguments])
     shown = " ".join(parser.format_help().split())
-    for name in OURS:
+    for name in DEFAULTS:
         assert f"--{name} " in shown
         field = classes.SftArguments.__dataclass_fields__[name]
         assert len(field.metadata["help"]) > 40
@@ -224,7 +208,7 @@ def test_class_passes_for_the_original(module: ModuleType) -> None:
     assert repr(kind()).startswith("DataArguments(dataset=[], data_seed=42, ")
     names = [field.name for field in dataclasses.fields(kind)]
     assert names[:2] == ["dataset", "data_seed"]
-    assert names[-len(OURS) :] == list(OURS)
+    assert names[-len(DEFAULTS) :] == list(DEFAULTS)
 
 
 def test_defaults_that_are_made_are_made_for_each(module: ModuleType) -> None:

@@ -21,7 +21,7 @@ class OpenChunks:
     as many whenever a chunk has to be opened again that was closed only just before.
 
     Several threads may share one, and it may be forked at any time: each step is atomic, so there is no lock, which a
-    fork could leave locked. Open files stay behind when it is pickled.
+    fork could leave locked. Open files stay behind when it is pickled or copied.
 
     Args:
         samples_per_chunk: rows in every chunk but possibly the last.
@@ -40,7 +40,7 @@ class OpenChunks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open files behind."""
-        return self.__dict__ | {"_chunks": {}}
+        return self.__dict__ | {"_chunks": {}, "_closed": self._closed.copy()}
 
     def __len__(self) -> int:
         return len(self._chunks)

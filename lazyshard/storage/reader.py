@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import time
@@ -97,7 +98,14 @@ class StreamReader(Waiting):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves behind what is of this process only; open files stay, too."""
-        return self.__dict__ | {"waited_s": 0.0, "chunks_opened": 0, "parent": None, "on_wait": None}
+        fresh = {
+            "_chunks": copy.copy(self._chunks),
+            "waited_s": 0.0,
+            "chunks_opened": 0,
+            "parent": None,
+            "on_wait": None,
+        }
+        return self.__dict__ | fresh
 
     @property
     def seen(self) -> Published:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import copy
 import gc
 import json
 import logging
@@ -271,6 +272,16 @@ def test_fork_reads_what_its_parent_reads(tmp_path: Path) -> None:
 
     codes = [forked(child) for _ in range(2)]
     assert (codes, list(reader)) == ([0, 0], rows(0, 9))
+
+
+def test_copied_reader_has_chunks_of_its_own(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 9))
+    copied = copy.copy(reader)
+    before = open_descriptors()
+    copied.read(0)
+    assert open_descriptors() == before + 1
+    del copied
+    assert (open_descriptors(), reader.read(0), reader.chunks_opened) == (before, {"id": 0}, 1)
 
 
 def _read_all(reader: StreamReader) -> list[dict[str, Any]]:

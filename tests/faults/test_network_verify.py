@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from scripts.verify_filesystem import main
-from scripts.verify_filesystem_judging import Line, conclude, judge
-from scripts.verify_filesystem_measuring import LOOKS, Far, Measured, measure
-from scripts.verify_filesystem_side import Side, content, version_of
+from scripts.filesystem.verify_filesystem import main
+from scripts.filesystem.verify_filesystem_judging import Line, conclude, judge
+from scripts.filesystem.verify_filesystem_measuring import LOOKS, Far, Measured, measure
+from scripts.filesystem.verify_filesystem_side import Side, content, version_of
 from tests.faults.network import CACHED, DEFAULT, Share, why_not
 from tests.producer.commands import ROOT
 
@@ -150,7 +150,7 @@ def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.verify_filesystem_side._CLOSING_S", 0.01)
+    monkeypatch.setattr("scripts.filesystem.verify_filesystem_side._CLOSING_S", 0.01)
     near = Side(str(tmp_path))
     near.make_folder("mine")
     (tmp_path / "mine" / "somebody's").mkdir()
@@ -167,8 +167,10 @@ class Broken(Side):
 
 
 def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.verify_filesystem_measuring.Side", Broken)
-    with Far([sys.executable, str(ROOT / "scripts" / "verify_filesystem_side.py"), str(tmp_path)]) as far:
+    monkeypatch.setattr("scripts.filesystem.verify_filesystem_measuring.Side", Broken)
+    with Far(
+        [sys.executable, str(ROOT / "scripts" / "filesystem" / "verify_filesystem_side.py"), str(tmp_path)]
+    ) as far:
         measured = measure(str(tmp_path), far, 20.0)
     assert measured.storm["missing"] > 0
     assert conclude(judge(measured))[0] == 3
@@ -177,7 +179,7 @@ def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.M
 def test_two_folders_that_are_not_the_same_are_told_from_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scripts.verify_filesystem_measuring.ENTER_S", 0.1)
+    monkeypatch.setattr("scripts.filesystem.verify_filesystem_measuring.ENTER_S", 0.1)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 4

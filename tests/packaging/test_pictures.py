@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lazyshard.plan import Course, Part, Rules
-from scripts.draw_pictures import PICTURES
+from scripts.pictures.draw_pictures import PICTURES
 from tests.packaging.test_import_directions import ROOT
 
 FOLDER: Final = ROOT / "docs" / "pictures"

@@ -21,7 +21,7 @@ import yaml
 import lazyshard
 import lazyshard.data
 import lazyshard.storage
-from scripts.site_hooks import with_site_links
+from scripts.pages.site_hooks import with_site_links
 from tests.cli.chromium import needs_chromium, screenshot
 from tests.packaging.test_import_directions import ROOT
 

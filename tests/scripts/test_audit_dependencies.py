@@ -24,7 +24,7 @@ SKIPPED: Final = {"name": "torch", "skip_reason": "Dependency not found on PyPI 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_dependencies", ROOT / "scripts/audit_dependencies.py")
+    spec = importlib.util.spec_from_file_location("audit_dependencies", ROOT / "scripts/checks/audit_dependencies.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Before it runs: its dataclass looks for its module by name.

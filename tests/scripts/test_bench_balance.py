@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lazyshard.plan.balance import Cost
-from scripts.bench_balance import group, main, padded, read
-from scripts.bench_balance_megatron import cp_balanced, cp_balanced_costs, dp_balanced_costs
+from scripts.benchmarks.bench_balance import group, main, padded, read
+from scripts.benchmarks.bench_balance_megatron import cp_balanced, cp_balanced_costs, dp_balanced_costs
 
 TOKENS = Cost(1.0, 0.0).of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scripts import bench_encode_features as features
-from scripts.bench_encode import failures, ratios, spread
+from scripts.benchmarks import bench_encode_features as features
+from scripts.benchmarks.bench_encode import failures, ratios, spread
 
 
 def test_ratios_are_taken_round_by_round() -> None:

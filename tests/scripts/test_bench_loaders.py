@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_loaders, bench_loaders_rounds
-from scripts.bench_loaders_cases import Settings
-from scripts.bench_loaders_data import Data, make_data
-from scripts.bench_loaders_peers import LOADERS, Loader, LoaderFailed, Taken, WrongRows, checked, run_process
-from scripts.bench_loaders_process import MODULES, count, count_batches, read
-from scripts.bench_loaders_report import case_table, loader_table, ratio_table, ratios, worse
-from scripts.bench_loaders_rounds import Found, Key, Rounds
-from scripts.bench_loaders_tree import Memory, end, members, memory, processor_s, rollup_memory, stat_fields
+from scripts.benchmarks import bench_loaders, bench_loaders_rounds
+from scripts.benchmarks.bench_loaders_cases import Settings
+from scripts.benchmarks.bench_loaders_data import Data, make_data
+from scripts.benchmarks.bench_loaders_peers import LOADERS, Loader, LoaderFailed, Taken, WrongRows, checked, run_process
+from scripts.benchmarks.bench_loaders_process import MODULES, count, count_batches, read
+from scripts.benchmarks.bench_loaders_report import case_table, loader_table, ratio_table, ratios, worse
+from scripts.benchmarks.bench_loaders_rounds import Found, Key, Rounds
+from scripts.benchmarks.bench_loaders_tree import Memory, end, members, memory, processor_s, rollup_memory, stat_fields
 
 OURS = next(loader for loader in LOADERS if loader.name == "lazyshard")
 FLOOR = next(loader for loader in LOADERS if loader.name == "orjson")
@@ -278,8 +278,9 @@ def test_processor_time_of_workers_counts_while_they_run() -> None:
 
 
 def test_no_other_loader_reads_with_ours() -> None:
-    modules = sorted({f"scripts.bench_loaders_{module}" for name, module in MODULES.items() if "lazyshard" not in name})
-    code = f"import sys, {', '.join(modules)}, scripts.bench_loaders_process; print('lazyshard' in sys.modules)"
+    read = sorted({module for name, module in MODULES.items() if "lazyshard" not in name})
+    modules = [f"scripts.benchmarks.bench_loaders_{module}" for module in [*read, "process"]]
+    code = f"import sys, {', '.join(modules)}; print('lazyshard' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 

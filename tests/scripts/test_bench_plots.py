@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts import bench
-from scripts.bench_figures import BENCHMARKS, Figure, figures_of, markdown, number, with_unit
-from scripts.bench_plots import OTHERS, OURS, draw, groups_of
+from scripts.benchmarks import bench
+from scripts.benchmarks.bench_figures import BENCHMARKS, Figure, figures_of, markdown, number, with_unit
+from scripts.benchmarks.bench_plots import OTHERS, OURS, draw, groups_of
 
 LINES: dict[str, dict[str, Any]] = {
     "read": {

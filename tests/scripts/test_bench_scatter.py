@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from scripts.bench_scatter import main, make_data
-from scripts.bench_scatter_figures import DISPATCHER, OURS, Data, Figures, Pass, by_ranks, figures, results
-from scripts.bench_scatter_model import Line, each_round, failures, fit_constant, fit_line, misfit
+from scripts.benchmarks.bench_scatter import main, make_data
+from scripts.benchmarks.bench_scatter_figures import DISPATCHER, OURS, Data, Figures, Pass, by_ranks, figures, results
+from scripts.benchmarks.bench_scatter_model import Line, each_round, failures, fit_constant, fit_line, misfit
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DATA: Final = Data("A", Path("A"), batch=2, steps=2)
@@ -154,7 +154,7 @@ def test_a_run_over_real_ranks_tells_what_it_found(tmp_path: Path) -> None:
         except metadata.PackageNotFoundError:
             pytest.skip(f"not installed: {name} (see scripts/environment)")
     facts = tmp_path / "facts.json"
-    command = [sys.executable, str(ROOT / "scripts/bench_scatter.py"), "--ranks", "2", "3", "--steps", "3"]
+    command = [sys.executable, str(ROOT / "scripts/benchmarks/bench_scatter.py"), "--ranks", "2", "3", "--steps", "3"]
     command += ["--rounds", "1", "--dir", str(tmp_path), "--json", str(facts)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

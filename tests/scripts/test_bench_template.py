@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from scripts.bench_template import Shares, failures, main, report, run, shares
+from scripts.benchmarks.bench_template import Shares, failures, main, report, run, shares
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -71,7 +71,7 @@ def test_a_run_with_a_real_template_tells_what_it_found(tmp_path: Path) -> None:
         except metadata.PackageNotFoundError:
             pytest.skip(f"not installed: {name} (see scripts/environment)")
     facts = tmp_path / "facts.json"
-    command = [sys.executable, str(ROOT / "scripts/bench_template.py"), "--samples", "16", "--rows", "1200"]
+    command = [sys.executable, str(ROOT / "scripts/benchmarks/bench_template.py"), "--samples", "16", "--rows", "1200"]
     command += ["--rounds", "1", "--dir", str(tmp_path), "--json", str(facts)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr

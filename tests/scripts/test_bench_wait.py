@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter
-from scripts.bench_wait_idle import count_calls, make_stream, measure_asking, measure_idle
-from scripts.bench_wait_latency import PER_CHUNK, Case, line_of, measure_latency
-from scripts.bench_wait_memory import Case as Stream
-from scripts.bench_wait_memory import growth, growth_by_rows, measure_memory
-from scripts.bench_wait_ranks import Rank, close_all
+from scripts.benchmarks.bench_wait_idle import count_calls, make_stream, measure_asking, measure_idle
+from scripts.benchmarks.bench_wait_latency import PER_CHUNK, Case, line_of, measure_latency
+from scripts.benchmarks.bench_wait_memory import Case as Stream
+from scripts.benchmarks.bench_wait_memory import growth, growth_by_rows, measure_memory
+from scripts.benchmarks.bench_wait_ranks import Rank, close_all
 
 STRACE = """\
 17 99.900000 openat(AT_FDCWD, "/s/head.json", O_RDONLY) = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import count_reads
+from scripts.checks import count_reads
 
 
 def counted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[list[str]]:

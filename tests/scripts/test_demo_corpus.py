@@ -4,7 +4,7 @@ import json
 import sysconfig
 from pathlib import Path
 
-from scripts.demo_corpus import Entry, collect, entries, modules, row, write_corpus
+from scripts.demonstration.demo_corpus import Entry, collect, entries, modules, row, write_corpus
 
 SOURCE = '''
 import nothing_that_exists

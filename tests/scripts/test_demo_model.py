@@ -2,7 +2,7 @@
 
 import torch
 
-from scripts.demo_model import CONTEXT, ByteModel, collate, encode
+from scripts.demonstration.demo_model import CONTEXT, ByteModel, collate, encode
 
 
 def test_a_batch_is_padded_and_its_targets_are_the_next_bytes() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from scripts.demo import bar
-from scripts.demo_report import Findings, RankFindings, check, count, ends, ranges
+from scripts.demonstration.demo import bar
+from scripts.demonstration.demo_report import Findings, RankFindings, check, count, ends, ranges
 
 SOURCE = list(range(11))
 CHUNKS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo_processes import exit_text, first_failed_rank
-from scripts.demo_settings import FolderRefused, parse, take_folder
+from scripts.demonstration.demo_processes import exit_text, first_failed_rank
+from scripts.demonstration.demo_settings import FolderRefused, parse, take_folder
 
 
 def test_options_have_defaults_that_make_a_short_run() -> None:

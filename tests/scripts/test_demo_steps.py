@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripts.demo_steps import Finish, Step, StepFile, finish_line, step_line
+from scripts.demonstration.demo_steps import Finish, Step, StepFile, finish_line, step_line
 
 ONE = Step([0, 1], 5.5, 0.25, 100.0, 40)
 TWO = Step([2, 3], 5.25, 0.0, 101.0, 60)

@@ -22,8 +22,20 @@ def test_every_module_belongs_to_a_command_or_is_named() -> None:
     named = set(re.findall(r"`(\w+\.py)`", page()))
     strays = [
         path.name
-        for path in sorted(SCRIPTS.glob("*.py"))
+        for path in sorted(SCRIPTS.rglob("*.py"))
         if path.name not in named and not any(path.name.startswith(command) for command in COMMANDS)
     ]
     assert strays == []
-    assert [name for name in sorted(named) if not (SCRIPTS / name).exists()] == []
+    assert [name for name in sorted(named) if not list(SCRIPTS.rglob(name))] == []
+
+
+def test_every_folder_is_named_and_only_commands_lie_beside_them() -> None:
+    folders = {path.name for path in SCRIPTS.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert [name for name in sorted(folders) if f"`{name}`" not in page()] == []
+    files = {path.name for path in SCRIPTS.iterdir() if path.is_file()}
+    assert sorted(files - set(COMMANDS)) == [
+        "README.md",
+        "constraints-swift.txt",
+        "constraints-swift3.txt",
+        "constraints.txt",
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import second_try
+from scripts.checks import second_try
 
 ONE, TWO, THREE, FOUR = (f"tests/data/test_a.py::test_{name}" for name in ("four", "one", "three", "two"))
 

@@ -12,16 +12,16 @@ import pytest
 from lazyshard.storage import Published
 from lazyshard.storage.inspection_shuffle import Reading, report_shuffle
 from lazyshard_producer.configuration.settings import Amount
-from scripts import simulate_sweep
-from scripts.simulate import main
-from scripts.simulate_disk import disk_use
-from scripts.simulate_files import count_files
-from scripts.simulate_model import simulate
-from scripts.simulate_producer import Producer, first_look
-from scripts.simulate_reading import all_openings, loaded_step_s, openings
-from scripts.simulate_report import lines, outcome
-from scripts.simulate_setting import Setting
-from scripts.simulate_shuffle import shuffle_quality
+from scripts.simulation import simulate_sweep
+from scripts.simulation.simulate import main
+from scripts.simulation.simulate_disk import disk_use
+from scripts.simulation.simulate_files import count_files
+from scripts.simulation.simulate_model import simulate
+from scripts.simulation.simulate_producer import Producer, first_look
+from scripts.simulation.simulate_reading import all_openings, loaded_step_s, openings
+from scripts.simulation.simulate_report import lines, outcome
+from scripts.simulation.simulate_setting import Setting
+from scripts.simulation.simulate_shuffle import shuffle_quality
 
 # 2 ranks, chunks of 4 rows, one every half second; a stripe is 2 chunks, of which 2 steps are trained.
 SMALL = Setting(

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Amount
-from scripts.simulate_disk import disk_use, done_chunks
-from scripts.simulate_model import Timeline, simulate
-from scripts.simulate_polling import Found, Polls
-from scripts.simulate_producer import first_look
-from scripts.simulate_setting import Setting
+from scripts.simulation.simulate_disk import disk_use, done_chunks
+from scripts.simulation.simulate_model import Timeline, simulate
+from scripts.simulation.simulate_polling import Found, Polls
+from scripts.simulation.simulate_producer import first_look
+from scripts.simulation.simulate_setting import Setting
 
 
 @st.composite

@@ -1,0 +1,319 @@
+"""What scripts/verify_filesystem measures: changes on the near side, and when and how the far side sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from scripts.filesystem.verify_filesystem_side import Side, error_name
+
+REPLACEMENTS: Final = 200
+"""Enough that a replacement in two steps, with a moment of nothing in between, is met."""
+
+RACES: Final = 20
+NAME_LENGTHS: Final = (255, 226, 143, 100, 64)
+"""255 is what most have; 226 what the longest name of a consumer takes, 64 what a stream without one does."""
+
+ENTER_S: Final = 15.0
+"""A folder that was just made, under a name that nobody has asked for, shows at once on anything usable."""
+
+
+class FarSilent(Exception):
+    """The far side did not answer."""
+
+
+class NotTheSame(Exception):
+    """The two folders are not the same one."""
+
+
+class Far:
+    """The far side: a process that serves `Side`, here or on another machine. A context manager.
+
+    Args:
+        command: starts it, with its standard input and output led here.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+
+    def __enter__(self) -> Far:
+        """Starts it."""
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it: a far side whose input ends has nothing left to do."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        # Of one that has died something may be left to write.
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def ask(self, *question: Any) -> None:
+        """Asks for an operation; `answer` waits for it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except OSError as cause:
+            raise FarSilent(self._why()) from cause
+
+    def answer(self) -> Any:
+        """Returns what the last question gave.
+
+        Raises:
+            OSError: the filesystem refused there.
+            FarSilent: there is no answer.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise FarSilent(f"{self._why()}{': it said ' + line.strip() if line.strip() else ''}") from None
+        if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
+            raise FarSilent(f"{self._why()}: it said {line.strip()}")
+        if "error" in answer:
+            raise OSError(0, answer["error"])
+        return answer["done"]
+
+    def do(self, *question: Any) -> Any:
+        """Asks and waits."""
+        self.ask(*question)
+        return self.answer()
+
+    def _why(self) -> str:
+        return f"no answer from the other side ({' '.join(self._command)})"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found. Seconds count from the end of the change; None is longer than was waited for.
+
+    Attributes:
+        waited_s: how long was waited for what did not show.
+        near: type of the filesystem on the near side.
+        far: of that on the far side.
+        round_trip_s: what a question to the far side and its answer take; part of all seconds below.
+        seen: by label the seconds until the far side saw a change; see `LOOKS`.
+        torn: looks, of all these, that found a renamed file cut or mixed.
+        errors: by name the other errors of these looks.
+        storm: what a reader met while a file was replaced again and again; see `Side.storm`.
+        rename: the error of renaming over an existing file, empty for none.
+        won_once: names, of `RACES` that both sides tried to create exclusively, that just one of them did.
+        linked_over: whether a second hard link took the place of a name that was there; None where there are none.
+        locks: by kind "holds", "does not hold" or the error, between the two sides.
+        sync_file: the error of syncing a file, empty for none.
+        sync_folder: of syncing a directory.
+        unlinked: what the far side gets from a file that it holds open and the near side has removed: "read on", "cut"
+            or the error.
+        replaced: the same for one that was replaced; "read on" is the old content.
+        longest_name: the largest of `NAME_LENGTHS` that a name may have, in bytes.
+    """
+
+    waited_s: float
+    near: str = ""
+    far: str = ""
+    round_trip_s: float = 0.0
+    seen: dict[str, float | None] = field(default_factory=dict)
+    torn: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    storm: dict[str, Any] = field(default_factory=dict)
+    rename: str = ""
+    won_once: int = RACES
+    linked_over: bool | None = False
+    locks: dict[str, str] = field(default_factory=dict)
+    sync_file: str = ""
+    sync_folder: str = ""
+    unlinked: str = "read on"
+    replaced: str = "read on"
+    longest_name: int = NAME_LENGTHS[0]
+
+
+LOOKS: Final[dict[str, tuple[str, str, int]]] = {
+    "new, by open": ("open", "fresh/new", 7),
+    "new, by open, asked for before": ("open", "asked/new", 7),
+    "new, by stat, asked for before": ("stat", "stat/new", 7),
+    "new, by listing": ("list", "list/new", 7),
+    "replaced, by open": ("open", "replaced/file", 9),
+    "replaced, by stat": ("stat", "replaced-stat/file", 9),
+    "grown, by open": ("open", "grown/file", 9),
+    "grown, by stat": ("stat", "grown-stat/file", 9),
+}
+"""Each in a folder of its own, so that one way of looking does not refresh what another one has cached."""
+
+
+def measure(folder: str, far: Far, longest: float) -> Measured:
+    """Measures everything, in a folder made and removed below the given one. Takes about as long as the slowest sight.
+
+    Args:
+        folder: on the near side.
+        far: the far side.
+        longest: how many seconds to wait for what does not show.
+
+    Raises:
+        FarSilent, NotTheSame: see there.
+        OSError: a folder cannot be made or written.
+    """
+    near = Side(folder)
+    name = f".verify_filesystem-{secrets.token_hex(4)}"
+    kinds = near.hello(), far.do("hello")
+    near.make_folder(name)
+    try:
+        if not far.do("enter", name, ENTER_S):
+            raise NotTheSame(
+                f"what was made in {folder} does not show on the other side within {ENTER_S:.0f} s: are both the "
+                f"same folder?"
+            )
+        started = time.monotonic()
+        far.do("look", "list", "nothing")
+        round_trip = time.monotonic() - started
+        rename = _error(near, "put", "rename", 1) or _error(near, "put", "rename", 2)
+        if rename:
+            return Measured(longest, *kinds, round_trip, rename=rename)
+        seen, torn, errors = _sights(near, far, longest)
+        return Measured(
+            longest,
+            *kinds,
+            round_trip,
+            seen=seen,
+            torn=torn,
+            errors=errors,
+            storm=_storm(near, far, longest),
+            won_once=_races(near, far),
+            linked_over=_linked_over(near, far),
+            locks={kind: _lock(near, far, kind) for kind in ("flock", "fcntl")},
+            sync_file=_error(near, "sync_file", "sync"),
+            sync_folder=_error(near, "sync_folder"),
+            unlinked=_held(near, far, "unlinked", removed=True),
+            replaced=_held(near, far, "held", removed=False),
+            longest_name=near.longest_name(NAME_LENGTHS),
+        )
+    finally:
+        # What is left does no harm, and its name says whose it was.
+        with contextlib.suppress(FarSilent, OSError):
+            far.do("clear")
+        for path in near.clear()[-1:]:
+            held = ", ".join(sorted(os.listdir(path))) or "nothing that this side can see"
+            print(f"{path} could not be removed whole: remove it by hand (it holds {held})", file=sys.stderr)
+
+
+def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | None], int, dict[str, int]]:
+    for _, name, _ in LOOKS.values():
+        near.make_sub_folder(name.partition("/")[0])
+    for kind, name, _ in LOOKS.values():
+        if name.startswith("grown"):
+            near.begin(name, 9)
+        elif name.endswith("/file"):
+            near.put(name, 3)
+        # The far side has asked, so that it holds what its caches hold: nothing, or the old content. Of one new file
+        # it knows not even the name.
+        if name != "fresh/new":
+            far.do("look", kind, name)
+    changed: dict[str, float] = {}
+    for label, (_, name, version) in LOOKS.items():
+        near.answer("grow" if name.startswith("grown") else "put", [name, version])
+        changed[label] = time.monotonic()
+    asked = time.monotonic()
+    found = far.do("watch", LOOKS, longest)
+    seen: dict[str, float | None] = {}
+    errors: dict[str, int] = {}
+    torn = 0
+    for label, state in found.items():
+        seen[label] = None if state["seconds"] is None else asked - changed[label] + state["seconds"]
+        if not label.startswith("grown"):
+            torn += state["torn"]
+        for name, count in state["errors"].items():
+            errors[name] = errors.get(name, 0) + count
+    return seen, torn, errors
+
+
+def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:
+    near.put("storm", 1)
+    far.do("look", "open", "storm")
+    far.ask("storm", "storm", REPLACEMENTS, longest)
+    for version in range(2, REPLACEMENTS + 1):
+        near.put("storm", version)
+    counts: dict[str, Any] = far.answer()
+    return counts
+
+
+def _races(near: Side, far: Far) -> int:
+    once = 0
+    for number in range(RACES):
+        far.ask("create", f"race-{number}")
+        won = near.create(f"race-{number}")
+        once += bool(far.answer()) != won
+    return once
+
+
+def _linked_over(near: Side, far: Far) -> bool | None:
+    # The far side remembers that the name is not there: what counts is what the server says.
+    far.do("look", "stat", "linked")
+    near.put("linked-near", 1)
+    far.do("put", "linked-far", 2)
+    try:
+        far.do("link", "linked-far", "linked-again")
+        near.link("linked-near", "linked")
+    except OSError:
+        return None
+    try:
+        far.do("link", "linked-far", "linked")
+    except OSError:
+        return False
+    return True
+
+
+def _lock(near: Side, far: Far, kind: str) -> str:
+    name = f"lock-{kind}"
+    try:
+        if not near.lock(kind, name):
+            return "does not hold"
+        try:
+            return "does not hold" if far.do("lock", kind, name) else "holds"
+        finally:
+            near.let_go(name)
+            far.do("let_go", name)
+    except OSError as error:
+        return _name(error)
+
+
+def _held(near: Side, far: Far, name: str, *, removed: bool) -> str:
+    near.put(name, 5)
+    try:
+        far.do("hold", name)
+        if removed:
+            near.remove(name)
+        else:
+            near.put(name, 6)
+        return "read on" if far.do("read_held", name) == 5 else "cut"
+    except OSError as error:
+        return _name(error)
+    finally:
+        far.do("let_go", name)
+
+
+def _error(side: Side, operation: str, *arguments: Any) -> str:
+    try:
+        side.answer(operation, arguments)
+    except OSError as error:
+        return _name(error)
+    return ""
+
+
+def _name(error: OSError) -> str:
+    # Of the far side's errors only the name comes here.
+    return error_name(error) if error.errno else str(error.strerror)

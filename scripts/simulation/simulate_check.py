@@ -1,0 +1,151 @@
+"""Predictions beside real runs: at each number of ranks one that the training limits and one that the producer limits.
+
+The simulation is told what a step took in the same run, waits left out: these ranks only sleep, but a busy machine lets
+them sleep for longer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lazyshard_producer.configuration.settings import Amount
+from scripts.simulation.simulate_real import Measured, measure
+from scripts.simulation.simulate_report import outcome
+from scripts.simulation.simulate_setting import Setting
+
+_BUSY: Final = 1.25
+"""Where sleeping takes so many times as long as it was asked to, what is measured is other people's work."""
+
+_COMMON: Final[dict[str, Any]] = {
+    "batch": 4,
+    "step_seconds": 0.1,
+    "workers": 0,
+    "latency_s": 0.0,
+    "row_bytes": 200,
+    "retain": "consumed",
+    "checkpoint_steps": 10,
+}
+
+
+def _ahead(chunks: int) -> Amount:
+    return Amount(number=chunks, unit="chunks")
+
+
+CASES: Final[tuple[Setting, ...]] = tuple(
+    Setting(**(_COMMON | case))
+    for case in (
+        {"ranks": 2, "samples_per_chunk": 20, "rows": 640, "producer_rate": 200.0, "max_ahead": _ahead(6)},
+        {"ranks": 2, "samples_per_chunk": 20, "rows": 400, "producer_rate": 50.0},
+        {
+            "ranks": 4,
+            "samples_per_chunk": 20,
+            "rows": 1280,
+            "producer_rate": 400.0,
+            "max_ahead": _ahead(16),
+            "window": 2,
+        },
+        {"ranks": 4, "samples_per_chunk": 25, "rows": 800, "producer_rate": 100.0, "woken": True},
+        {"ranks": 8, "samples_per_chunk": 20, "rows": 2560, "producer_rate": 800.0, "head_start": 320},
+        {"ranks": 8, "samples_per_chunk": 10, "rows": 1600, "producer_rate": 200.0, "window": 2},
+    )
+)
+
+
+class Comparison(NamedTuple):
+    """A figure of one case.
+
+    Attributes:
+        name: which.
+        predicted: by the simulation.
+        measured: in the real run.
+        allowed: how far they may be apart.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    allowed: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether they are no further apart."""
+        return abs(self.predicted - self.measured) <= self.allowed
+
+    @property
+    def error(self) -> float | None:
+        """Of the prediction, as a share of what was measured; None where that is 0."""
+        return None if not self.measured else (self.predicted - self.measured) / self.measured
+
+
+def compare(measured: Measured, tolerance: float) -> list[Comparison]:
+    """Returns the prediction for a run beside what was measured.
+
+    Besides the tolerance each figure may be off by what processes take to start, and by what one event more or less
+    comes to: half a second, a twentieth of the time stalled, two chunks, ten looks and two of each rank.
+    """
+    found = outcome(measured.setting)
+    timeline, ranks = found.timeline, measured.setting.ranks
+    return [
+        Comparison(name, predicted, real, tolerance * real + besides)
+        for name, predicted, real, besides in (
+            ("first step, s", timeline.first_step_s, measured.first_step_s, 0.5),
+            ("last step, s", timeline.end_s, measured.end_s, 0.5),
+            ("stalled, s", timeline.stalled_s, measured.stalled_s, 0.05 * measured.end_s),
+            ("share stalled", timeline.stall_share, measured.stall_share, 0.05),
+            ("disk peak, chunks", found.disk.peak_chunks, measured.peak_chunks, 2.0),
+            ("opens of head.json", found.files.looks, measured.head_opens, 10.0 + 2.0 * ranks),
+            ("opens of chunks", found.files.chunk_opens, measured.chunk_opens, 0.0),
+        )
+    ]
+
+
+def describe(setting: Setting) -> str:
+    """Returns a case in words."""
+    ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead.number}"
+    head = "" if not setting.head_start else f", {setting.head_start} of them in advance"
+    return (
+        f"{setting.ranks} ranks of {setting.batch} rows a step of {1000 * setting.step_seconds:.0f} ms; "
+        f"{setting.rows} rows at {setting.producer_rate:g} a second{head}; {setting.samples_per_chunk} a chunk, window "
+        f"{setting.window}{ahead}, {'woken' if setting.woken else 'polling'}"
+    )
+
+
+def lines(comparisons: Iterable[Comparison]) -> Iterator[str]:
+    """Yields a table."""
+    yield f"  {'':20}{'predicted':>11}{'measured':>11}{'off by':>9}"
+    for one in comparisons:
+        digits = 0 if one.predicted == int(one.predicted) and one.measured == int(one.measured) else 3
+        error = "-" if one.error is None else f"{one.error:+.1%}"
+        verdict = "" if one.fits else f"   more than {one.allowed:.3g}"
+        yield f"  {one.name:20}{one.predicted:>11,.{digits}f}{one.measured:>11,.{digits}f}{error:>9}{verdict}"
+
+
+def check(
+    cases: Iterable[Setting], place: Path | None, tolerance: float, say: Callable[[str], None]
+) -> list[tuple[Setting, list[Comparison]]]:
+    """Runs cases for real and compares them with their predictions.
+
+    Args:
+        cases: what to run.
+        place: where to put the streams; None for a temporary folder.
+        tolerance: share of what was measured by which a prediction may be off.
+        say: is given each line of the report as soon as it is known.
+
+    Raises:
+        RealRunFailed: a real run did not do its work.
+    """
+    found = []
+    for case in cases:
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            real = measure(case, Path(folder))
+        comparisons = compare(real, tolerance)
+        found.append((real.setting, comparisons))
+        say(f"\n{describe(real.setting)}")
+        for line in lines(comparisons):
+            say(line)
+        if real.setting.step_seconds > _BUSY * case.step_seconds:
+            say(f"  this machine is busy: a step of {1000 * case.step_seconds:.0f} ms took longer; so may all else")
+    return found

@@ -1,0 +1,223 @@
+"""A real run of a setting: the producer's own command, and a process for each rank.
+
+What is measured is what the simulation predicts. The clock begins with the producer's word in `head.json` that so many
+rows are published as the setting's head start says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from lazyshard.errors import HeadInvalid
+from lazyshard.format import Head
+from lazyshard.format.names import HEAD, SEAL_SUFFIX
+from lazyshard_producer.configuration.quantities import show_amount
+from scripts.simulation.simulate_rank import CONSUMER, LONGEST_S, Trained, rank_process
+from scripts.simulation.simulate_setting import Setting
+
+_LOOK_S: Final = 0.002
+
+
+class RealRunFailed(Exception):
+    """A real run did not do its work; says what happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a real run was like; see `scripts.simulation.simulate_report.Outcome` for the meaning of each.
+
+    Attributes:
+        setting: what was run, with the head start that there was, and what a step took on average but for the waits:
+            these ranks sleep, and a busy machine lets them sleep for longer.
+        first_step_s: when the first step began.
+        end_s: when the last step ended.
+        stalled_s: seconds before the first step, and from then on those of whoever waited for longest.
+        peak_chunks: the most chunks on disk at a time.
+        head_opens: by all ranks.
+        chunk_opens: likewise.
+    """
+
+    setting: Setting
+    first_step_s: float
+    end_s: float
+    stalled_s: float
+    peak_chunks: int
+    head_opens: int
+    chunk_opens: int
+
+    @property
+    def stall_share(self) -> float:
+        """As a share of the time until the end."""
+        return self.stalled_s / self.end_s
+
+
+class Stock(FileSystemEventHandler):
+    """Counts the seals in a directory as they come and go, by the filesystem's own word."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.peak = 0
+        self._lock = threading.Lock()
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Called by watchdog's thread."""
+        name = str(event.dest_path or event.src_path)
+        if not name.endswith(SEAL_SUFFIX) or event.event_type not in ("created", "moved", "deleted"):
+            return
+        with self._lock:
+            if event.event_type == "deleted":
+                self.there.discard(name)
+            else:
+                self.there.add(name)
+            self.peak = max(self.peak, len(self.there))
+
+
+def measure(setting: Setting, place: Path) -> Measured:
+    """Runs a setting in an empty directory, and checks that every row was trained once.
+
+    Raises:
+        RealRunFailed: a process has failed or took too long, or rows are missing.
+    """
+    stream, log, stock = place / "stream", place / "producer.log", Stock()
+    stream.mkdir()
+    source = _write_source(setting, place)
+    with (
+        _ranks(setting, stream) as start,
+        _watched(stock, stream),
+        _producing(setting, source, stream, log) as producer,
+    ):
+        head, began = _await_head(setting, stream, producer, log)
+        trained = start()
+        if producer.wait(LONGEST_S):
+            raise RealRunFailed(f"the producer ended with {producer.returncode}: {_tail(log)}")
+    return _judge(replace(setting, head_start=head.samples), trained, began, stock.peak)
+
+
+@contextlib.contextmanager
+def _ranks(setting: Setting, stream: Path) -> Iterator[Callable[[], list[Trained]]]:
+    """Makes the processes of all ranks, before there is any thread; gives what starts them and awaits their answers."""
+    context = multiprocessing.get_context("fork")
+    go, barrier = context.Event(), context.Barrier(setting.ranks)
+    pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
+    ranks = [
+        context.Process(target=rank_process, args=(setting, stream, rank, go, barrier, pipe[1]), daemon=True)
+        for rank, pipe in enumerate(pipes)
+    ]
+    for rank in ranks:
+        rank.start()
+
+    def start() -> list[Trained]:
+        go.set()
+        return [_answer(pipe[0]) for pipe in pipes]
+
+    try:
+        yield start
+    except BaseException:
+        for rank in ranks:
+            rank.terminate()
+        raise
+    finally:
+        for rank in ranks:
+            rank.join(LONGEST_S)
+
+
+def _judge(setting: Setting, trained: list[Trained], started: float, peak: int) -> Measured:
+    ids = sorted(number for one in trained for number in one.ids)
+    wanted = setting.steps * setting.step_rows
+    if len(ids) != wanted or len(set(ids)) != wanted or ids[0] < 0 or ids[-1] >= setting.rows:
+        raise RealRunFailed(f"expected {wanted} different rows of [0, {setting.rows}), found {len(set(ids))}")
+    first = max(one.began[0] for one in trained) - started
+    end = max(one.ended_s for one in trained) - started
+    # At each step the slowest rank decides.
+    stalled = first + sum(map(max, zip(*(one.waited[1:] for one in trained), strict=True)))
+    return Measured(
+        setting=replace(setting, step_seconds=(end - stalled) / setting.steps),
+        first_step_s=first,
+        end_s=end,
+        stalled_s=stalled,
+        peak_chunks=peak,
+        head_opens=sum(one.opens.get("head", 0) for one in trained),
+        chunk_opens=sum(one.opens.get("chunk", 0) for one in trained),
+    )
+
+
+def _write_source(setting: Setting, place: Path) -> Path:
+    path = place / "rows.jsonl"
+    with path.open("wb") as file:
+        for number in range(setting.rows):
+            file.write(_row(setting, number) + b"\n")
+    return path
+
+
+def _row(setting: Setting, number: int) -> bytes:
+    row = b'{"id":%d,"text":"' % number
+    return row + b"x" * max(0, setting.row_bytes - len(row) - 3) + b'"}'
+
+
+@contextlib.contextmanager
+def _watched(stock: Stock, directory: Path) -> Iterator[None]:
+    observer = Observer()
+    observer.schedule(stock, str(directory), recursive=False)
+    observer.start()
+    try:
+        yield
+    finally:
+        observer.stop()
+        observer.join()
+
+
+@contextlib.contextmanager
+def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "lazyshard_producer", "run", "--source", str(source), "--out", str(stream)]
+    command += ["--samples-per-chunk", str(setting.samples_per_chunk), "--rate", str(setting.producer_rate)]
+    command += ["--retain", setting.retain, "--no-progress"]
+    if setting.retain == "consumed":
+        command += ["--consumers", CONSUMER]
+    if setting.max_ahead is not None:
+        command += ["--max-ahead", show_amount(setting.max_ahead).replace(",", "").replace(" ", "")]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes], log: Path) -> tuple[Head, float]:
+    """Returns the head that tells of the head start, and when it was written by the monotonic clock."""
+    until = time.monotonic() + LONGEST_S
+    while time.monotonic() < until:
+        with contextlib.suppress(FileNotFoundError, HeadInvalid):
+            head = Head.decode((stream / HEAD).read_bytes())
+            if head.samples >= setting.head_start:
+                return head, time.monotonic() - (time.time() - head.updated_at)
+        if producer.poll():
+            break
+        time.sleep(_LOOK_S)
+    raise RealRunFailed(f"the producer published no {setting.head_start} rows: {_tail(log)}")
+
+
+def _answer(pipe: Connection) -> Trained:
+    if not pipe.poll(LONGEST_S):
+        raise RealRunFailed(f"a rank did not finish within {LONGEST_S:.0f} s")
+    found = pipe.recv()
+    if isinstance(found, Trained):
+        return found
+    raise RealRunFailed(str(found))
+
+
+def _tail(log: Path) -> str:
+    return " ".join(log.read_text(errors="replace").split()[-60:])

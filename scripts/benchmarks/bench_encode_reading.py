@@ -1,9 +1,9 @@
 """One process of `scripts/bench_encode`'s features: writes the arrays in one form, or reads them all.
 
-`python -m scripts.benchmarks.bench_encode_reading WHAT NAME PLACE`, where WHAT is `write` or `read`, NAME one of
-those of `bench_encode_readers`, and PLACE where its files are. When it reads, the last line that it prints is JSON: seconds of
-processor of this process, threads included, for all rows but for a first pass that is not counted; and a digest of what
-it has read, taken in a pass of its own.
+`python -m scripts.benchmarks.bench_encode_reading WHAT NAME PLACE`, where WHAT is `write` or `read`, NAME one of those
+of `bench_encode_readers`, and PLACE where its files are. When it reads, the last line that it prints is JSON: seconds
+of processor of this process, threads included, for all rows but for a first pass that is not counted; and a digest of
+what it has read, taken in a pass of its own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 - `run_states`: where a run stands; `state_checks`: whether the stream still holds what it needs to go on
 - `reading_marks`, `commits`: what the producer is told of that
 - `lane_reader`: reads the rows of indices; `late_row`: one that is parsed where it is looked at
-- `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
+- `samples`: from a row to a sample, by `steps`, `encode` and `cache`; `bad_samples`: what happens where that fails;
+  `substitutes`: which row takes its place, but for `dropped_rows`
 - `encode_cache`: what was made of rows, kept for all processes of a node, opened by `encode_cache_opening`;
   `exact_values`: as what
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works

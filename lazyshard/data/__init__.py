@@ -11,7 +11,8 @@
 - `encode_cache`: what was made of rows, kept for all processes of a node, opened by `encode_cache_opening`;
   `exact_values`: as what
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
-- `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
+- `blended`: several streams as one data set, as `blend_settings` allows, read by `blend_reader`; `blend_space`, one an
+  epoch (`blend_spaces`): what its indices mean; `blend_states`: where a run stands, its streams with it (`blend_run`)
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
 - `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made

@@ -15,8 +15,9 @@
   epoch (`blend_spaces`): what its indices mean; `blend_states`: where a run stands, its streams with it (`blend_run`)
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
-- `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made
-  by `sequence_maker`; `sequence_checks`: whether that can be done; `sequence_states`: where a run stands
+- `sequences`: rows packed, split or padded while training reads, as `sequence_forms` and `sequence_settings` say: by
+  `sequence_planner`, made by `sequence_maker`, handed out by `sequence_passes`; `sequence_checks`: whether that can be
+  done; `sequence_states`: where a run stands; `sequence_counts`: after so many sequences
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 

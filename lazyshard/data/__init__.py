@@ -6,15 +6,18 @@
 - `run_states`: where a run stands; `state_checks`: whether the stream still holds what it needs to go on
 - `reading_marks`, `commits`: what the producer is told of that
 - `lane_reader`: reads the rows of indices; `late_row`: one that is parsed where it is looked at
-- `samples`: from a row to a sample, by `steps`, `encode`, `cache`, `bad_samples` and `dropped_rows`
+- `samples`: from a row to a sample, by `steps`, `encode` and `cache`; `bad_samples`: what happens where that fails;
+  `substitutes`: which row takes its place, but for `dropped_rows`
 - `encode_cache`: what was made of rows, kept for all processes of a node, opened by `encode_cache_opening`;
   `exact_values`: as what
 - `shared`: what a data set's processes tell each other; `worker_parent`: for whom a worker works
-- `blended`: several streams as one data set; `blend_space`: what its indices mean; `blend_states`: where a run stands
+- `blended`: several streams as one data set, as `blend_settings` allows, read by `blend_reader`; `blend_space`, one an
+  epoch (`blend_spaces`): what its indices mean; `blend_states`: where a run stands, its streams with it (`blend_run`)
 - `tensors`: a row's array as a tensor; `streaming_shard`: one shard of any other iterable
 - `index_lengths`: how long samples are in tokens, by index
-- `sequences`: rows packed, split or padded while training reads, as `sequence_forms` says: by `sequence_planner`, made
-  by `sequence_maker`; `sequence_checks`: whether that can be done; `sequence_states`: where a run stands
+- `sequences`: rows packed, split or padded while training reads, as `sequence_forms` and `sequence_settings` say: by
+  `sequence_planner`, made by `sequence_maker`, handed out by `sequence_passes`; `sequence_checks`: whether that can be
+  done; `sequence_states`: where a run stands; `sequence_counts`: after so many sequences
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 

@@ -1,62 +1,21 @@
-"""What happens to a sample that cannot be read or encoded, and which rows may take its place."""
+"""What happens to a sample that cannot be read or encoded, and the error that says where it stands."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Final, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
+from lazyshard.data.steps import StepFailed
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
-from lazyshard.plan import mix64
+from lazyshard.storage import StreamReader
 
 OnBadSample = Literal["substitute", "raise"]
 
 ErrorCount = int | None | Literal["max_bad_samples"]
 """An error budget: how many bad samples are replaced, None for as many as like."""
 
-MOST_BAD: Final = 16
-"""Bad substitutes after which a chunk is given up: with half of its rows bad, all fail once in 65,536 times."""
-
 _log = logging.getLogger("lazyshard")
-
-
-def substitutes(sample: int, rows: int, samples_per_chunk: int) -> Iterator[int]:
-    """Yields the samples to try instead of one that is bad or dropped: all others of its chunk.
-
-    Their order depends on its number alone, so every rank, worker and restart that meets it takes the same substitute.
-
-    Args:
-        sample: number of the sample.
-        rows: rows in its chunk.
-        samples_per_chunk: of the stream.
-    """
-    first = sample - sample % samples_per_chunk
-    row = sample - first
-    seen = {row}
-    for attempt in range(min(MOST_BAD, rows - 1)):
-        other = mix64(sample, attempt) % rows
-        # On to the next one not tried yet, so that a small chunk is tried whole.
-        while other in seen:
-            other = (other + 1) % rows
-        seen.add(other)
-        yield first + other
-    yield from (first + other for other in _around(mix64(sample, MOST_BAD), rows) if other not in seen)
-
-
-def of_another_chunk(sample: int, chunk: int, rows: int, samples_per_chunk: int) -> Iterator[int]:
-    """Yields the samples of another chunk to try instead of one of whose own chunk every row is dropped.
-
-    Args:
-        sample: number of the sample.
-        chunk: the other chunk.
-        rows: rows in that one.
-        samples_per_chunk: of the stream.
-    """
-    yield from (chunk * samples_per_chunk + row for row in _around(mix64(sample, chunk), rows))
-
-
-def _around(start: int, rows: int) -> Iterator[int]:
-    yield from ((start + row) % rows for row in range(rows))
 
 
 class BadSamples:
@@ -164,3 +123,31 @@ class BadSamples:
         most = "" if self._limit is None else f" of at most {self._limit}"
         instead = self._instead or "another row of its chunk is used instead"
         _log.warning("%s; %s (bad sample %d%s)", where, instead, len(self), most)
+
+
+def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
+    """Returns the error that says which sample is bad or dropped, where it stands, and why.
+
+    Args:
+        reader: the stream.
+        sample: its number; it is published.
+        cause: what reading, encoding or a step has raised.
+    """
+    number, row = divmod(sample, reader.samples_per_chunk)
+    chunk = reader.chunk(number)
+    step, raised = (cause.step, cause.__cause__) if isinstance(cause, StepFailed) else (None, cause)
+    byte, line, reason = chunk.offset(row), row + 1, f"{type(raised).__name__}: {raised}"
+    if step is not None:
+        reason = f"{step}: {reason}"
+    if isinstance(cause, RowInvalid):
+        # It knows of blank lines in foreign files, and where in the row it was.
+        byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
+    return BadSample(
+        f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
+        file=str(chunk.path),
+        step=step,
+        sample=sample,
+        chunk=number,
+        row=row,
+        byte=byte,
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from lazyshard.data.blend_space import Stopping
 from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.data.order import LayoutName
 from lazyshard.plan.blend import shares
 from lazyshard.plan.blend_schedule import BlendSchedule, Ramp
 from lazyshard.storage.urls import stream_name
 
-__all__ = ["blend_members", "blend_schedule", "check_count", "stream_names"]
+__all__ = ["blend_members", "blend_schedule", "check_settings", "stream_names"]
 
 _PAIRS: Final = "a blend takes pairs of a data set and its weight, as in [(dataset, 0.8), (other, 0.2)]"
 _POINTS: Final = "a schedule takes pairs of a step and the weights from there on, as in [(1000, [1, 3])]"
@@ -53,7 +55,24 @@ def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedul
     return BlendSchedule(points, ramp)
 
 
-def check_count(name: str, value: Any) -> None:
+def check_settings(batch_size: Any, layout: str, num_samples: Any, stopping: str, micro_batches_per_step: Any) -> None:
+    """Refuses settings that cannot be. Arguments as of `BlendedDataset`.
+
+    Raises:
+        ValueError: one is wrong.
+    """
+    _check_count("batch_size", batch_size)
+    if micro_batches_per_step is not None:
+        _check_count("micro_batches_per_step", micro_batches_per_step)
+    if layout not in get_args(LayoutName):
+        raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {layout!r}")
+    if stopping not in get_args(Stopping):
+        raise ValueError(f"stopping is one of {', '.join(get_args(Stopping))}, got {stopping!r}")
+    if num_samples is not None:
+        _check_count("num_samples", num_samples)
+
+
+def _check_count(name: str, value: Any) -> None:
     """Refuses what is no integer from 1."""
     if type(value) is not int or value < 1:
         raise ValueError(f"{name} is an integer from 1, got {value!r}")

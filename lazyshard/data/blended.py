@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.blend_reader import BlendReader
-from lazyshard.data.blend_settings import blend_members, blend_schedule, check_count, stream_names
-from lazyshard.data.blend_space import BlendSpace, Stopping
-from lazyshard.data.blend_states import BlendStates, epoch_of_blend
+from lazyshard.data.blend_run import BlendRun
+from lazyshard.data.blend_settings import blend_members, blend_schedule, check_settings, stream_names
+from lazyshard.data.blend_space import Stopping
+from lazyshard.data.blend_spaces import BlendSpaces
+from lazyshard.data.blend_states import BlendStates
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import length_given_up
 from lazyshard.data.lane_reader import place_ahead
 from lazyshard.data.order import ENDLESS, LayoutName
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH, Stats
-from lazyshard.data.stream_states import only_of_a_stream
-from lazyshard.errors import LazyShardError, RankInvalid, StateInvalid
-from lazyshard.format.blend_share import blend_shares
-from lazyshard.format.blend_state import BlendState
-from lazyshard.format.state import RunState
+from lazyshard.errors import LazyShardError
 from lazyshard.plan import Draw
 from lazyshard.plan.blend_schedule import Ramp
 
 __all__ = ["BlendDraw", "BlendedDataset"]
-
-_log = logging.getLogger("lazyshard")
 
 
 class BlendDraw(NamedTuple):
@@ -94,27 +89,17 @@ class BlendedDataset(Dataset[Any]):
     ) -> None:
         self._datasets, weights = blend_members(datasets)
         self._schedule = blend_schedule(weights, schedule, ramp)
-        check_count("batch_size", batch_size)
-        if micro_batches_per_step is not None:
-            check_count("micro_batches_per_step", micro_batches_per_step)
-        if layout not in get_args(LayoutName):
-            raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {layout!r}")
-        if stopping not in get_args(Stopping):
-            raise ValueError(f"stopping is one of {', '.join(get_args(Stopping))}, got {stopping!r}")
-        if num_samples is not None:
-            check_count("num_samples", num_samples)
+        check_settings(batch_size, layout, num_samples, stopping, micro_batches_per_step)
         self._names = stream_names(self._datasets)
         for dataset in self._datasets:
             dataset._enter_blend()
         self._batch_size = batch_size
-        self._layout = layout
-        self._num_samples = num_samples
-        self._stopping: Stopping = stopping
         draws_per_step = batch_size * (micro_batches_per_step or 0)
         if not self._schedule.constant and not draws_per_step:
             raise ValueError("a schedule counts in optimiser steps: give micro_batches_per_step")
-        self._states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
-        self._newest: tuple[int, BlendSpace] | None = None
+        states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
+        self._spaces = BlendSpaces(self._datasets, states, layout, num_samples, stopping)
+        self._run = BlendRun(self._datasets, self._names, states, self._spaces)
         self._length_given_up = False
         # The epoch is that of the data sets: they tell their workers.
         self._numbers = self._datasets[0]._numbers
@@ -122,7 +107,7 @@ class BlendedDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles rank and length first: a spawned worker can ask neither Megatron nor torch.distributed."""
-        self._space()
+        self._spaces.current()
         return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -171,14 +156,14 @@ class BlendedDataset(Dataset[Any]):
     @property
     def rank(self) -> Rank:
         """Data-parallel rank and size."""
-        return self._space().rank
+        return self._spaces.current().rank
 
     @property
     def rank_indices(self) -> range:
         """The indices of this rank that are still to be drawn, in order: a sampler. As of `LazyShardedDataset`."""
         if self._length_given_up:
             raise length_given_up("the blend")
-        space = self._space()
+        space = self._spaces.current()
         return space.layout.lane_indices(space.rank.dp_rank)[space.part.draws :]
 
     @property
@@ -189,16 +174,16 @@ class BlendedDataset(Dataset[Any]):
     @property
     def consumed(self) -> int:
         """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
-        return self._states.consumed(self.epoch)
+        return self._run.consumed
 
     @property
     def consumed_before(self) -> int:
         """Samples trained before the positions from which `rank_indices` count, over all ranks."""
-        return sum(part.dp * part.draws for part in self._states.before(self.epoch, self._space().part))
+        return sum(part.dp * part.draws for part in self._run.before())
 
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
-        stream, inner = self._space().locate(operator.index(index))
+        stream, inner = self._spaces.current().locate(operator.index(index))
         dataset = self._datasets[stream]
         return dataset._indices().ready(inner, dataset.reader)
 
@@ -220,7 +205,7 @@ class BlendedDataset(Dataset[Any]):
         """
         if self._length_given_up:
             raise length_given_up("the blend")
-        return self._space().layout.size
+        return self._spaces.current().layout.size
 
     def __getitem__(self, index: int) -> Any:
         """Returns a sample. Raises as `LazyShardedDataset.__getitem__` does."""
@@ -249,7 +234,7 @@ class BlendedDataset(Dataset[Any]):
         epoch = self._numbers[EPOCH]
         try:
             while len(samples) < len(wanted):
-                samples += self._reader.read(self._space(), wanted, len(samples), epoch)
+                samples += self._reader.read(self._spaces.current(), wanted, len(samples), epoch)
         except LazyShardError as error:
             if get_worker_info() is not None:
                 error.carry_fields()
@@ -258,7 +243,7 @@ class BlendedDataset(Dataset[Any]):
 
     def draw(self, index: int) -> BlendDraw:
         """Returns what an index draws, without reading it. Waits and raises as `LazyShardedDataset.draw` does."""
-        stream, inner = self._space().locate(operator.index(index))
+        stream, inner = self._spaces.current().locate(operator.index(index))
         return BlendDraw(stream, self._datasets[stream].draw(inner))
 
     def in_epoch(self, index: int) -> bool:
@@ -268,22 +253,7 @@ class BlendedDataset(Dataset[Any]):
 
         For live streams with `num_samples`, whose ends are not known in advance. Waits and raises as `draw` does.
         """
-        space = self._space()
-        position = space.layout.locate(operator.index(index))[1]
-        # Batches are trained whole: the one that would draw too much is not, the one with what is missing still is.
-        begin = position - position % self._batch_size
-        last = begin + self._batch_size - 1
-        epoch = self.epoch
-        # Where one that has ended is exhausted, the others need not be waited for.
-        known = sorted(enumerate(space.drawn(last + 1)), key=lambda pair: not self._datasets[pair[0]].reader.seen.ended)
-        over = (self._exhausted(stream, drawn, epoch) for stream, drawn in known)
-        if self._stopping == "first_exhausted":
-            return not any(over)
-        for _ in over:
-            # Waits until the samples up to the index are there.
-            pass
-        # An epoch counts as drawn once the next one would begin.
-        return not all(self._exhausted(stream, count + 1, epoch) for stream, count in enumerate(space.drawn(begin)))
+        return self._spaces.in_epoch(index)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Returns the state of the run, plain values for any checkpoint; the same on every rank.
@@ -297,7 +267,7 @@ class BlendedDataset(Dataset[Any]):
                 or more than there are indices.
             TypeError: it is no integer.
         """
-        return self._state_after(consumed).to_dict()
+        return self._run.after(consumed).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a run stands, with any number of ranks, other weights, and streams added or left out.
@@ -313,30 +283,7 @@ class BlendedDataset(Dataset[Any]):
             StateMismatch: it knows none of the streams; or as `LazyShardedDataset.load_state_dict`, of one of them.
             RuntimeError: the data set is used already, and stands elsewhere.
         """
-        if (reason := only_of_a_stream(state)) is not None:
-            raise StateInvalid(f"the state of a blend: {reason}")
-        found = BlendState.from_dict(state, "the state of a blend")
-        if self._newest is not None or get_worker_info() is not None:
-            if found != self._state_after(None):
-                raise RuntimeError(
-                    "this blend is in use already and stands elsewhere; load the state into a new one, before its "
-                    "length, its rank_indices or a loader's workers are asked for"
-                )
-            return
-        stands = self._states.load(found)
-        new = [name for name in self._names if name not in stands]
-        out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self._names]
-        if new or out:
-            _log.warning(
-                "the blend goes on with other streams: new are %s, left out are %s",
-                ", ".join(new) or "none",
-                ", ".join(out) or "none",
-            )
-        for dataset, name in zip(self._datasets, self._names, strict=True):
-            if name in stands:
-                dataset.load_state_dict(stands[name].to_dict())
-            # One that is new, or comes back from another epoch, begins this one.
-            dataset.set_epoch(epoch_of_blend(found))
+        self._run.load(state)
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
@@ -355,82 +302,11 @@ class BlendedDataset(Dataset[Any]):
 
         Raises: as `LazyShardedDataset.commit`. Some cursors may be written then, others not: call it again.
         """
-        committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
-        if not committing:
-            raise ValueError("a commit is that of a consumer; make the data sets of the blend with consumer=NAME")
-        position = self._position(consumed)
-        members = self._members_after(position)
-        state = self._states.after(self.epoch, self._space().part, position, members)
-        blend = blend_shares(state, dict(zip(self._names, (one.directory for one in self._datasets), strict=True)))
-        kept = [BlendState.from_dict(one, "a state to keep") for one in keep]
-        wrote = False
-        for dataset, name in committing:
-            older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
-            mine = members[name].consumed
-            assert dataset._commits is not None
-            dataset._commits.blend = blend
-            # Who goes on from before a stream was added begins it anew, and needs all of it.
-            known = len(older) == len(kept)
-            wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
-        return wrote
+        return self._run.commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
 
     def _enter_stream(self) -> None:
         """Becomes the data set of an iterable without a length; see `LazyShardedDataset._enter_stream`."""
-        if self._newest is not None:
+        if self._spaces.used:
             raise RuntimeError("a LazyShardedStream takes a blend that is not used yet; make a new one")
-        if self._num_samples is None:
-            self._num_samples, self._length_given_up = ENDLESS, True
-
-    def _exhausted(self, stream: int, drawn: int, epoch: int) -> bool:
-        dataset = self._datasets[stream]
-        return drawn > 0 and dataset._epoch_at(drawn) > epoch
-
-    def _space(self) -> BlendSpace:
-        """Returns the indices of the epoch that is set."""
-        epoch = self.epoch
-        if self._newest is None or self._newest[0] != epoch:
-            self._newest = (epoch, self._make(epoch))
-        return self._newest[1]
-
-    def _make(self, epoch: int) -> BlendSpace:
-        ranks = {dataset.rank for dataset in self._datasets}
-        if len(ranks) != 1:
-            raise RankInvalid(f"the data sets of a blend are of one rank, got {sorted(ranks)}")
-        (rank,) = ranks
-        courses = [dataset._indices().course for dataset in self._datasets]
-        stands = [(len(course.parts) - 1, course.current.draws) for course in courses]
-        lengths: list[int | None] = []
-        for dataset, course in zip(self._datasets, courses, strict=True):
-            known = dataset._order.known_total(dataset.reader.seen)
-            total = dataset._order.max_total_samples if known is None else known
-            if total is not None and not course.full_epoch_length(total):
-                raise ValueError(
-                    f"{dataset.directory}: the stream has {total} samples, fewer than one for each of {rank.dp_size} "
-                    f"ranks, so it cannot be repeated in a blend: leave it out"
-                )
-            if total is None:
-                lengths.append(None)
-            else:
-                lengths.append(0 if course.epoch(total) > epoch else course.epoch_length(total))
-        part = self._states.part(epoch, rank, stands)
-        samples = self._num_samples
-        if samples is not None:
-            samples -= sum(one.dp * one.draws for one in self._states.before(epoch, part))
-        begun = self._states.goes_on(epoch)
-        return BlendSpace(part, rank, self._layout, lengths, samples, self._stopping, begun=begun)
-
-    def _position(self, consumed: int | None) -> int:
-        space = self._space()
-        return self._states.position(self.epoch, space.part, consumed, space.layout.block)
-
-    def _members_after(self, position: int) -> dict[str, RunState]:
-        """Returns where each stream stands at a position."""
-        found = {}
-        for dataset, name, drawn in zip(self._datasets, self._names, self._space().drawn(position), strict=True):
-            course = dataset._indices().course
-            found[name] = dataset._state_after(course.consumed_before + course.dp * drawn)
-        return found
-
-    def _state_after(self, consumed: int | None) -> BlendState:
-        position = self._position(consumed)
-        return self._states.after(self.epoch, self._space().part, position, self._members_after(position))
+        if self._spaces.num_samples is None:
+            self._spaces.num_samples, self._length_given_up = ENDLESS, True

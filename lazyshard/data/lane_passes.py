@@ -5,7 +5,6 @@ Positions are those of the part of the run that is current, as everywhere. `draw
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol, get_args
 
 from torch.utils.data import get_worker_info
@@ -162,20 +161,20 @@ class BlendPasses:
 
     def stands(self) -> int:
         """See `LanePasses`."""
-        return self._blend._space().part.draws
+        return self._blend._spaces.current().part.draws
 
     def consumed(self, position: int) -> int:
         """See `LanePasses`."""
-        return self._before() + self._blend.rank.dp_size * position
+        return self._blend.consumed_before + self._blend.rank.dp_size * position
 
     def position(self, consumed: int) -> tuple[int, int]:
         """See `LanePasses`."""
-        return divmod(consumed - self._before(), self._blend.rank.dp_size)
+        return divmod(consumed - self._blend.consumed_before, self._blend.rank.dp_size)
 
     def samples(self, drawn: int, position: int, within: int) -> list[Any]:
         """See `LanePasses`."""
         blend = self._blend
-        space = blend._space()
+        space = blend._spaces.current()
         indices = space.layout.lane_indices(space.rank.dp_rank)[position : position + self.batch_size()]
         if not indices or (self._by_stopping and not blend.in_epoch(indices[0])):
             return []
@@ -183,7 +182,7 @@ class BlendPasses:
 
     def stop(self, drawn: int) -> int | None:
         """See `LanePasses`."""
-        return None if self._by_stopping else self._blend._space().layout.block
+        return None if self._by_stopping else self._blend._spaces.current().layout.block
 
     def completes(self, drawn: int) -> bool:
         """See `LanePasses`."""
@@ -192,7 +191,7 @@ class BlendPasses:
     def go_on(self, state: dict[str, Any]) -> tuple[int, int] | None:
         """See `LanePasses`."""
         blend, main = self._blend, get_worker_info() is None
-        if blend._newest is None and main:
+        if main and not blend._spaces.used:
             blend.load_state_dict(state)
             return None
         found = BlendState.from_dict(state, "the state of a blend")
@@ -200,18 +199,13 @@ class BlendPasses:
         if main:
             blend.set_epoch(epoch)
         try:
-            same = epoch == blend.epoch and blend._state_after(found.consumed) == found
+            same = epoch == blend.epoch and blend._run.after(found.consumed) == found
         except ValueError:
             same = False
         if not same:
             # Says what to do.
             blend.load_state_dict(state)
         return epoch, self.position(found.consumed)[0]
-
-    def _before(self) -> int:
-        blend = self._blend
-        parts: Iterable[Any] = blend._states.before(blend.epoch, blend._space().part)
-        return sum(part.dp * part.draws for part in parts)
 
 
 def passes_of(dataset: LazyShardedDataset | BlendedDataset, at_end: AtEnd, *, endless: bool) -> LanePasses:
@@ -232,7 +226,7 @@ def passes_of(dataset: LazyShardedDataset | BlendedDataset, at_end: AtEnd, *, en
     if isinstance(dataset, BlendedDataset):
         if at_end != "drop":
             raise ValueError(f"at_end={at_end!r} is for a single stream: a blend ends by its `stopping`")
-        by_stopping = dataset._num_samples is None
+        by_stopping = dataset._spaces.num_samples is None
         if endless:
             dataset._enter_stream()
         return BlendPasses(dataset, by_stopping=by_stopping)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from lazyshard.data.bad_samples import MOST_BAD, BadSamples, of_another_chunk, substitutes
+from lazyshard.data.bad_samples import BadSamples
 from lazyshard.data.cache import SampleCache
-from lazyshard.data.dropped_rows import DroppedRows
 from lazyshard.data.encode_cache import BUSY, MISSING, CacheCounts, EncodeCache
-from lazyshard.data.steps import RowSteps, StepFailed
-from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, NothingKept, RowInvalid, SkipSample
+from lazyshard.data.steps import RowSteps
+from lazyshard.data.substitutes import SubstituteSearch
+from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.plan import Gaps
 from lazyshard.storage import StreamReader
 
-__all__ = ["FILL_ROWS", "Met", "SampleMaker", "where_bad"]
-
-FILL_ROWS: Final = 10_000
-"""Rows dropped in a row, in the search for one that takes a place, after which a filter is taken to keep nothing.
-
-Where one row of a thousand is kept, so many are dropped in a row once in 22,000 times.
-"""
+__all__ = ["Met", "SampleMaker"]
 
 
 class Met(NamedTuple):
@@ -64,18 +56,13 @@ class SampleMaker:
     ) -> None:
         self._reader = reader
         self._steps = steps
-        self._bad = bad
         self._cache = cache
-        self._limit = limit
         self._shared = shared
-        self._left_out = Gaps()
-        self._dropped = DroppedRows(reader.samples_per_chunk)
-        self._filled = 0
+        self._substitutes = SubstituteSearch(reader, bad, limit)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind what this process has met and kept."""
-        fresh = {"_bad": self._bad.fresh(), "_cache": self._cache.fresh(), "_dropped": self._dropped.fresh()}
-        return self.__dict__ | fresh | {"_filled": 0}
+        """Leaves behind what this process has kept."""
+        return self.__dict__ | {"_cache": self._cache.fresh()}
 
     @property
     def encodes(self) -> bool:
@@ -91,18 +78,18 @@ class SampleMaker:
     def met(self) -> Met:
         """What this process has met."""
         counts = CacheCounts() if self._shared is None else self._shared.counts
-        return Met(len(self._bad), self._bad.skipped, self._filled, counts)
+        found = self._substitutes
+        return Met(len(found.bad), found.bad.skipped, found.filled, counts)
 
     def forget_met(self) -> None:
         """Starts counting anew."""
-        self._bad = self._bad.fresh()
-        self._filled = 0
+        self._substitutes.forget_met()
         if self._shared is not None:
             self._shared.forget_counts()
 
     def leave_out(self, samples: Gaps) -> None:
         """Takes no substitute from among samples that are not to be drawn."""
-        self._left_out = samples
+        self._substitutes.left_out = samples
 
     def make(self, sample: int, row: dict[str, Any]) -> Any:
         """Makes a sample of a row unless that was done before; returns a substitute's if it fails or is dropped."""
@@ -192,64 +179,7 @@ class SampleMaker:
             NothingKept: so many rows in a row were dropped.
             WaitTimeout: a later chunk was not published in time.
         """
-        if isinstance(cause, SkipSample):
-            self._bad.skip(lambda: self._where(sample, cause))
-        made = self._search(sample, cause)
-        self._filled += 1
-        return made
-
-    def _search(self, sample: int, cause: Exception) -> Any:
-        size = self._reader.samples_per_chunk
-        own = sample // size
-        dropped, bad, last = int(self._note(sample, cause)), 0, cause
-        for chunk, rows in self._chunks(own):
-            others = substitutes(sample, rows, size) if chunk == own else of_another_chunk(sample, chunk, rows, size)
-            if self._dropped.holds(chunk, rows):
-                dropped += rows - (chunk == own)
-                others = iter(())
-            for other in others:
-                if dropped >= FILL_ROWS:
-                    break
-                if other in self._left_out:
-                    continue
-                if other in self._dropped:
-                    dropped += 1
-                    continue
-                try:
-                    made, failed = self._try(other)
-                except ChunkRetired as gone:
-                    if chunk > own:
-                        raise
-                    raise self._nothing_kept(sample, dropped, last) from gone
-                if failed is None:
-                    return made
-                if self._note(other, failed):
-                    dropped, last = dropped + 1, failed
-                    continue
-                bad += 1
-                if bad == MOST_BAD:
-                    raise self._no_substitute(sample, cause) from cause
-            # Before the next chunk, which may have to be waited for. Where rows are bad, which is no filter's doing,
-            # those of others are not trained in their stead.
-            if dropped >= FILL_ROWS or not dropped:
-                break
-        if dropped:
-            raise self._nothing_kept(sample, dropped, last) from last
-        raise self._no_substitute(sample, cause) from cause
-
-    def _chunks(self, own: int) -> Iterator[tuple[int, int]]:
-        """Yields the chunks to look into and how many rows they have: the sample's own, later ones, earlier ones."""
-        reader, size = self._reader, self._reader.samples_per_chunk
-        limit = sys.maxsize if self._limit is None else self._limit
-        yield own, min(len(reader.chunk(own)), limit - own * size)
-        for chunk in itertools.count(own + 1):
-            first = chunk * size
-            # Not whatever is published by now: it has to be the same one whenever and wherever it is looked for.
-            total = 0 if first >= limit else min(limit, reader.wait_for(first + 1).samples)
-            if first >= total:
-                break
-            yield chunk, min(size, total - first)
-        yield from ((chunk, size) for chunk in reversed(range(own)))
+        return self._substitutes.find(sample, cause, self._try)
 
     def _try(self, sample: int) -> tuple[Any, Exception | None]:
         """Returns what is made of a sample, or why it cannot be trained."""
@@ -260,75 +190,3 @@ class SampleMaker:
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
         return self._through_cache(sample, line, wait=True)
-
-    def _note(self, sample: int, cause: Exception) -> bool:
-        """Returns whether a sample is dropped; if it is bad, only where a substitute is to be tried.
-
-        A chunk that is damaged as a whole has none.
-        """
-        if isinstance(cause, SkipSample):
-            self._dropped.add(sample)
-            return True
-        if isinstance(cause, ChunkCorrupt) and cause.row is None:
-            raise cause
-        where = self._where(sample, cause)
-        raised = cause.__cause__ if isinstance(cause, StepFailed) else cause
-        assert isinstance(raised, Exception)
-        self._bad.meet(sample, where, raised)
-        return False
-
-    def _no_substitute(self, sample: int, cause: Exception) -> BadSample:
-        chunk = self._reader.chunk(sample // self._reader.samples_per_chunk)
-        raised = cause.__cause__ if isinstance(cause, StepFailed) else cause
-        return BadSample(
-            f"{chunk.path}: no usable substitute for sample {sample}, all rows that were tried are bad too. It was "
-            f"bad by {type(raised).__name__}: {raised}",
-            file=str(chunk.path),
-            sample=sample,
-            chunk=chunk.number,
-        )
-
-    def _nothing_kept(self, sample: int, dropped: int, last: Exception) -> NothingKept:
-        where = self._where(sample, last)
-        return NothingKept(
-            f"{self._reader.directory}: no row takes the place of sample {sample}: {dropped} in a row were dropped, "
-            f"the last one because: {last}. See whether the filter is right; what keeps nothing for long stretches "
-            f"belongs to where the stream is produced",
-            file=where.file,
-            sample=sample,
-            chunk=where.chunk,
-            row=where.row,
-            byte=where.byte,
-            count=dropped,
-        )
-
-    def _where(self, sample: int, cause: Exception) -> BadSample:
-        return where_bad(self._reader, sample, cause)
-
-
-def where_bad(reader: StreamReader, sample: int, cause: Exception) -> BadSample:
-    """Returns the error that says which sample is bad or dropped, where it stands, and why.
-
-    Args:
-        reader: the stream.
-        sample: its number; it is published.
-        cause: what reading, encoding or a step has raised.
-    """
-    number, row = divmod(sample, reader.samples_per_chunk)
-    chunk = reader.chunk(number)
-    step, raised = (cause.step, cause.__cause__) if isinstance(cause, StepFailed) else (None, cause)
-    byte, line, reason = chunk.offset(row), row + 1, f"{type(raised).__name__}: {raised}"
-    if step is not None:
-        reason = f"{step}: {reason}"
-    if isinstance(cause, RowInvalid):
-        # It knows of blank lines in foreign files, and where in the row it was.
-        byte, line, reason = cause.byte or byte, cause.line or line, cause.reason or reason
-    return BadSample(
-        f"{chunk.path}: row {row} (line {line}, byte {byte}, sample {sample}): {reason}",
-        file=str(chunk.path),
-        step=step,
-        sample=sample,
-        chunk=number,
-        row=row,
-        byte=byte,
-    )

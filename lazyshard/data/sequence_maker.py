@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.bad_samples import MOST_BAD, BadSamples
+from lazyshard.data.bad_samples import BadSamples, where_bad
 from lazyshard.data.encode import Encoder
-from lazyshard.data.samples import Met, where_bad
+from lazyshard.data.samples import Met
 from lazyshard.data.sequence_forms import Form, Pack, Pad, Split, count_of, cut, padded, tokens_of
 from lazyshard.data.sequence_planner import PlannedWindow
+from lazyshard.data.substitutes import MOST_BAD
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.plan import mix64
 from lazyshard.plan.splitting import SplitSequence

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.samples import where_bad
+from lazyshard.data.bad_samples import where_bad
 from lazyshard.errors import BadSample, StateMismatch
 from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.plan import permutation

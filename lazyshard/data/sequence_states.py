@@ -10,7 +10,7 @@ from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.storage import StreamReader
 
-__all__ = ["Facts", "Standing", "read_state", "whole_micro_batches", "write_state"]
+__all__ = ["Facts", "Standing", "read_state", "write_state"]
 
 Facts = dict[str, int | str | bool | None]
 
@@ -62,35 +62,6 @@ def write_state(
     if within or worker is not None:
         state |= {_WITHIN: within, _RANKS: ranks, _BATCH: batch_size}
     return state if worker is None else state | {_WORKER: worker[0], _WORKERS: worker[1], _BEGUN: begun}
-
-
-def whole_micro_batches(count: int, begun: int, total: int | None, micro: tuple[int, int], at_end: str) -> str | None:
-    """Returns why a number of sequences was not trained at the end of a micro batch, in words; None if it can be.
-
-    Args:
-        count: sequences of an epoch, over all ranks, what completes it included.
-        begun: behind which the run began, or went on.
-        total: of the epoch; None as long as its end is not known.
-        micro: ranks, and batch size.
-        at_end: "drop", or "complete" for one more micro batch with what is left over.
-    """
-    step = micro[0] * micro[1]
-    batches = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
-    if count < begun:
-        known = ", what was trained when the loaded state was saved" if begun else ""
-        return f"{batches} from {begun} on{known}; got {count}"
-    most = None
-    if total is not None:
-        left = (total - begun) % step
-        most = total - left + (step if left and at_end == "complete" else 0)
-        if count > most:
-            over = f", of which at_end='drop' leaves {left} over" if most < total else ""
-            return f"{batches}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
-    below = begun + (count - begun) // step * step
-    if below == count:
-        return None
-    other = "" if most == below else f" or {below + step}"
-    return f"{batches} from {begun} on, so {below}{other}; got {count}"
 
 
 def read_state(

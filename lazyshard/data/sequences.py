@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import operator
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,48 +13,22 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lazyshard.data.bad_samples import BadSamples, OnBadSample
 from lazyshard.data.encode import EncodeFn, Encoder
 from lazyshard.data.rank import Rank, resolve_rank
-from lazyshard.data.samples import Met
 from lazyshard.data.sequence_checks import check_beginning
-from lazyshard.data.sequence_forms import Form, Pack, Pad, Split, facts_of
+from lazyshard.data.sequence_counts import SequenceCounts
+from lazyshard.data.sequence_forms import Form
 from lazyshard.data.sequence_maker import SequenceMaker
-from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk, TooLong
-from lazyshard.data.sequence_states import Standing, read_state, whole_micro_batches, write_state
+from lazyshard.data.sequence_passes import SequencePasses
+from lazyshard.data.sequence_planner import SequencePlanner, TooLong
+from lazyshard.data.sequence_settings import AtEnd, SequenceSettings, at_least
+from lazyshard.data.sequence_states import Standing, read_state, write_state
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.data.worker_parent import parent_of_worker, watch_forks
+from lazyshard.data.worker_parent import watch_forks
 from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
-from lazyshard.plan.sequences import completed
-from lazyshard.plan.splitting import SplitSequence
 from lazyshard.storage import StreamReader
 from lazyshard.storage.window_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
-
-AtEnd = Literal["drop", "complete"]
-"""What becomes of the sequences left over: not drawn, or drawn in one more micro batch of every rank."""
-
-_WINDOW_ROWS: Final = 10_000
-"""Rows of a window, if not said otherwise: with so many, packs are 99.9 % full (docs/packing.md)."""
-
-_log = logging.getLogger("lazyshard")
-
-
-class _Progress(NamedTuple):
-    """What a pass in this process has handed out.
-
-    Attributes:
-        epoch: of the pass.
-        first: first sequence of the micro batch of all ranks that it is at.
-        within: sequences of this rank's part of it that were handed out.
-        place: where that micro batch can be made again.
-        walk: through the sequences.
-    """
-
-    epoch: int
-    first: int
-    within: int
-    place: Place
-    walk: SequenceWalk
 
 
 class LazyShardedSequences(IterableDataset[Any]):
@@ -139,22 +111,9 @@ class LazyShardedSequences(IterableDataset[Any]):
         on_bad_sample: OnBadSample = "substitute",
         max_bad_samples: int | None = 100,
     ) -> None:
-        if not isinstance(form, (Pack, Pad, Split)):
-            raise TypeError(f"form is Pack(SIZE), Split(SIZE) or Pad(SIZE), got {form!r:.100}")
-        for name, given, known in (("at_end", at_end, get_args(AtEnd)), ("too_long", too_long, get_args(TooLong))):
-            if given not in known:
-                raise ValueError(f"{name} is one of {', '.join(known)}, got {given!r}")
-        self._batch_size = _at_least("batch_size", batch_size, 1)
-        if seed is not None:
-            seed = _at_least("seed", seed, 0)
-        if window is not None:
-            window = _at_least("window", window, 1)
+        self._settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
         self._bad = BadSamples(on_bad_sample, max_bad_samples, instead="it is left out")
         self._encoder = None if encode_fn is None else Encoder(encode_fn)
-        self._form = form
-        self._at_end = at_end
-        self._too_long: TooLong = too_long
-        self._seed = seed
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if not max_wait >= 0:
             raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
@@ -165,34 +124,33 @@ class LazyShardedSequences(IterableDataset[Any]):
                 raise
             # It asks for the size of chunks, which is all that it misses.
             raise lengths_not_ours(directory) from cause
-        self._window = -(-_WINDOW_ROWS // self._reader.samples_per_chunk) if window is None else window
+        self._window = self._settings.chunks(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
         self._start = Standing(0, 0, Place(), 0)
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        # Whether its first chunk was looked at, if there was one yet.
-        self._checked = check_beginning(self._reader, form.rule, too_long)
-        self._attach()
+        self._attach(check_beginning(self._reader, form.rule, too_long))
 
-    def _attach(self) -> None:
-        self._planner = SequencePlanner(self._reader, self._form.rule, self._window, self._seed, self._too_long)
-        self._maker = SequenceMaker(self._reader, self._encoder, self._form, self._bad.fresh(), self._planner.length_of)
-        self._progress: _Progress | None = None
-        # Of the epoch that is set, to count with.
-        self._counting: tuple[Standing, SequenceWalk] | None = None
-        self._reported = (Met(0, 0, 0), 0, 0.0, 0)
+    def _attach(self, checked: bool) -> None:
+        settings = self._settings
+        rule, seed, too_long = settings.form.rule, settings.seed, settings.too_long
+        self._planner = SequencePlanner(self._reader, rule, self._window, seed, too_long)
+        self._counts = SequenceCounts(self._reader, self._planner, settings)
+        maker = SequenceMaker(self._reader, self._encoder, settings.form, self._bad.fresh(), self._planner.length_of)
+        self._passes = SequencePasses(self._reader, self._planner, maker, settings, self._shared, checked=checked)
         watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles the rank first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._rank = self.rank
-        left = ("_planner", "_maker", "_progress", "_counting", "_reported")
-        return {name: value for name, value in self.__dict__.items() if name not in left}
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_planner", "_counts", "_passes")}
+        return kept | {"checked": self._passes.checked}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes up what is not pickled."""
-        self.__dict__.update(state)
-        self._attach()
+        checked = state["checked"]
+        self.__dict__.update({name: value for name, value in state.items() if name != "checked"})
+        self._attach(checked)
 
     @property
     def directory(self) -> Path:
@@ -202,7 +160,7 @@ class LazyShardedSequences(IterableDataset[Any]):
     @property
     def form(self) -> Form:
         """What is made of the rows."""
-        return self._form
+        return self._settings.form
 
     @property
     def window(self) -> int:
@@ -232,7 +190,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         Raises:
             ValueError: the epoch is negative.
         """
-        self._shared.view[EPOCH] = _at_least("epoch", epoch, 0)
+        self._shared.view[EPOCH] = at_least("epoch", epoch, 0)
 
     def stats(self) -> Stats:
         """Returns what this process and its DataLoader workers have met so far.
@@ -255,21 +213,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         """
         worker = get_worker_info()
         self._workers_read[0] = worker is not None
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        standing, micro = self._standing(), self.rank.dp_size * self._batch_size
-        first, within = standing.consumed, standing.within
-        if not standing.begun:
-            first += number * micro
-            within = 0 if number else within
-        walk = SequenceWalk(self._planner, standing.place, self.epoch)
-        self._progress = None
-        self._reported = (*self._reported[:3], 0)
-        rank = f"rank {self.rank.dp_rank} of {self.rank.dp_size}"
-        self._reader.label = rank if worker is None else f"{rank}, worker {worker.id}"
-        apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
-        self._reader.parent = parent_of_worker() if apart else None
-        self._planner.tells = self.rank.dp_rank == 0 and number == 0
-        return self._pass(walk, (first, within), workers * micro, counts=self._planner.tells)
+        return self._passes.begin(self._standing(), self.rank, worker)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuses: how many sequences come before one only the lengths of all rows before it tell.
@@ -301,25 +245,19 @@ class LazyShardedSequences(IterableDataset[Any]):
             RuntimeError: None, but workers hand the sequences out, which this process cannot count.
             WaitTimeout: so many sequences are not published.
         """
-        worker, progress = get_worker_info(), self._progress
+        worker = get_worker_info()
         if consumed is not None:
-            return self._state_of(consumed)
+            return self._state(self._counts.after(consumed, self._standing(), self.rank.dp_size))
         if worker is None and self._workers_read[0]:
             raise RuntimeError(
                 f"{self.directory}: DataLoader workers hand the sequences out, and this process cannot see how many "
                 f"were trained; save `state_dict(consumed)`, or a StatefulDataLoader's own state"
             )
-        standing = self._standing()
-        if progress is not None and progress.epoch == self.epoch:
-            _, first, within, place, walk = progress
-            standing = Standing(self.epoch, first, place, within, begun=worker is not None)
-            if worker is None and within == self._batch_size:
-                behind = first + self.rank.dp_size * self._batch_size
-                behind = behind if walk.total is None else min(behind, walk.total)
-                standing = Standing(self.epoch, behind, walk.place_of(behind), 0)
+        within = self._passes.standing(self.epoch, self.rank.dp_size, in_worker=worker is not None)
+        standing = within or self._standing()
         if worker is not None:
             standing = standing._replace(worker=(worker.id, worker.num_workers))
-        return write_state(standing, self._planner, self._reader, self._facts(), self.rank.dp_size, self._batch_size)
+        return self._state(standing)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
@@ -338,99 +276,22 @@ class LazyShardedSequences(IterableDataset[Any]):
         worker = get_worker_info()
         here = None if worker is None else (worker.id, worker.num_workers)
         try:
-            found = read_state(
-                state, self._planner, self._reader, self._facts(), (self.rank.dp_size, self._batch_size), here
-            )
+            micro = self.rank.dp_size, self._settings.batch_size
+            found = read_state(state, self._planner, self._reader, self._settings.facts(self._window), micro, here)
         except LazyShardError as error:
             if worker is not None:
                 error.carry_fields()
             raise
         self._start = found
         self._shared.view[EPOCH] = found.epoch
-        self._progress = self._counting = None
+        self._passes.forget()
+        self._counts.forget()
         self._workers_read[0] = False
 
     def _standing(self) -> Standing:
         """Returns where the passes over the epoch that is set begin."""
         return self._start if self._start.epoch == self.epoch else Standing(self.epoch, 0, Place(), 0)
 
-    def _facts(self) -> dict[str, int | str | bool | None]:
-        return facts_of(self._form) | {"window": self._window, "seed": self._seed}
-
-    def _pass(self, walk: SequenceWalk, start: tuple[int, int], step: int, *, counts: bool) -> Iterator[Any]:
-        rank, size, epoch = self.rank.dp_rank, self._batch_size, self.epoch
-        micro = self.rank.dp_size * size
-        first, within = start
-        try:
-            if not self._checked:
-                self._reader.wait_for(1)
-                self._checked = check_beginning(self._reader, self._form.rule, self._too_long)
-            while True:
-                walk.let_go(first)
-                planned = walk.sequences(first, first + micro)
-                if len(planned) < micro and not (planned := self._last(planned, micro, walk)):
-                    return
-                place = walk.place_of(first)
-                for number in range(rank * size + within, (rank + 1) * size):
-                    made = self._maker.make(planned[number], walk.window_of(first + number))
-                    within += 1
-                    self._progress = _Progress(epoch, first, within, place, walk)
-                    self._report(walk.dropped if counts else 0)
-                    yield made
-                first, within = first + step, 0
-        except LazyShardError as error:
-            if get_worker_info() is not None:
-                error.carry_fields()
-            raise
-        finally:
-            self._report(walk.dropped if counts else 0)
-
-    def _last(self, left: list[SplitSequence], places: int, walk: SequenceWalk) -> list[SplitSequence]:
-        """Returns what the epoch ends with, behind its whole micro batches."""
-        if not left:
-            return []
-        drops = self._at_end == "drop"
-        if self.rank.dp_rank == 0:
-            done = "they are not drawn" if drops else "one more micro batch of each rank draws them"
-            _log.warning(
-                "%s: %s sequences; left over at the end of the epoch: %d, fewer than dp_size * batch_size = %d * %d; "
-                "at_end=%r: %s",
-                *(self.directory, walk.total, len(left), self.rank.dp_size, self._batch_size, self._at_end, done),
-            )
-        return [] if drops else completed(left, places, self._form.rule)
-
-    def _state_of(self, consumed: int) -> dict[str, Any]:
-        try:
-            count = operator.index(consumed)
-        except TypeError:
-            raise TypeError(f"consumed is a number of sequences, an int, got {consumed!r}") from None
-        standing = self._standing()
-        known = self._counting
-        if known is None or known[0] != standing or not known[1].holds(count):
-            known = self._counting = standing, SequenceWalk(self._planner, standing.place, self.epoch)
-        walk = known[1]
-        place = walk.place_of(max(count, standing.consumed))
-        whole = count if walk.total is None else min(count, walk.total)
-        micro = self.rank.dp_size, self._batch_size
-        wrong = whole_micro_batches(count, standing.consumed, walk.total, micro, self._at_end)
-        if wrong is not None:
-            raise ValueError(f"{self.directory}: {wrong}")
-        walk.let_go(whole)
-        found = Standing(self.epoch, whole, place, standing.within if whole == standing.consumed else 0)
-        return write_state(found, self._planner, self._reader, self._facts(), self.rank.dp_size, self._batch_size)
-
-    def _report(self, dropped: int) -> None:
-        met = (self._maker.met, self._reader.chunks_opened, self._reader.waited_s, dropped)
-        if met == self._reported:
-            return
-        before, self._reported = self._reported, met
-        waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
-        bad, skipped, filled = (new - old for new, old in zip(met[0][:3], before[0][:3], strict=True))
-        self._shared.report(bad, met[1] - before[1], waited_ms, skipped + met[3] - before[3], filled)
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    found = operator.index(value)
-    if found < least:
-        raise ValueError(f"{name} is {least} or more, got {found}")
-    return found
+    def _state(self, standing: Standing) -> dict[str, Any]:
+        facts, ranks = self._settings.facts(self._window), self.rank.dp_size
+        return write_state(standing, self._planner, self._reader, facts, ranks, self._settings.batch_size)

@@ -17,7 +17,7 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `shuffle_distance`: how far a window moves neighbours apart, and the window for a distance; `shuffle_measured`: how
   far apart they are in what is really drawn.
 - `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history;
-  `carried`: what one segment takes over from the one before.
+  `carried`: what one segment takes over from the one before; `places`: from a sample back to where it is drawn.
 - `ending`: what is left over at the end of an epoch, and the batch that is completed with it.
 - `steps`: positions and the steps of a trainer; `blend`: whose turn it is among several streams;
   `blend_table`, `blend_course`: the same for any position at once, and with weights that change.
@@ -29,7 +29,7 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 
 from __future__ import annotations
 
-from lazyshard.plan.course import Course, Place
+from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Deal
 from lazyshard.plan.ending import AtEnd, Ending
 from lazyshard.plan.gaps import Gaps
@@ -37,6 +37,7 @@ from lazyshard.plan.lane import Draw, Plan, Run
 from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
 from lazyshard.plan.packing import pack_samples
 from lazyshard.plan.part import Part
+from lazyshard.plan.places import Place
 from lazyshard.plan.segment import Rules
 from lazyshard.plan.shuffle import mix64, permutation
 from lazyshard.plan.shuffle_distance import window_for_distance

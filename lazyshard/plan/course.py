@@ -21,9 +21,9 @@ is dealt to the next lanes, and may be too little again. So it makes no differen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +32,13 @@ from lazyshard.plan._bounds import int64_array, outside
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Draw, Run
 from lazyshard.plan.part import OPEN, Begin, Part, begins
+from lazyshard.plan.places import Place, find_place
 from lazyshard.plan.segment import Rules, Segment
 
-__all__ = ["Course", "Place"]
+__all__ = ["Course"]
 
 _BLOCK: Final = 16_384
 """Positions computed together: so many that a processor's cache holds all that is made of them on the way."""
-
-
-class Place(NamedTuple):
-    """Where a sample is drawn: `position` of `lane`, counted from the beginning of a part."""
-
-    part: int
-    lane: int
-    position: int
 
 
 class Course:
@@ -275,48 +268,7 @@ class Course:
         """
         if sample < 0:
             raise outside("sample", sample, None)
-        found: tuple[int, int] | None = None
-        before: Segment | None = None
-        for number, segment, goes_on, shift, stop in self._chain(total, epoch):
-            if before is not None and not goes_on and found is not None:
-                found = segment.take_over(*found)
-                if found == (-1, -1):
-                    return None
-            if found is None and sample >= segment.start:
-                found = segment.place(sample)
-            before = segment
-            if found is None:
-                continue
-            lane, position = found
-            if stop is None or position + shift < stop:
-                return Place(number, lane, position + shift)
-        return None
-
-    def _chain(self, total: int | None, epoch: int) -> Iterator[tuple[int, Segment, bool, int, int | None]]:
-        """Yield the segments of an epoch, part by part.
-
-        Yields:
-            Number of the part; segment; whether it is the one of the part before; position of the part - position of
-            the segment; the position of the part behind the last that it draws in this epoch, None if that is open.
-        """
-        last = len(self.parts) - 1
-        for number, begin in enumerate(self._all(total)):
-            current = number == last
-            at, draws = begin.segment.epoch, self.parts[number].draws
-            if begin.length == OPEN:
-                if at == epoch:
-                    yield number, begin.segment, begin.goes_on, -begin.offset, None if current else draws
-                continue
-            assert total is not None
-            if epoch == at:
-                drawn = begin.length if current else min(begin.length, draws)
-                yield number, begin.segment, begin.goes_on, -begin.offset, drawn
-            elif epoch > at:
-                full = begin.later.epoch_length(begin.kept or 0)
-                first = begin.length + (epoch - at - 1) * full
-                if current or first < draws:
-                    stop = first + full if current else min(first + full, draws)
-                    yield number, begin.full(total, epoch), False, first, stop
+        return find_place(self.parts, self._all(total), sample, total, epoch)
 
     def _begin(self, total: int | None) -> Begin:
         known, begin = self._last

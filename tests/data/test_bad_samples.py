@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data.bad_samples import substitutes
+from lazyshard.data.substitutes import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.storage.streams import foreign, produce

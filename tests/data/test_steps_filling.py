@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
-from lazyshard.data import samples as samples_module
-from lazyshard.data.bad_samples import of_another_chunk, substitutes
+from lazyshard.data import substitutes as substitutes_module
 from lazyshard.data.dropped_rows import DroppedRows
-from lazyshard.data.samples import FILL_ROWS
+from lazyshard.data.substitutes import FILL_ROWS, of_another_chunk, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSamples, WaitTimeout
 from tests.data import step_functions as functions
 from tests.data.streams import expected, loader_of
@@ -174,7 +173,7 @@ def test_nothing_is_waited_for_that_would_not_be_looked_into(tmp_path: Path, mon
     options: Any = {"max_total_samples": 12, "max_wait": 0.1}
     with pytest.raises(BadSample, match="no usable substitute for sample 3"):
         open_rank(directory, failing(3, 4, 5), **options)[3]
-    monkeypatch.setattr(samples_module, "FILL_ROWS", 3)
+    monkeypatch.setattr(substitutes_module, "FILL_ROWS", 3)
     dataset = open_rank(directory, Filter(functions.nothing), **options)
     for _ in range(2):
         with pytest.raises(NothingKept, match="no row takes the place of sample 3: 3 in a row were dropped"):

@@ -72,7 +72,7 @@ def skipped() -> str:
 
 def nothing_kept() -> None:
     produce(STREAM, 4)
-    with mock.patch("lazyshard.data.samples.FILL_ROWS", 3), logged():
+    with mock.patch("lazyshard.data.substitutes.FILL_ROWS", 3), logged():
         dataset(fails_at(0, 1, 2, 3, error=SkipSample("too long")))[1]
 
 

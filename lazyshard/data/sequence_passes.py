@@ -16,7 +16,7 @@ from lazyshard.data.sequence_maker import SequenceMaker
 from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk
 from lazyshard.data.sequence_settings import SequenceSettings
 from lazyshard.data.sequence_states import Standing
-from lazyshard.data.shared import EPOCH, SharedNumbers
+from lazyshard.data.shared import SharedNumbers
 from lazyshard.data.worker_parent import parent_of_worker
 from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
@@ -103,7 +103,7 @@ class SequencePasses:
         apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
         self._reader.parent = parent_of_worker() if apart else None
         self._planner.tells = rank.dp_rank == 0 and number == 0
-        return self._pass(walk, rank, (first, within), workers * micro, counts=self._planner.tells)
+        return self._pass(walk, standing.epoch, rank, (first, within), workers * micro, counts=self._planner.tells)
 
     def standing(self, epoch: int, ranks: int, *, in_worker: bool) -> Standing | None:
         """Returns where the run stands by what this pass has handed out; None if it handed out none of that epoch.
@@ -129,9 +129,10 @@ class SequencePasses:
         self._progress = None
 
     def _pass(
-        self, walk: SequenceWalk, rank: Rank, start: tuple[int, int], step: int, *, counts: bool
+        self, walk: SequenceWalk, epoch: int, rank: Rank, start: tuple[int, int], step: int, *, counts: bool
     ) -> Iterator[Any]:
-        number, size, epoch = rank.dp_rank, self._settings.batch_size, self._shared.view[EPOCH]
+        # The epoch is given: by now, at the first sequence that is asked for, another one may be set.
+        number, size = rank.dp_rank, self._settings.batch_size
         micro = rank.dp_size * size
         first, within = start
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
-from lazyshard.format.names import MANIFEST
+from lazyshard.format.names import HEAD, MANIFEST
 from lazyshard.storage.durable import publish_new_bytes, sync_directory
 from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import check_arrays, check_same_encoding, read_manifest
@@ -63,6 +63,11 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
         listing = list_chunks(directory)
         if MANIFEST in os.listdir(directory):
             raise _unseen(directory)
+        if (listing.data or listing.seals) and HEAD in os.listdir(directory):
+            raise StreamInvalid(
+                f"{directory}: there are chunks and {HEAD}, but {MANIFEST} is missing; restore it from a copy",
+                directory=str(directory),
+            )
         if listing.data or listing.seals:
             raise StreamInvalid(
                 f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "

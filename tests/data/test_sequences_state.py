@@ -320,3 +320,17 @@ def test_a_state_behind_the_end_of_a_live_stream_is_refused_when_that_is_known(t
         list(live)
     with pytest.raises(StateMismatch, match=says):
         open_sequences(tmp_path / "s", Pack(10)).load_state_dict(state)
+
+
+def test_a_pass_goes_on_in_its_epoch_when_another_is_set_before_its_first_sequence(tmp_path: Path) -> None:
+    directory = write_rows(tmp_path / "s", LENGTHS)
+    sequences = open_sequences(directory, Pack(10))
+    walked = iter(sequences)
+    sequences.set_epoch(1)
+    next(walked)
+    resumed = open_sequences(directory, Pack(10))
+    resumed.load_state_dict(sequences.state_dict())
+    begun = open_sequences(directory, Pack(10))
+    begun.set_epoch(1)
+    assert resumed.epoch == 1
+    assert [written(one) for one in resumed] == [written(one) for one in begun]

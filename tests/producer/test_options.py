@@ -234,3 +234,17 @@ def test_the_command_never_imports_torch() -> None:
     code = "import sys, lazyshard_producer.command; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_stream_that_has_lost_its_manifest_is_to_be_restored(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(run_arguments(out, [source])) == 0
+    (out / "stream.end").unlink()
+    (out / "stream.json").unlink()
+    capsys.readouterr()
+    assert main(run_arguments(out, [source])) == 5
+    assert_one_line(
+        capsys.readouterr().err, "there are chunks and head.json, but stream.json is missing; restore it from a copy"
+    )

@@ -205,7 +205,10 @@ def check(args: Any) -> None:
     if not args.sharded_lazy:
         for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
             if os.path.exists(os.path.join(name, "stream.json")):
-                notice(f"--dataset {name} is a lazyshard stream; it is read as one with --sharded_lazy true")
+                notice(
+                    f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes the "
+                    f"directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
+                )
         return
     if not settings.is_training(args):
         notice("--sharded_lazy is for commands that train; it is put aside here")

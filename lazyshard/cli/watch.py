@@ -145,15 +145,23 @@ def _serve(looks: SharedLooks, answers: dict[str, Answer], host: str, port: int)
                 f"whoever reaches {host} can read it: how the stream is, and the names of its consumers, sources and "
                 f"machines. Nothing is authenticated or encrypted"
             )
-        signal.sigwait({signal.SIGINT})
+        _wait_for_interrupt()
         server.shutdown()
         looks.close()
     return exits.INTERRUPTED
 
 
+def _wait_for_interrupt() -> None:
+    """Returns at Ctrl-C, unless this process ignores it: what a script starts in its background is to outlive it."""
+    while True:
+        signal.sigwait({signal.SIGINT})
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            return
+
+
 @contextlib.contextmanager
 def _interrupt_held() -> Iterator[None]:
-    """Holds Ctrl-C back, for `sigwait`, in this thread and in those that it starts meanwhile.
+    """Holds Ctrl-C back, for `_wait_for_interrupt`, in this thread and in those that it starts meanwhile.
 
     Raised as an exception it may come in the middle of a lock's own code, which turns it into another error, and the
     server takes any error for one of a request, and goes on.

@@ -12,7 +12,7 @@ from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.format.names import HEAD, MANIFEST
 from lazyshard.storage.durable import publish_new_bytes, sync_directory
 from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import check_arrays, check_same_encoding, read_manifest
+from lazyshard.storage.manifest import check_arrays, check_same_encoding, manifest_lost, read_manifest
 
 
 def find_manifest(
@@ -61,14 +61,12 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
     check_samples_per_chunk(samples_per_chunk)
     with contextlib.suppress(FileNotFoundError):
         listing = list_chunks(directory)
-        if MANIFEST in os.listdir(directory):
+        names = os.listdir(directory)
+        if MANIFEST in names:
             raise _unseen(directory)
-        if (listing.data or listing.seals) and HEAD in os.listdir(directory):
-            raise StreamInvalid(
-                f"{directory}: there are chunks and {HEAD}, but {MANIFEST} is missing; restore it from a copy",
-                directory=str(directory),
-            )
         if listing.data or listing.seals:
+            if HEAD in names:
+                raise manifest_lost(directory, HEAD)
             raise StreamInvalid(
                 f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
                 f"directory, or, to continue these chunks, first run "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lazyshard.errors import ManifestInvalid, StreamMismatch
+from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch
 from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.format.encoding import differences
 from lazyshard.format.names import MANIFEST
@@ -43,6 +43,20 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
             actual=str(manifest.samples_per_chunk),
         )
     return manifest
+
+
+def manifest_lost(directory: Path, beside: str, again: str = "") -> StreamInvalid:
+    """Returns the error of chunks of a stream of ours whose manifest is not there.
+
+    Args:
+        directory: the stream's directory.
+        beside: the file by which it is known for one of ours.
+        again: what else may help, in words that go on.
+    """
+    return StreamInvalid(
+        f"{directory}: there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy{again}",
+        directory=str(directory),
+    )
 
 
 def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:

@@ -12,7 +12,7 @@ from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.files import list_names
 from lazyshard.storage.foreign_stream import ForeignStream
 from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.manifest import manifest_lost, read_manifest
 from lazyshard.storage.mirror_chunks import MirroredChunks
 from lazyshard.storage.native_stream import NativeStream
 from lazyshard.storage.published import Published
@@ -101,10 +101,7 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     ours = HEAD if HEAD in names else OWNER if OWNER in names and samples_per_chunk is None else None
     if ours is not None:
         again = "" if ours == HEAD else "; or, if `lazyshard adopt` was interrupted, run that again"
-        raise StreamInvalid(
-            f"{directory}: there are chunks and {ours}, but {MANIFEST} is missing; restore it from a copy{again}",
-            directory=str(directory),
-        )
+        raise manifest_lost(directory, ours, again)
     if not listing.seals:
         raise StreamUnsealed(
             f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "

@@ -262,6 +262,17 @@ def test_ctrl_c_ends_it_while_it_is_asked(stream: Path) -> None:
         assert (code, told) == (130, "")
 
 
+def test_what_a_script_runs_in_its_background_outlives_ctrl_c(stream: Path) -> None:
+    """A shell has such a program ignore the interrupt that all of a terminal get."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with watch(stream) as running:
+            running.process.send_signal(signal.SIGINT)
+            assert {get(running.port, "/status.json").status for _ in range(30)} == {200}
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _ask_until(ended: threading.Event, port: int) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
         while not ended.is_set():

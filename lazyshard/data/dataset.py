@@ -36,7 +36,7 @@ from lazyshard.data.order import LayoutName, Order, UnitName
 from lazyshard.data.rank import Rank, resolve_rank
 from lazyshard.data.run_states import Ranges, RunStates
 from lazyshard.data.samples import Met, SampleMaker
-from lazyshard.data.shared import EPOCH, TOLD, SharedNumbers, Stats
+from lazyshard.data.shared import ASKED, EPOCH, TOLD, SharedNumbers, Stats
 from lazyshard.data.state_checks import check_data
 from lazyshard.data.steps import RowSteps, Step
 from lazyshard.data.worker_parent import watch_forks
@@ -504,6 +504,7 @@ class LazyShardedDataset(Dataset[Any]):
 
         Raises: as `draw`.
         """
+        self._numbers[ASKED] = 1
         return self.draw(index).epoch == self._numbers[EPOCH]
 
     def __len__(self) -> int:
@@ -579,7 +580,13 @@ class LazyShardedDataset(Dataset[Any]):
             epoch = self._numbers[EPOCH]
         if spaces is None:
             made = EpochSpaces(
-                self._order, self._rank or resolve_rank(), self._reader, self._consumer, self._states, epoch
+                self._order,
+                self._rank or resolve_rank(),
+                self._reader,
+                self._consumer,
+                self._states,
+                epoch,
+                self._shared,
             )
             # Before the spaces: who finds those relies on this.
             self._step = 1 if self._order.layout == "block" else made.rank.dp_size

@@ -11,6 +11,7 @@ from lazyshard.data.index_space import IndexSpace
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.run_states import RunStates
+from lazyshard.data.shared import SharedNumbers
 from lazyshard.data.worker_parent import parent_of_worker
 from lazyshard.storage import StreamReader
 
@@ -27,6 +28,7 @@ class EpochSpaces:
         consumer: for whom rank 0 keeps a reading mark; None for nobody.
         states: where the run stands.
         epoch: the epoch that is set.
+        shared: what the processes of the data set share.
 
     Attributes:
         rank: as given.
@@ -37,12 +39,20 @@ class EpochSpaces:
     """
 
     def __init__(
-        self, order: Order, rank: Rank, reader: StreamReader, consumer: str | None, states: RunStates, epoch: int
+        self,
+        order: Order,
+        rank: Rank,
+        reader: StreamReader,
+        consumer: str | None,
+        states: RunStates,
+        epoch: int,
+        shared: SharedNumbers,
     ) -> None:
         self.rank = rank
         self._order = order
         self._consumer = consumer
         self._states = states
+        self._shared = shared
         self._since = time.time()
         self._told: set[str] = set()
         settle_unit(states, order, rank, reader, consumer, self._since)
@@ -77,4 +87,14 @@ class EpochSpaces:
 
     def _make(self, epoch: int, reader: StreamReader) -> IndexSpace:
         state = self._states.of(epoch, self.rank.dp_size)
-        return IndexSpace(self._order, self.rank, reader, state, self._total, self._consumer, self._since, self._told)
+        return IndexSpace(
+            self._order,
+            self.rank,
+            reader,
+            state,
+            self._total,
+            self._consumer,
+            self._since,
+            self._told,
+            self._shared,
+        )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.reading_marks import ReadingMarks
+from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
 from lazyshard.plan import Draw, Layout, Run, make_layout
@@ -34,6 +35,7 @@ class IndexSpace:
         consumer: for whom rank 0 keeps a reading mark; None for nobody.
         since: when the data set was made, in seconds since 1970.
         told: the kinds of warnings that were logged already.
+        shared: what the processes of the data set share.
 
     Attributes:
         rank: as given.
@@ -59,12 +61,14 @@ class IndexSpace:
         consumer: str | None,
         since: float,
         told: set[str],
+        shared: SharedNumbers,
     ) -> None:
         self.order = order
         self.rank = rank
         self.state = state
         self.course = course_of(state)
         self._told = told
+        self._shared = shared
         published = reader.seen
         known = order.known_total(published)
         block = order.block(self.course, total)
@@ -180,14 +184,8 @@ class IndexSpace:
             total = self.order.known_total(published)
             self._certain = (position if total is None else self.layout.block, total)
             self._tell_cut(published, reader)
-        # Who gives num_samples has asked for it.
-        asked = self.order.num_samples is not None
-        if self.wraps and not asked and total is not None and position >= self.course.epoch_length(total):
-            self.tell(
-                "wrapped",
-                f"{reader.directory}: the stream has ended with {total} samples; what is read from here on is the next "
-                f"epoch. To stop instead, ask `dataset.in_epoch(index)` before each step",
-            )
+        if self.wraps and total is not None and position >= self.course.epoch_length(total):
+            self._tell_wrapped(total, reader)
         return total
 
     def tell(self, what: str, text: str) -> None:
@@ -216,6 +214,15 @@ class IndexSpace:
                 "batch",
                 f"{reader.directory}: asked for a batch of {size}, batch_size is {self.order.batch_size}: where an "
                 f"epoch ends, a batch may then mix it with the next. Give the data set the batch size of the loader",
+            )
+
+    def _tell_wrapped(self, total: int, reader: StreamReader) -> None:
+        # Who gives num_samples wants it so, and who asks where the epoch ends stops there, though workers read ahead.
+        if self.order.num_samples is None and not self._shared.view[ASKED]:
+            self.tell(
+                "wrapped",
+                f"{reader.directory}: the stream has ended with {total} samples; what is read from here on is the next "
+                f"epoch. To stop instead, ask `dataset.in_epoch(index)` before each step: nobody has asked so far",
             )
 
     def _tell_cut(self, published: Published, reader: StreamReader) -> None:

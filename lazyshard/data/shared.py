@@ -28,6 +28,9 @@ TOLD: Final = _COLUMNS
 """Place in the view of whether some process has looked if the order undoes how the stream was dealt: the first of the
 second row, which counts nothing."""
 
+ASKED: Final = 2 * _COLUMNS
+"""Place in the view of whether some process has asked if an index is still in the epoch: the first of the third row."""
+
 _BAD, _OPENED, _WAITED_MS, _DROPPED, _FILLED, _ENCODED, _FROM_CACHE, _NOT_CACHED = range(1, _COLUMNS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedDataset
 
@@ -75,6 +76,26 @@ def test_going_on_into_the_next_epoch_is_told_once(tmp_path: Path, caplog: pytes
     assert [dataset[index]["id"] for index in range(20)] == [*range(10), *range(10)]
     assert len(caplog.messages) == 1
     assert "has ended with 10 samples; what is read from here on is the next epoch" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_asks_where_the_epoch_ends_is_told_nothing(
+    workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The question itself and workers that read ahead draw of the next epoch too."""
+    stream = produce(tmp_path / "s", 40, end=False)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, batch_size=2, max_total_samples=100)
+    loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=2, num_workers=workers)
+    seen: list[int] = []
+    for step, batch in enumerate(loader):
+        if not dataset.in_epoch(dataset.rank_indices[step * 2]):
+            break
+        seen += batch["id"].tolist()
+        if step == 0:
+            produce(stream, 44)
+    assert seen == list(range(44))
+    assert "next epoch" not in capfd.readouterr().err
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("end", [True, False])

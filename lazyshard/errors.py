@@ -308,6 +308,17 @@ class CursorTaken(LazyShardError, RuntimeError):
     holder: str | None = None
 
 
+class CursorUnwritable(LazyShardError, OSError):
+    """The filesystem took no cursor; the checkpoint that it was to tell of is not touched, and `commit` may come again.
+
+    The error of the filesystem is its cause, with the number that the system gave.
+    """
+
+    directory: str | None = None
+    consumer: str | None = None
+    uid: int | None = None
+
+
 class WriterFailed(LazyShardError, OSError):
     """A write failed; what was published stands, the open chunk is dropped, and opening the stream again resumes."""
 

@@ -54,6 +54,7 @@ def test_errors_that_users_may_catch_are_all_there() -> None:
         "ConfigInvalid": "ValueError",
         "CursorInvalid": "ValueError",
         "CursorTaken": "RuntimeError",
+        "CursorUnwritable": "OSError",
         "EndInvalid": "ValueError",
         "ExportExists": "FileExistsError",
         "FileRefused": "OSError",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lazyshard.data.state_checks import standing
-from lazyshard.errors import CursorTaken
+from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError
 from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare
+from lazyshard.format.cursor import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.storage import CursorOwner
 from lazyshard.storage.run_state import course_of
@@ -49,8 +52,9 @@ class Commits:
 
         Raises:
             CursorTaken: another run of the same name writes it.
+            CursorUnwritable: the filesystem refused.
+            FileRefused, StoreRefused, StoreUnavailable: as they say.
             VersionUnsupported: the cursor that is there is of a later format.
-            OSError: the filesystem refused.
             RuntimeError: this is a fork of the process that owns the cursor.
         """
         current = state.parts[-1]
@@ -70,13 +74,34 @@ class Commits:
             state=state,
             blend=self.blend,
         )
-        if self._owner is None:
-            try:
-                self._owner = CursorOwner(self._directory, self._consumer, take_over=take_over)
-            except CursorTaken as error:
-                error.args = (f"{error}: `commit(..., take_over=True)`",)
-                raise
-        self._owner.put(cursor)
+        try:
+            if self._owner is None:
+                self._owner = self._begin(take_over)
+            self._owner.put(cursor)
+        except LazyShardError:
+            raise
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _begin(self, take_over: bool) -> CursorOwner:
+        try:
+            return CursorOwner(self._directory, self._consumer, take_over=take_over)
+        except CursorTaken as error:
+            error.args = (f"{error}: `commit(..., take_over=True)`",)
+            raise
+
+    def _unwritable(self, error: OSError) -> CursorUnwritable:
+        uid = os.geteuid()
+        allowed = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
+        remedy = "Mend that" if allowed else f"Let uid {uid} write to {self._directory / CURSORS}"
+        return CursorUnwritable(
+            f"{self._directory}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error}). "
+            f"The checkpoint is not touched; the producer goes by the cursor before this one, and without any it does "
+            f"not know of this run. {remedy}, and commit again",
+            directory=str(self._directory),
+            consumer=self._consumer,
+            uid=uid,
+        )
 
 
 def chunks_done(states: Iterable[RunState], total: int | None) -> int:

@@ -442,7 +442,7 @@ class LazyShardedDataset(Dataset[Any]):
             CursorTaken: another run commits under the same name.
             StateInvalid, VersionUnsupported, StateMismatch: one of `keep` is none of this run.
             StateMismatch: the first time also if chunks are deleted that come next, as where a run starts anew.
-            OSError: the filesystem refused; the cursor before may be the one that counts.
+            CursorUnwritable, FileRefused, StoreRefused, StoreUnavailable: it was not taken; the cursor before counts.
             ValueError: as `state_dict`; or the data set has no `consumer`.
             RuntimeError: in a DataLoader worker, or in a fork of the process that committed before.
         """

@@ -7,6 +7,7 @@ Files, in the stream's directory: `cursors/NAME.reading.json`, one for each cons
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -58,11 +59,14 @@ def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
     except OSError as error:
         if str(target) not in _told:
             _told.add(str(target))
+            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = f"; let uid {os.geteuid()} write to {folder}" if refused else ""
             _log.warning(
-                "%s: cannot be written (%s), so the producer is not told how far this reader is, and may hold back "
-                "what it needs: make the folder writable to it",
+                "%s: cannot be written (%s), so the producer is not told how far this run reads: one that goes no "
+                "further ahead than its consumers need may hold back what this run waits for%s",
                 target,
-                error,
+                error.strerror or error,
+                remedy,
             )
         return False
     return True

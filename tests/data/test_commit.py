@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.errors import ChunkRetired, CursorTaken, StateMismatch
+from lazyshard.errors import ChunkRetired, CursorTaken, CursorUnwritable, StateMismatch
 from lazyshard.format.state import RunState
 from lazyshard.storage import read_cursor
 from lazyshard.storage.retire import retire
@@ -209,6 +210,26 @@ def test_fork_does_not_write_its_parents_cursor_and_a_copy_does_not_own_it(strea
         copied.commit(8, last_epoch=True)
     dataset.commit(12, last_epoch=True)
     assert chunks_before(stream) == 3
+
+
+def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
+    stream: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    dataset = open_run(stream)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr("lazyshard.storage.cursor.write_all", full)
+        for _ in range(2):
+            with pytest.raises(
+                CursorUnwritable, match=r"cursor of 'sft' cannot be written \(No space left.*Mend that,"
+            ):
+                dataset.commit(16, last_epoch=True)
+    dataset.commit(16, last_epoch=True)
+    assert chunks_before(stream) == 4
+    dataset.commit(24, last_epoch=True)
+    assert chunks_before(stream) == 6
 
 
 def test_run_that_goes_back_takes_its_cursor_back(stream: Path) -> None:

@@ -14,10 +14,8 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.patience import READERS, Patience
 from lazyshard.storage.retire import retire
-from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said
+from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, without_rights
 from tests.storage.streams import produce
-
-NOBODY: Final = 65534
 
 
 def torn(name: str, data: bytes = b"") -> int:
@@ -95,14 +93,8 @@ def unreadable() -> None:
     produce(STREAM, 4)
     for path, mode in ((Path(), 0o755), (STREAM, 0o755), (STREAM / "chunk_00001.jsonl", 0)):
         path.chmod(mode)
-    root = os.geteuid() == 0
-    try:
-        if root:
-            os.seteuid(NOBODY)
+    with without_rights():
         rows_of_stream()
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 def empty() -> str:

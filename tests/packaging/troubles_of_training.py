@@ -18,7 +18,7 @@ from lazyshard_swift.gate import Gate
 from lazyshard_swift.position_files import load as load_position
 from lazyshard_swift.position_fits import check_fits
 from lazyshard_swift.settings_checks import check_combinations
-from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told
+from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told, without_rights
 from tests.storage.streams import produce
 from tests.swift.unit.runs import megatron, position
 
@@ -109,6 +109,15 @@ def two_runs() -> None:
     second.commit(2, last_epoch=True)
 
 
+def no_permission() -> None:
+    produce(STREAM, 4)
+    for path in (Path(), STREAM):
+        path.chmod(0o755)
+    (STREAM / "cursors").mkdir(mode=0o555)
+    with without_rights():
+        dataset(consumer="sft").commit(2, last_epoch=True)
+
+
 def position_torn() -> None:
     Path("checkpoint-10").mkdir()
     Path("checkpoint-10", "lazyshard.json").write_bytes(b"[]")
@@ -148,6 +157,7 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "StateInvalid": lambda: whole().load_state_dict({}),
     "StateMismatch": other_state,
     "CursorTaken": two_runs,
+    "CursorUnwritable": no_permission,
     "PositionInvalid": position_torn,
     "ResumeRefused": lambda: check_fits(position(), position(seed=43), "checkpoint-10"),
     "SettingsRefused": lambda: check_combinations(megatron(streaming=True)),

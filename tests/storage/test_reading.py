@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -68,8 +69,8 @@ def test_directory_that_refuses_is_told_once_and_not_raised(tmp_path: Path, capl
         assert not write_reading(tmp_path / "nowhere", OLD)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    assert f"{tmp_path}/cursors/sft.reading.json: cannot be written (" in told[0]
-    assert "the producer is not told how far this reader is" in told[0]
+    assert f"{tmp_path}/cursors/sft.reading.json: cannot be written (File exists)" in told[0]
+    assert "the producer is not told how far this run reads" in told[0]
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -102,3 +103,15 @@ def test_writer_killed_while_it_writes_leaves_the_old_mark(tmp_path: Path, monke
     assert forked(write) == -signal.SIGKILL
     assert read_reading(tmp_path, "sft") == OLD
     assert len(names(tmp_path / "cursors")) == 2
+
+
+def test_who_may_write_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("lazyshard.storage.reading.publish_bytes", refuse)
+    assert not write_reading(tmp_path, OLD)
+    (told,) = caplog.messages
+    assert told.endswith(f"what this run waits for; let uid {os.geteuid()} write to {tmp_path}/cursors")

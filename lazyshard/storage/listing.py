@@ -14,6 +14,14 @@ from lazyshard.format.names import parse_arrays_name, parse_chunk_name, parse_to
 from lazyshard.storage.files import list_names, unreadable
 
 
+def other_files(names: Iterable[str]) -> str:
+    """Returns some of the names in a directory, for people; nothing if it is empty, or one may be of a stream."""
+    seen = sorted(names)
+    if any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in seen):
+        return ""
+    return ", ".join(seen[:3]) + (", ..." if len(seen) > 3 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The chunk files of a directory.

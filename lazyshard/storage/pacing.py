@@ -76,7 +76,8 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
         gap += f"; the newest chunk holds only {published.short} rows, so it counts once stream.end says it is the last"
     head = published.head
     if head is None:
-        return f"{published.chunks} chunks are complete, nothing is known of the producer{gap}"
+        chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks} chunks are"
+        return f"{chunks} complete, nothing is known of the producer{gap}"
     age = heartbeat_age(published, now) or 0.0
     who = f"the producer (pid {head.pid} on {printable(head.host)})"
     expected = expected_wait(samples, published)

@@ -411,4 +411,5 @@ class StreamReader(Waiting):
             raise
 
     def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
-        return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait)
+        foreign = chunk is not None and self.stream_id is None
+        return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait, foreign)

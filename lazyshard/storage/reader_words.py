@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from lazyshard.errors import ChunkMissing, ChunkRetired, StreamInvalid, StreamMissing, WaitTimeout
 from lazyshard.format.cursor import CURSORS
+from lazyshard.format.names import END
+from lazyshard.storage.files import list_names
+from lazyshard.storage.listing import other_files
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S, describe_producer, format_seconds, heartbeat_age
 from lazyshard.storage.producer_process import process_ended, process_gone
 from lazyshard.storage.published import Published
@@ -26,6 +28,7 @@ class ReaderWait:
         chunk: the chunk of the last of them; None where there is no stream yet.
         waited: seconds waited so far.
         max_wait: seconds to wait at the most.
+        foreign: another program fills the directory.
     """
 
     directory: Path
@@ -35,6 +38,7 @@ class ReaderWait:
     chunk: int | None
     waited: float
     max_wait: float
+    foreign: bool = False
 
     def describe(self, now: float) -> str:
         """Says what is waited for, and what the producer is doing; `now` in seconds since 1970."""
@@ -46,7 +50,11 @@ class ReaderWait:
                 f"{_path_hint(self.directory)}"
             )
         producer = describe_producer(self.seen, self.samples, now, _producer_gone(self.seen, now))
-        return f"{who}waiting for chunk {self.chunk} of {self.directory} {so_far}: {producer}"
+        whole = self.seen.gap is None and self.seen.short is None
+        end = (
+            f"; if no more are to come, an empty file {self.directory / END} says so" if self.foreign and whole else ""
+        )
+        return f"{who}waiting for chunk {self.chunk} of {self.directory} {so_far}: {producer}{end}"
 
     def timeout(self, now: float) -> WaitTimeout:
         """Returns the error for a wait that is given up."""
@@ -113,7 +121,13 @@ def _producer_gone(published: Published, now: float) -> bool:
 
 
 def _path_hint(directory: Path) -> str:
-    """Returns a hint where not even the directory is there: a producer makes it when it starts."""
-    if isinstance(directory, UrlPath) or os.path.lexists(directory):
+    """Returns a hint where not even the directory is there, which a producer makes, or it holds something else."""
+    if isinstance(directory, UrlPath):
         return ""
-    return "; there is no such directory yet, so see whether the path is right"
+    try:
+        found = other_files(list_names(directory))
+    except FileNotFoundError:
+        return "; there is no such directory yet, so see whether the path is right"
+    except OSError:
+        return ""
+    return f"; the directory holds other files ({found}), so see whether the path is right" if found else ""

@@ -309,7 +309,7 @@ def test_gap_without_a_head_says_which_chunk_and_how_long(missing: str, tmp_path
     with pytest.raises(WaitTimeout) as caught:
         StreamReader(place, 1, max_wait=0).read(1)
     assert str(caught.value) == (
-        f"waiting for chunk 1 of {place} (0 s of at most 0 s): 1 chunks are complete, nothing is known of the producer"
+        f"waiting for chunk 1 of {place} (0 s of at most 0 s): 1 chunk is complete, nothing is known of the producer"
         f"; chunk 1 lacks its data or its marker. Gave up: start its producer, or wait longer with max_wait"
     )
     assert (caught.value.chunk, caught.value.state, caught.value.heartbeat_age) == (1, None, None)

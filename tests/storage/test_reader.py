@@ -91,6 +91,29 @@ def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Cloc
     with pytest.raises(WaitTimeout) as caught:
         StreamReader(tmp_path / "missing", max_wait=30)
     assert "see whether the path" not in str(caught.value)
+    for name in "dcba":
+        (tmp_path / "missing" / f"{name}.parquet").touch()
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(tmp_path / "missing", max_wait=30)
+    assert "; the directory holds other files (a.parquet, b.parquet, c.parquet, ...), so see whether" in str(
+        caught.value
+    )
+
+
+def test_wait_for_another_programs_stream_says_how_it_ends(tmp_path: Path, clock: Clock) -> None:
+    for name in ("chunk_00000.jsonl", "chunk_00001.jsonl"):
+        (tmp_path / name).write_text('{"id":0}\n')
+        (tmp_path / f"{name}.completed").touch()
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(tmp_path, 1, max_wait=30).read(2)
+    assert str(caught.value) == (
+        f"waiting for chunk 2 of {tmp_path} (30 s of at most 30 s): 2 chunks are complete, nothing is known of the "
+        f"producer; if no more are to come, an empty file {tmp_path}/stream.end says so. Gave up: start its producer, "
+        f"or wait longer with max_wait"
+    )
+    (tmp_path / "stream.end").touch()
+    with pytest.raises(IndexError):
+        StreamReader(tmp_path, 1, max_wait=30).read(2)
 
 
 def test_timeout_names_chunk_directory_time_and_state(tmp_path: Path, clock: Clock) -> None:

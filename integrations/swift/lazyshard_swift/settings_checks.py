@@ -6,6 +6,7 @@ import os
 from typing import Any, Final
 
 from lazyshard.storage.files import list_names
+from lazyshard.storage.listing import other_files
 from lazyshard.storage.urls import is_url, stream_name, stream_path
 from lazyshard_swift.errors import refused
 from lazyshard_swift.own_checks import check_own
@@ -148,19 +149,17 @@ def check_directory(directory: str) -> None:
         SettingsRefused: naming some of what is there.
     """
     try:
-        names = sorted(list_names(stream_path(directory)))
+        found = other_files(list_names(stream_path(directory)))
     except FileNotFoundError:
         return
     except OSError:
         if is_url(directory):
             raise
         return
-    if not names or any(name.startswith((".", "chunk_", "stream.", "head.json")) for name in names):
-        return
-    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    raise refused(
-        "dataset",
-        f"--dataset {directory}: there is no stream in it, but other files ({some}). A stream has files named "
-        f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk 1000` "
-        f"makes one",
-    )
+    if found:
+        raise refused(
+            "dataset",
+            f"--dataset {directory}: there is no stream in it, but other files ({found}). A stream has files named "
+            f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk "
+            f"1000` makes one",
+        )

@@ -360,7 +360,7 @@ def start_megatron_sft(
     """
     more = {
         "NPROC_PER_NODE": str(processes),
-        "PYTHONPATH": str(CPU / "standin"),
+        "PYTHONPATH": os.pathsep.join((str(CPU / "startup"), str(CPU / "standin"))),
         "CPU_AS_CUDA": "1",
         "TORCHDYNAMO_DISABLE": "1",
         **(environment or {}),
@@ -437,6 +437,7 @@ def _environment(work: Path) -> dict[str, str]:
     return {
         **kept,
         "PATH": os.pathsep.join([str(BIN), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "PYTHONPATH": str(CPU / "startup"),
         "HOME": str(work),  # caches of data sets, models and fonts
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",

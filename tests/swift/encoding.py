@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.swift.commands import CPU
 from tests.swift.streams import ROOT
 from tests.swift.unit.programs import environment
 
@@ -27,7 +28,9 @@ def environment_of(folder: Path) -> dict[str, str]:
         MODELSCOPE_CACHE=str(folder / "ms"),
         HF_HUB_OFFLINE="1",
         CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / "producer", ROOT / "integrations" / "swift"))),
+        PYTHONPATH=os.pathsep.join(
+            map(str, (CPU / "startup", ROOT, ROOT / "producer", ROOT / "integrations" / "swift"))
+        ),
         OMP_NUM_THREADS="1",
     )
 

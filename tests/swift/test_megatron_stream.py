@@ -35,32 +35,6 @@ from tests.swift.streams import producing, published, wait_for_samples, write_js
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_dp4_two_epochs_of_an_ended_stream(tmp_path: Path, model: Path) -> None:
-    samples, step_samples = 75, 16  # 4 whole stripes, a tail of 11 rows; an epoch of 72 samples: 4 steps and a half
-    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
-    run = megatron_sft(
-        tmp_path / "run",
-        model,
-        dataset=directory,
-        sharded_lazy=True,
-        num_train_epochs=2,
-        save_strategy="epoch",
-        global_batch_size=step_samples,
-    )
-    assert run.returncode == 0, run.tail()
-    assert_places(run.batches, dp=4)
-    by_dp = ids_by_dp(run.batches)
-    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(4), 36)
-    first, second = by_epoch(by_dp, samples)
-    assert len(assert_dealt(first, samples)) == len(assert_dealt(second, samples)) == 3
-    assert all(first[dp] != second[dp] for dp in range(4)), "both epochs in the same order"
-    assert list(run.losses) == list(range(1, 10))
-    # Steps 4 and 8 are the last that end within their epochs, 9 is the end.
-    consumed = {path.name: position_of(path)["consumed"] for path in run.output_dir.glob("checkpoint-*")}
-    assert consumed == {"checkpoint-4": 64, "checkpoint-8": 128, "checkpoint-9": 144}
-    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in run.output
-
-
 def test_tp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:
     samples = 107  # 13 whole stripes and 3 rows
     directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
@@ -89,27 +63,10 @@ def test_tp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: P
     assert len(re.findall(r"'eval_loss': ", run.output)) == 2, run.tail()
 
 
-def test_pp2_dp2_with_four_micro_batches_in_a_step(tmp_path: Path, model: Path) -> None:
+def test_virtual_pipeline_stages_get_the_same_four_micro_batches_in_a_step(
+    tmp_path: Path, make_model: ModelMaker
+) -> None:
     samples = 83  # 10 whole stripes and 3 rows; 80 samples are 5 steps
-    directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
-    run = megatron_sft(
-        tmp_path / "run",
-        model,
-        dataset=directory,
-        sharded_lazy=True,
-        num_train_epochs=1,
-        global_batch_size=16,
-        **PP2_DP2,
-    )
-    assert run.returncode == 0, run.tail()
-    assert_places(run.batches, dp=2, pp=2)
-    assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
-    steps = Counter((batch.rank, batch.step) for batch in run.batches)
-    assert steps == {(rank, step): 4 for rank in range(4) for step in range(1, 6)}
-
-
-def test_virtual_pipeline_stages_get_the_same_samples(tmp_path: Path, make_model: ModelMaker) -> None:
-    samples = 51
     directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
     run = megatron_sft(
         tmp_path / "run",
@@ -117,13 +74,15 @@ def test_virtual_pipeline_stages_get_the_same_samples(tmp_path: Path, make_model
         dataset=directory,
         sharded_lazy=True,
         num_train_epochs=1,
+        global_batch_size=16,
         virtual_pipeline_model_parallel_size=2,
         **PP2_DP2,
     )
     assert run.returncode == 0, run.tail()
     assert_places(run.batches, dp=2, pp=2)
-    assert {batch.vp for batch in run.batches} == {0, 1}
     assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
+    steps = Counter((batch.rank, batch.vp, batch.step) for batch in run.batches)
+    assert steps == {(rank, part, step): 4 for rank in range(4) for part in (0, 1) for step in range(1, 6)}
 
 
 def test_context_parallel_peers_get_the_same_samples(tmp_path: Path, model: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import LazyShardedDataset
-from tests.swift.commands import Run, megatron_sft, swift_sft
-from tests.swift.consumption import MICRO, SIZE
+from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
+from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
 from tests.swift.streams import row, write_stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -82,7 +82,13 @@ def test_megatron(tmp_path: Path, model: Path) -> None:
     order = drawn(directory, ranks, EPOCHS * epoch)
     options: dict[str, Any] = {"global_batch_size": 2 * ranks * MICRO}
     stream = megatron_sft(
-        tmp_path / "lazy", model, dataset=directory, sharded_lazy=True, num_train_epochs=EPOCHS, **options
+        tmp_path / "lazy",
+        model,
+        dataset=directory,
+        sharded_lazy=True,
+        num_train_epochs=EPOCHS,
+        save_strategy="epoch",
+        **options,
     )
     ordinary = megatron_sft(
         tmp_path / "ordinary",
@@ -94,6 +100,13 @@ def test_megatron(tmp_path: Path, model: Path) -> None:
     )
     assert_same(stream, ordinary, order, ranks)
     assert_untouched(ordinary)
+    first, second = by_epoch(ids_by_dp(stream.batches), SAMPLES)
+    assert len(assert_dealt(first, SAMPLES)) == len(assert_dealt(second, SAMPLES)) == SAMPLES - epoch
+    assert all(first[dp] != second[dp] for dp in range(ranks)), "both epochs in the same order"
+    # Steps 4 and 8 are the last that end within their epochs, 9 is the end.
+    consumed = {path.name: position_of(path)["consumed"] for path in stream.output_dir.glob("checkpoint-*")}
+    assert consumed == {"checkpoint-4": 64, "checkpoint-8": 128, "checkpoint-9": 144}
+    assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in stream.output
 
 
 def test_swift(tmp_path: Path, model: Path) -> None:

@@ -4,6 +4,7 @@
     standin/                      for PYTHONPATH of the training processes, never of the tests'
       transformer_engine/         NVIDIA's package in plain torch, as far as a dense GPT needs it
       cpu_as_cuda.py              torch.cuda calls land on the CPU; installed by the former where CPU_AS_CUDA=1
+    startup/sitecustomize.py      for PYTHONPATH too: quicker imports
 
 Everything else is the real thing: ms-swift, megatron-core and mcore-bridge as released, torchrun, gloo between the
 processes, and the sampler, collator and DataLoader workers of a real training.

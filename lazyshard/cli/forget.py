@@ -14,7 +14,7 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.units import duration, size
-from lazyshard.cli.wording import complain, count, explain, say
+from lazyshard.cli.wording import chunk_range, complain, count, explain, say
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
@@ -143,7 +143,7 @@ def _consequence(stream: Path, consumers: Sequence[Consumer], name: str) -> str:
     if not chunks:
         return "no chunk may be deleted for that: it is not the one that keeps them"
     much = "" if survey.disk.chunk_size is None else f", about {size(len(chunks) * survey.disk.chunk_size)}"
-    what = f"chunk {chunks[0]:,}" if len(chunks) == 1 else f"chunks {chunks[0]:,} to {chunks[-1]:,}"
+    what = chunk_range(chunks.start, chunks.stop)
     return f"without it, {what} may be deleted ({count(len(chunks), 'chunk')}{much}): no other consumer keeps them"
 
 

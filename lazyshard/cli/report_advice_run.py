@@ -228,7 +228,7 @@ def disk_finding(stream: str, outlook: Outlook) -> Finding:
             ages = [age for age in (one.checkpoint_age_s, one.reading_age_s) if age is not None]
             if ages and min(ages) > _DAY_S and one.lag_chunks:
                 name = one.consumer.name
-                change = f"Forget {name}, unless it will come back: it has given no sign for {duration(min(ages))}"
+                change = f"Forget {name!r}, unless it will come back: it has given no sign for {duration(min(ages))}"
                 command = f"lazyshard forget {shlex.quote(stream)} {shlex.quote(name)}"
                 changes.append(Change(5 * LITTLE, change, command))
     return Finding(text, tuple(changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lazyshard.cli.wording import count, one_line
+from lazyshard.cli.wording import chunk_range, count, one_line
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.band import Band, ChunkState
@@ -58,9 +58,9 @@ def window_words(window: OpenWindow, published: int) -> str:
         published: chunks that are.
     """
     chunks = range(window.first, window.stop)
-    words = _span(chunks)
+    words = chunk_range(chunks.start, chunks.stop)
     if window.first < published < window.stop:
-        words = f"{_span(range(published, window.stop))}, to read {words}"
+        words = f"{chunk_range(published, window.stop)}, to read {words}"
     if len(chunks) > _SHOWN_CHUNKS:
         return f"{words}, by {count(window.dp, 'rank')}"
     by_rank: dict[int | None, list[int]] = {}
@@ -75,10 +75,6 @@ def window_words(window: OpenWindow, published: int) -> str:
     if shared:
         parts.append(f"shared by ranks: {_numbers(shared)}")
     return f"{words} ({'; '.join(parts)})"
-
-
-def _span(chunks: range) -> str:
-    return f"chunk {chunks[0]:,}" if len(chunks) == 1 else f"chunks {chunks[0]:,} to {chunks[-1]:,}"
 
 
 def source_words(source: MixedSource) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Final
 
 from lazyshard.cli.units import duration
-from lazyshard.cli.wording import count
-from lazyshard.storage.outlook import Outlook
+from lazyshard.cli.wording import chunk_range, count
+from lazyshard.storage.outlook import ConsumerOutlook, Outlook
 from lazyshard.storage.pacing import failure_words
 
 _CLOCK_AHEAD_S: Final = 5.0
@@ -28,12 +29,12 @@ def problems(outlook: Outlook) -> list[str]:
         if one.problem is not None:
             forget = f"lazyshard forget {shlex.quote(str(survey.directory))} {shlex.quote(one.name)}"
             found.append(
-                f"consumer {one.name}: {one.problem}; it counts as done with nothing, so no chunk is deleted: mend "
+                f"consumer {one.name!r}: {one.problem}; it counts as done with nothing, so no chunk is deleted: mend "
                 f"that, or, if it will not come back, run `{forget}`"
             )
         elif one.cursor is not None and one.chunks_before < survey.census.retired:
             found.append(
-                f"consumer {one.name}: is done with {count(one.chunks_before, 'chunk')} only, but "
+                f"consumer {one.name!r}: is done with {count(one.chunks_before, 'chunk')} only, but "
                 f"{survey.census.retired:,} {'is' if survey.census.retired == 1 else 'are'} deleted, so it cannot go on"
             )
     if outlook.clock_ahead_s > _CLOCK_AHEAD_S:
@@ -77,27 +78,47 @@ def _of_readers(outlook: Outlook) -> str:
         return _of_ended(outlook)
     dry = [one for one in outlook.consumers if one.supply == "dry"]
     if dry:
-        waits = ", ".join(f"{one.consumer.name} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
+        waits = ", ".join(f"{one.consumer.name!r} for {count(-(one.ahead_chunks or 0), 'chunk')}" for one in dry)
         return f"waiting for data: {waits}"
     if told:
         return ""
     slowest = outlook.slowest
     if slowest is None or slowest.ahead_chunks is None:
-        lag, name = _furthest_behind(outlook)
-        return f"{name} is furthest behind, its checkpoints by {count(lag, 'chunk')}" if lag else ""
+        return _furthest_behind(outlook.consumers)
     name = slowest.consumer.name
-    return f"the producer is {count(slowest.ahead_chunks, 'chunk')} ahead of the slowest reader ({name})"
+    return f"the producer is {count(slowest.ahead_chunks, 'chunk')} ahead of the slowest reader, {name!r}"
 
 
 def _of_ended(outlook: Outlook) -> str:
-    lag, name = _furthest_behind(outlook)
-    if lag:
-        return f"{name} is furthest behind, its checkpoints by {count(lag, 'chunk')}"
+    behind = [one for one in outlook.consumers if one.lag_chunks]
+    training = [one for one in behind if one.remainder is None]
+    if training:
+        return _furthest_behind(training)
+    if behind:
+        return _of_remainder(max(behind, key=_lag))
     known = all(one.lag_chunks is not None for one in outlook.consumers)
     return "every consumer is done with it" if known else ""
 
 
-def _furthest_behind(outlook: Outlook) -> tuple[int, str]:
-    """Returns the largest lag and whose it is; (0, "") where none is known."""
-    lags = [(one.lag_chunks, one.consumer.name) for one in outlook.consumers if one.lag_chunks is not None]
-    return max(lags, default=(0, ""))
+def _of_remainder(one: ConsumerOutlook) -> str:
+    """Returns what holds a consumer back that has trained the whole stream."""
+    left = one.remainder
+    assert left is not None
+    but = f"all but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else "all of it"
+    text = f"{one.consumer.name!r} has trained {but}"
+    first = one.consumer.chunks_before
+    if left.keeps > first:
+        text += f", and keeps {chunk_range(first, left.keeps)} for an older checkpoint or another epoch"
+    return text
+
+
+def _furthest_behind(consumers: Iterable[ConsumerOutlook]) -> str:
+    """Returns whose lag is largest; nothing where there is none, or none is known."""
+    last = max(consumers, key=_lag, default=None)
+    if last is None or not last.lag_chunks:
+        return ""
+    return f"{last.consumer.name!r} is furthest behind, its checkpoints by {count(last.lag_chunks, 'chunk')}"
+
+
+def _lag(one: ConsumerOutlook) -> tuple[int, str]:
+    return one.lag_chunks or 0, one.consumer.name

@@ -23,6 +23,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def chunk_range(first: int, stop: int) -> str:
+    """Returns the chunks of the half-open range [first, stop), at least one.
+
+    >>> chunk_range(3, 4), chunk_range(0, 1200)
+    ('chunk 3', 'chunks 0 to 1,199')
+    """
+    return f"chunk {first:,}" if stop == first + 1 else f"chunks {first:,} to {stop - 1:,}"
+
+
 def say(text: str) -> None:
     """Prints a result."""
     _print(text, sys.stdout)

@@ -14,6 +14,7 @@ from lazyshard.storage.band import Band, make_band
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.growth import ChangePace, Pace
 from lazyshard.storage.pacing import STALE_HEARTBEAT_S
+from lazyshard.storage.remainder import Remainder, remainder
 from lazyshard.storage.survey import Survey
 
 DEAD_HEARTBEAT_S: Final = 60.0
@@ -45,6 +46,7 @@ class ConsumerOutlook:
         chunk_rate: chunks per second that it takes, None where unknown.
         supply: what it has to expect.
         dry_in_s: in how many seconds it has to wait at these rates: 0 if it does, None if never or unknown.
+        remainder: what is left of a stream that has ended, of which it has trained all whole steps; None otherwise.
     """
 
     consumer: Consumer
@@ -57,6 +59,7 @@ class ConsumerOutlook:
     chunk_rate: float | None
     supply: Supply
     dry_in_s: float | None
+    remainder: Remainder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ class Looks:
             chunk_rate=rate,
             supply=supply,
             dry_in_s=dry_in_s,
+            remainder=_remainder(survey, consumer),
         )
 
     def _consumer_rate(self, survey: Survey, consumer: Consumer) -> float | None:
@@ -216,6 +220,13 @@ def outlook_of_reader(
         return "unknown", None
     seconds = _time_to_use(ahead, taking - coming)
     return "steady" if seconds is None else "shrinking", seconds
+
+
+def _remainder(survey: Survey, consumer: Consumer) -> Remainder | None:
+    census = survey.census
+    if not census.ended or census.samples is None or consumer.cursor is None or consumer.problem is not None:
+        return None
+    return remainder(consumer.cursor, census.samples, census.chunks)
 
 
 def _time_to_use(amount: float, rate: float) -> float | None:

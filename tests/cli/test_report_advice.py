@@ -291,7 +291,7 @@ def test_a_producer_that_is_gone_is_to_be_started_again_first() -> None:
 
 def test_a_reader_that_waits_for_a_running_producer_needs_a_faster_one() -> None:
     found = waits_finding(outlook(survey(consumers=(consumer("sft", needs=1240),))), [], 0.0, [], 0)
-    assert found.text == "The producer is running; waiting for data: sft for 6 chunks."
+    assert found.text == "The producer is running; waiting for data: 'sft' for 6 chunks."
     assert [change.text for change in found.changes] == [
         "Make the producer faster, or start training later: sft waits for data"
     ]
@@ -359,7 +359,7 @@ def test_a_consumer_without_a_sign_for_days_is_to_be_forgotten() -> None:
     gone = survey(free=None, consumers=(consumer("old run", 10, 1, at=NOW - 3 * 86400),))
     found = disk_finding("/s", outlook(gone))
     assert commands(found) == ["lazyshard forget /s 'old run'"]
-    assert found.changes[0].text == "Forget old run, unless it will come back: it has given no sign for 3 days 0 h"
+    assert found.changes[0].text == "Forget 'old run', unless it will come back: it has given no sign for 3 days 0 h"
 
 
 def test_sizes_from_some_chunks_are_about() -> None:

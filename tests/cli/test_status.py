@@ -45,7 +45,7 @@ def test_live_stream(tmp_path: Path) -> None:
     assert shown(done.stdout) == (
         f"{stream}\n"
         "the producer was stopped 2 h 0 min ago: start it again to go on; the producer is\n"
-        "3 chunks ahead of the slowest reader (sft)\n"
+        "3 chunks ahead of the slowest reader, 'sft'\n"
         "\n"
         "published     10 chunks, 20 samples (2 a chunk); live\n"
         "deleted       4 chunks; 6 are there\n"
@@ -103,7 +103,7 @@ def test_damaged_files_are_told_and_got_round(tmp_path: Path, capsys: pytest.Cap
     assert (found["published_chunks"], found["producer"], found["consumers"][0]["lag_chunks"]) == (2, None, None)
     head, cursor = found["problems"]
     assert head.startswith(f"{tmp_path}/head.json: expected a JSON object")
-    assert cursor.startswith(f"consumer sft: {tmp_path}/cursors/sft.json: ")
+    assert cursor.startswith(f"consumer 'sft': {tmp_path}/cursors/sft.json: ")
     assert cursor.endswith(f"run `lazyshard forget {tmp_path} sft`")
 
 

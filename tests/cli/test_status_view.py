@@ -10,7 +10,7 @@ import pytest
 from lazyshard.cli.status_json import failure_values, status_values
 from lazyshard.cli.status_view import status_lines
 from lazyshard.cli.status_words import problems, summary
-from lazyshard.format import Head, ProducerState
+from lazyshard.format import Cursor, Head, ProducerState
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import DiskUse, Lines
@@ -24,6 +24,12 @@ def state(name: ProducerState, note: str = "", age: float = 2.0) -> Head:
 FINISHED = replace(state("finished"), ended=True)
 
 
+def stepping(name: str, consumed: int, done: int) -> Consumer:
+    """A consumer whose 2 ranks take micro batches of 2."""
+    cursor = Cursor(name, ID, consumed, done, {"dp_size": 2, "batch_size": 2}, NOW)
+    return Consumer(name, cursor, None, None)
+
+
 def test_page_of_one_look() -> None:
     readers = (consumer("eval", needs=1236), consumer("sft", consumed=11_000, done=1100, needs=1170, at=NOW - 723))
     looked = survey(
@@ -35,7 +41,7 @@ def test_page_of_one_look() -> None:
     )
     assert "\n".join(status_lines(outlook(looked), watching=False)) == (
         "/data/stream\n"
-        "the producer is running; waiting for data: eval for 2 chunks\n"
+        "the producer is running; waiting for data: 'eval' for 2 chunks\n"
         "\n"
         "published     1,234 chunks, 12,340 samples (10 a chunk); live\n"
         "deleted       200 chunks; 1,034 are there\n"
@@ -134,24 +140,24 @@ def test_pages_hold_no_control_characters() -> None:
 @pytest.mark.parametrize(
     ("head", "consumers", "expected"),
     [
-        (HEAD, (consumer(needs=1231),), "the producer is 3 chunks ahead of the slowest reader (sft)"),
+        (HEAD, (consumer(needs=1231),), "the producer is 3 chunks ahead of the slowest reader, 'sft'"),
         (
             HEAD,
             (consumer("a", needs=1231), consumer("b", needs=1233)),
-            "the producer is 3 chunks ahead of the slowest reader (a)",
+            "the producer is 3 chunks ahead of the slowest reader, 'a'",
         ),
-        (HEAD, (consumer(needs=1234),), "the producer is 0 chunks ahead of the slowest reader (sft)"),
-        (HEAD, (consumer(needs=1235),), "the producer is running; waiting for data: sft for 1 chunk"),
+        (HEAD, (consumer(needs=1234),), "the producer is 0 chunks ahead of the slowest reader, 'sft'"),
+        (HEAD, (consumer(needs=1235),), "the producer is running; waiting for data: 'sft' for 1 chunk"),
         (
             HEAD,
             (consumer("a", needs=1), consumer("b", needs=1236)),
-            "the producer is running; waiting for data: b for 2 chunks",
+            "the producer is running; waiting for data: 'b' for 2 chunks",
         ),
         (HEAD, (), "the producer is running; no consumer has registered"),
         (
             HEAD,
             (consumer("a", consumed=10, done=1), consumer("b", consumed=20, done=2)),
-            "the producer is running; a is furthest behind, its checkpoints by 1,233 chunks",
+            "the producer is running; 'a' is furthest behind, its checkpoints by 1,233 chunks",
         ),
         (HEAD, (consumer(problem="torn"),), "the producer is running"),
         (
@@ -162,7 +168,7 @@ def test_pages_hold_no_control_characters() -> None:
         (
             state("waiting", "new lines in DIR"),
             (consumer(needs=1235),),
-            "the producer waits: new lines in DIR; waiting for data: sft for 1 chunk",
+            "the producer waits: new lines in DIR; waiting for data: 'sft' for 1 chunk",
         ),
         (
             state("waiting", "4 chunks published; nobody reads"),
@@ -190,16 +196,32 @@ def test_pages_hold_no_control_characters() -> None:
             state("running", age=125),
             (consumer(needs=1230),),
             "the producer is dead, no sign of it for 2 min 5 s: start it again, it goes on where it was; the producer "
-            "is 4 chunks ahead of the slowest reader (sft)",
+            "is 4 chunks ahead of the slowest reader, 'sft'",
         ),
         (FINISHED, (), "the stream has ended; no consumer has registered"),
         (
             FINISHED,
             (consumer("a", consumed=12_340, done=1234), consumer("b", consumed=12_330, done=1233)),
-            "the stream has ended; b is furthest behind, its checkpoints by 1 chunk",
+            "the stream has ended; 'b' is furthest behind, its checkpoints by 1 chunk",
         ),
         (FINISHED, (consumer(consumed=12_340, done=1234),), "the stream has ended; every consumer is done with it"),
         (FINISHED, (consumer(problem="torn"),), "the stream has ended"),
+        (
+            FINISHED,
+            (consumer("a", consumed=12_340, done=1234), stepping("b", 12_337, done=1234)),
+            "the stream has ended; every consumer is done with it",
+        ),
+        (
+            FINISHED,
+            (consumer("a", consumed=12_340, done=1234), stepping("b", 12_337, done=1232)),
+            "the stream has ended; 'b' has trained all but 3 samples, fewer than its next step takes",
+        ),
+        (
+            FINISHED,
+            (consumer("a", consumed=12_340, done=1213), stepping("b", 12_337, done=1232)),
+            "the stream has ended; 'a' has trained all of it, and keeps chunks 1,213 to 1,233 for an older checkpoint "
+            "or another epoch",
+        ),
     ],
 )
 def test_summary(head: Head, consumers: tuple[Consumer, ...], expected: str) -> None:
@@ -232,17 +254,17 @@ def test_producer_of_which_no_process_is_left() -> None:
         (
             {"consumers": (consumer("a b", problem="cursors/a b.json: torn"),), "directory": Path("/my data")},
             [
-                "consumer a b: cursors/a b.json: torn; it counts as done with nothing, so no chunk is deleted: mend "
+                "consumer 'a b': cursors/a b.json: torn; it counts as done with nothing, so no chunk is deleted: mend "
                 "that, or, if it will not come back, run `lazyshard forget '/my data' 'a b'`"
             ],
         ),
         (
             {"consumers": (consumer(consumed=10, done=1), consumer("b", needs=1)), "census": {"retired": 2}},
-            ["consumer sft: is done with 1 chunk only, but 2 are deleted, so it cannot go on"],
+            ["consumer 'sft': is done with 1 chunk only, but 2 are deleted, so it cannot go on"],
         ),
         (
             {"consumers": (consumer(consumed=1, done=0), consumer("b", needs=1)), "census": {"retired": 1}},
-            ["consumer sft: is done with 0 chunks only, but 1 is deleted, so it cannot go on"],
+            ["consumer 'sft': is done with 0 chunks only, but 1 is deleted, so it cannot go on"],
         ),
         (
             {"head": state("running", age=-90)},

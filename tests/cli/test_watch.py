@@ -63,7 +63,7 @@ def test_facts_are_those_of_status(served: Watch, stream: Path) -> None:
     for name in expected.keys() - {"looked_at_s", "free_bytes", "producer", "consumers", "summary"}:
         assert status[name] == expected[name], name
     assert (status["published_chunks"], status["consumers"][0]["ahead_chunks"]) == (10, -2)
-    assert status["summary"].endswith("waiting for data: sft for 2 chunks")
+    assert status["summary"].endswith("waiting for data: 'sft' for 2 chunks")
 
 
 def test_metrics_are_the_same_facts(served: Watch) -> None:

@@ -129,7 +129,7 @@ def test_busy_run(scene: Scene) -> None:
     text = shown(document)
     for part in (
         "/shared/streams/chat-distillation running",
-        "the producer is 74 chunks ahead of the slowest reader (sft).",
+        "the producer is 74 chunks ahead of the slowest reader, 'sft'.",
         "Published 1,234 chunks 12,340 samples, 940 chunks deleted, live",
         "Rate 412.5 samples/s published",
         "Until a reader starves",
@@ -162,7 +162,7 @@ def test_waiting_producer_and_reader(scene: Scene) -> None:
         "has to wait it waits now",
         "waits for chunks 1,234 to 1,239, to read chunks 1,232 to 1,239, by 4 ranks",
         "awaited 6",
-        "Problems consumer old: torn; it counts as done with nothing",
+        "Problems consumer 'old': torn; it counts as done with nothing",
         "free space not known",
     ):
         assert part in text, text

@@ -389,7 +389,7 @@ def _check_nothing_is_deleted(place: Path, told: str, capsys: pytest.CaptureFixt
     assert retire(place, consumer.chunks_before, 3) == 0
     assert main(["status", str(place), "--json"]) == 0
     [problem] = orjson.loads(capsys.readouterr().out)["problems"]
-    assert problem.startswith(f"consumer sft: {told}")
+    assert problem.startswith(f"consumer 'sft': {told}")
     assert problem.endswith(
         f"; it counts as done with nothing, so no chunk is deleted: mend that, or, if it will not come back, run "
         f"`lazyshard forget {place} sft`"

@@ -51,7 +51,7 @@ lazyshard status /shared/stream --json | jq .producer.state
 
   1  typer or rich is missing: pip install 'lazyshard\\[cli]'
 
-  2  usage; there is no such directory
+  2  usage; there is no such directory, or, with --watch, none in which it could be made
 
   3  two files have the same chunk number
 
@@ -79,7 +79,7 @@ def command(
     ] = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream)
+    check_stream(stream, may_come=watch)
     if interval is not None and not watch:
         raise typer.BadParameter("goes with --watch only", param_hint="--interval")
     if not watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, TypeAlias
 
 import typer
@@ -21,12 +22,23 @@ SamplesPerChunkOption: TypeAlias = Annotated[
 ]
 
 
-def check_stream(stream: str) -> None:
+def check_stream(stream: str, *, may_come: bool = False) -> None:
     """Refuses what is no directory.
+
+    Args:
+        stream: its path or URL.
+        may_come: a directory that is not there yet will do, in one that is: a producer makes it when it starts.
 
     Raises:
         typer.BadParameter: it is none. An empty path, of a variable that was not set for instance, must not mean the
             current directory.
     """
-    if not stream or not is_folder(stream):
+    if stream and is_folder(stream):
+        return
+    if not (stream and may_come) or os.path.lexists(stream):
         raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+    parent = os.path.dirname(os.path.abspath(stream))
+    if not os.path.isdir(parent):
+        raise typer.BadParameter(
+            f"{stream!r} is not there yet, nor is {parent!r}, in which a producer would make it", param_hint="STREAM"
+        )

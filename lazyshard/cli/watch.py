@@ -49,13 +49,13 @@ curl -s http://localhost:8642/status.json | jq .status.summary
 
   1  typer, rich or prometheus-client is missing: pip install 'lazyshard\\[cli]'
 
-  2  usage; there is no such directory, or the port is taken
+  2  usage; STREAM is no directory and cannot become one, or the port is taken
 
  70  unexpected error
 
 130  Ctrl-C, which is how it ends
 
-What goes wrong with the stream ends nothing: the page says so."""
+What goes wrong with the stream ends nothing: the page says so. It may be opened before there is a stream."""
 
 
 def command(
@@ -80,7 +80,7 @@ def command(
     ] = INTERVAL_S,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream)
+    check_stream(stream, may_come=True)
     if not host:
         raise typer.BadParameter("an address is needed, such as 127.0.0.1 or 0.0.0.0", param_hint="--host")
     try:

@@ -213,12 +213,14 @@ def test_impossible_options(
     assert told in capsys.readouterr().err
 
 
-def test_directory_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(tmp_path / "no")]) == 2
-    assert "is not a directory" in capsys.readouterr().err
+def test_directory_that_cannot_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(tmp_path / "no" / "stream")]) == 2
+    assert f"nor is '{tmp_path}/no', in which a producer would make it" in capsys.readouterr().err
 
 
-def test_directory_without_a_stream_is_shown_as_such_and_the_stream_once_it_comes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [True, False])
+def test_directory_without_a_stream_is_shown_as_such_and_the_stream_once_it_comes(there: bool, tmp_path: Path) -> None:
+    tmp_path = tmp_path if there else tmp_path / "to come"
     with watch(tmp_path, "--interval", "0.5") as running:
         found = json.loads(get(running.port, "/status.json").body)
         assert (found["status"], found["error"]) == (

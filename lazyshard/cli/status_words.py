@@ -51,21 +51,28 @@ def _of_producer(outlook: Outlook) -> str:
     if head is None:
         return "nothing is known of the producer"
     age = duration(outlook.heartbeat_age_s or 0.0)
+    room = "make room, the disk is full, and " if _is_full(outlook) else ""
     if outlook.state == "dead" and outlook.survey.ended:
-        return "the producer is dead, its process has ended: start it again, it goes on where it was"
+        return f"the producer is dead, its process has ended: {room}start it again, it goes on where it was"
     if outlook.state == "dead":
         gone = " and its process is gone" if outlook.survey.gone else ""
-        return f"the producer is dead, no sign of it for {age}{gone}: start it again, it goes on where it was"
+        return f"the producer is dead, no sign of it for {age}{gone}: {room}start it again, it goes on where it was"
     if outlook.state == "failed":
         what = failure_words(head.note) if head.note else "look at its log, start it again"
         return f"the producer has failed {age} ago: {what}"
     if outlook.state == "idle":
-        return f"the producer was stopped {age} ago: start it again to go on"
+        return f"the producer was stopped {age} ago: {room}start it again to go on"
     if outlook.state == "waiting":
         return f"the producer waits: {head.note}" if head.note else "the producer waits"
     # Otherwise how far it is ahead says so.
     dry = any(one.supply == "dry" for one in outlook.consumers)
     return "the producer is running" if dry or outlook.slowest is None else ""
+
+
+def _is_full(outlook: Outlook) -> bool:
+    """Whether there is no room for another chunk, by those that are there."""
+    free = outlook.survey.free
+    return free is not None and free < (outlook.survey.disk.chunk_size or 1.0)
 
 
 def _of_readers(outlook: Outlook) -> str:

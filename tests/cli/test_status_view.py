@@ -243,6 +243,10 @@ def test_producer_of_which_no_process_is_left() -> None:
     ended = outlook(survey(head=state("waiting", age=1), gone=True, ended=True))
     assert summary(ended).startswith("the producer is dead, its process has ended: start it again")
     assert "  process     12345 on node7, heartbeat 1 s old; it has ended" in status_lines(ended, watching=False)
+    full = outlook(survey(head=state("waiting", age=1), gone=True, ended=True, free=9_999))
+    assert summary(full).startswith(
+        "the producer is dead, its process has ended: make room, the disk is full, and start"
+    )
     stopped = status_lines(outlook(survey(head=state("idle"), gone=True)), watching=False)
     assert "  process     12345 on node7, heartbeat 2 s old" in stopped
 

@@ -22,7 +22,7 @@ Nothing of ms-swift is imported or changed."""
 
 EPILOG: Final = """[bold]Examples[/bold]
 
-lazyshard doctor swift
+lazyshard doctor
 
 lazyshard doctor swift --json
 
@@ -42,14 +42,18 @@ _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 
 
 def command(
-    area: Annotated[str, typer.Argument(metavar="AREA", help="What to look at: swift.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    area: Annotated[
+        str | None, typer.Argument(metavar="[AREA]", help="What to look at: swift. Default: all that is installed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each area.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+    if area is None and known:
+        return lambda: max(_run(name, known[name].load(), as_json) for name in sorted(known))
     if area not in known:
         choice = f"choose from: {', '.join(sorted(known))}" if known else "nothing that can be examined is installed"
-        raise typer.BadParameter(f"{area!r} is unknown; {choice}", param_hint="AREA")
+        raise typer.BadParameter(choice if area is None else f"{area!r} is unknown; {choice}", param_hint="AREA")
     return lambda: _run(area, known[area].load(), as_json)
 
 

@@ -1,5 +1,6 @@
 """How `lazyshard doctor` shows what it is given. What is found about ms-swift: tests/swift/test_doctor.py."""
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -90,6 +91,24 @@ def test_json(area: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert result.keys() == {"area", "ok", "findings"}
     assert (result["area"], result["ok"]) == (area, code == 0)
     assert [Finding(**finding) for finding in result["findings"]] == (GOOD if code == 0 else BAD)
+
+
+@pytest.mark.parametrize(("areas", "code"), [(["good"], 0), (["good", "bad"], 1)])
+def test_without_an_area_all_are_examined(
+    areas: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name in areas]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
+    assert main(["doctor", "--json"]) == code
+    assert [json.loads(line)["area"] for line in capsys.readouterr().out.splitlines()] == sorted(areas)
+
+
+def test_without_an_area_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [])
+    assert main(["doctor"]) == 2
+    assert "nothing that can be examined is installed" in capsys.readouterr().err
 
 
 def test_unknown_area(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def test_no_ms_swift(place: Place) -> None:
     place.version = None
     found = place.examine()
     assert not_ok(found) == {"ms-swift", MEGATRON, SWIFT}
-    assert found["ms-swift"].answer == "not installed"
+    assert found["ms-swift"].answer == "not installed: pip install 'ms-swift>=4.0,<4.7'"
     assert found[SWIFT].answer == "cannot start: ms-swift is not installed"
 
 
@@ -90,8 +90,9 @@ def test_no_megatron(place: Place) -> None:
     found = place.examine()
     assert not_ok(found) == {"megatron-core", "mcore-bridge", MEGATRON}
     assert found[MEGATRON].answer == (
-        "stops at its start, with or without the option: megatron-core, mcore-bridge not installed"
+        "does not start, with or without the option: megatron-core and mcore-bridge are not installed"
     )
+    assert found["megatron-core"].answer == "not installed: pip install megatron-core"
     assert found[SWIFT].answer == RUNS
 
 
@@ -112,19 +113,19 @@ def test_not_active(place: Place) -> None:
     found = place.examine()
     assert not_ok(found) == {"lazyshard_swift.pth", "finder", MEGATRON, SWIFT}
     assert found["lazyshard_swift.pth"].answer == (
-        f"not in {place.folder}/site; install lazyshard into this environment"
+        f"not in {place.folder}/site: install lazyshard with pip into this environment"
     )
-    assert found[SWIFT].answer.startswith("stops: ms-swift does not know the option, since lazyshard is not active")
+    assert found[SWIFT].answer.endswith("does not know: lazyshard is not active in this interpreter")
 
 
 @pytest.mark.parametrize(
     ("name", "megatron", "swift"),
     [
-        ("__post_init__", "stops: ms-swift does not know the option, for want of ", None),
-        ("_show_dataset", "stops before training, for want of ", None),
-        ("cli_main", "stops before training, for want of ", None),
-        ("_prepare_dataloader", "stops before training, for want of ", RUNS),
-        ("get_train_dataloader", RUNS, "stops before training, for want of "),
+        ("__post_init__", "refuses the option, which ms-swift does not know: ", None),
+        ("_show_dataset", "stops before training: ", None),
+        ("cli_main", "stops before training: ", None),
+        ("_prepare_dataloader", "stops before training: ", RUNS),
+        ("get_train_dataloader", RUNS, "stops before training: "),
     ],
 )
 def test_hook_point_that_is_missing(name: str, megatron: str, swift: str | None, place: Place) -> None:
@@ -134,14 +135,16 @@ def test_hook_point_that_is_missing(name: str, megatron: str, swift: str | None,
     assert point.title in not_ok(found)
     assert ": there is no " in found[point.title].answer
     for command, text in ((MEGATRON, megatron), (SWIFT, swift or megatron)):
-        assert found[command].answer == (text if text == RUNS else text + point.title)
+        assert found[command].answer == (
+            text if text == RUNS else f"{text}{point.title} is missing; install lazyshard and ms-swift again"
+        )
         assert found[command].ok is (text == RUNS)
 
 
 @pytest.mark.parametrize(
     ("name", "words", "commands"),
     [
-        ("arguments", "does not know the option", {MEGATRON, SWIFT}),
+        ("arguments", "which ms-swift does not know", {MEGATRON, SWIFT}),
         ("megatron", "stops before training", {MEGATRON}),
         ("huggingface", "stops before training", {SWIFT}),
     ],
@@ -152,14 +155,19 @@ def test_extension_that_is_missing(name: str, words: str, commands: set[str], pl
     assert not_ok(found) == {f"lazyshard_swift.{name}", *commands}
     for command in commands:
         assert words in found[command].answer
-        assert found[command].answer.endswith(f"for want of lazyshard_swift.{name}")
+        assert found[command].answer.endswith(
+            f": lazyshard_swift.{name} is missing; install lazyshard and ms-swift again"
+        )
 
 
 def test_other_version(place: Place) -> None:
     place.version = "4.7.0"
     found = place.examine()
     assert not_ok(found) == {"ms-swift", MEGATRON, SWIFT}
-    assert found["ms-swift"].answer == f"4.7.0 in {place.folder}/swift; lazyshard is made for 3.12 and 4.0 to 4.6"
+    assert (
+        found["ms-swift"].answer
+        == f"4.7.0 in {place.folder}/swift; lazyshard is made for 3.12 and 4.0 to 4.6: pip install 'ms-swift>=4.0,<4.7'"
+    )
     assert found[SWIFT].answer == ("may run: all hook points are there, but nobody has tried it with ms-swift 4.7.0")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import site
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,20 +57,20 @@ def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -
     yield Finding(section, "python", f"{platform.python_version()} in {sys.executable}")
     yield Finding(section, "lazyshard", __version__)
     if version is None:
-        yield Finding(section, versions.DISTRIBUTION, "not installed", False)
+        yield Finding(section, versions.DISTRIBUTION, f"not installed: pip install '{versions.REQUIREMENT}'", False)
     elif versions.is_supported(version):
         yield Finding(section, versions.DISTRIBUTION, f"{version} in {folder}", True)
     else:
         yield Finding(
             section,
             versions.DISTRIBUTION,
-            f"{version} in {folder}; lazyshard is made for {versions.SUPPORTED}",
+            f"{version} in {folder}; lazyshard is made for {versions.SUPPORTED}: pip install '{versions.REQUIREMENT}'",
             False,
         )
     for name in (*_ANY, *_MEGATRON):
         there = versions.distribution_version(name)
         if name in needed:
-            yield Finding(section, name, there or "not installed", there is not None)
+            yield Finding(section, name, there or f"not installed: pip install {name}", there is not None)
         else:
             yield Finding(section, name, there or "not installed, and not needed by this ms-swift")
 
@@ -80,16 +80,19 @@ def _startup() -> Iterator[Finding]:
     # These folders alone count. A copy elsewhere on sys.path, such as a checkout's own, is never read.
     places = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     files = [path for path in dict.fromkeys(Path(place, _PTH) for place in places) if path.is_file()]
-    missing = f"not in {' or '.join(places)}; install lazyshard into this environment"
+    missing = f"not in {' or '.join(places)}: install lazyshard with pip into this environment"
     yield Finding(section, _PTH, ", ".join(map(str, files)) or missing, bool(files))
     active = hook.active()
-    yield Finding(section, "finder", f"{'active' if active else 'not active'} in this interpreter", active)
+    idle = (
+        f"not active in this interpreter, which has not read {_PTH} at its start: see the line above, and leave out -S"
+    )
+    yield Finding(section, "finder", "active in this interpreter" if active else idle, active)
 
 
 def _extensions() -> Iterator[Finding]:
     for extension in dict.fromkeys(hook.EXTENSIONS.values()):
         there = _is_there(extension)
-        yield Finding("extensions", extension, "there" if there else "missing; install lazyshard again", there)
+        yield Finding("extensions", extension, "there" if there else "missing: install lazyshard again", there)
 
 
 def _is_there(extension: str) -> bool:
@@ -117,13 +120,30 @@ def _verdict(
     if version is None:
         return "cannot start: ms-swift is not installed", False
     if missing:
-        return f"stops at its start, with or without the option: {', '.join(missing)} not installed", False
+        verb = "is" if len(missing) == 1 else "are"
+        return f"does not start, with or without the option: {_listed(missing)} {verb} not installed", False
     if not hook.active():
-        return "stops: ms-swift does not know the option, since lazyshard is not active in this interpreter", False
+        return "refuses the option, which ms-swift does not know: lazyshard is not active in this interpreter", False
     if any(hook.EXTENSIONS[module] == _OPTIONS for module in bad.values()):
-        return f"stops: ms-swift does not know the option, for want of {', '.join(bad)}", False
+        return f"refuses the option, which ms-swift does not know: {_lacks(bad, version)}", False
     if bad:
-        return f"stops before training, for want of {', '.join(bad)}", False
+        return f"stops before training: {_lacks(bad, version)}", False
     if not versions.is_supported(version):
         return f"may run: all hook points are there, but nobody has tried it with ms-swift {version}", False
     return "runs: every rank reads its own chunks", True
+
+
+def _lacks(bad: Iterable[str], version: str) -> str:
+    """Returns what is not there, and what to do."""
+    names = list(bad)
+    verb = "is" if len(names) == 1 else "are"
+    remedy = (
+        "install lazyshard and ms-swift again"
+        if versions.is_supported(version)
+        else f"pip install '{versions.REQUIREMENT}'"
+    )
+    return f"{_listed(names)} {verb} missing; {remedy}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

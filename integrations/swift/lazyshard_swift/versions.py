@@ -14,6 +14,9 @@ PACKAGE: Final = "swift"
 SUPPORTED: Final = "3.12 and 4.0 to 4.6"
 """The releases that `lazyshard_swift` is made for, in words."""
 
+REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
+"""What pip is to be asked for."""
+
 _SUPPORTED: Final = (((3, 12), (3, 12)), ((4, 0), (4, 6)))
 """The same as (first, last), both included."""
 

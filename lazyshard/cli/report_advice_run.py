@@ -111,16 +111,14 @@ def waits_finding(
         changes.append(Change(1.5, "Start the producer again with the same command: it goes on where it was"))
     waiting = [one.consumer.name for one in outlook.consumers if one.supply == "dry"]
     if waiting and outlook.state in ("running", "waiting"):
-        who = ", ".join(waiting)
+        who = ", ".join(map(repr, waiting))
         verb = "waits" if len(waiting) == 1 else "wait"
-        change = f"Make the producer faster, or start training later: {who} {verb} for data"
-        changes.append(Change(0.9, change, "lazyshard-producer run … --workers N"))
+        changes.append(_faster(outlook, f"{who} {verb} for data", 0.9))
     if dry:
         share = len(dry) / max(checkpoints, len(dry))
         text += f" At {len(dry):,} of {count(checkpoints, 'checkpoint')} training had used up all that was published."
         if not waiting:
-            change = "Make the producer faster, or start training later: training came up with it"
-            changes.append(Change(0.5 * share, change, "lazyshard-producer run … --workers N"))
+            changes.append(_faster(outlook, "training came up with it", 0.5 * share))
     lost = sum(pause.seconds for pause in pauses)
     if pauses:
         longest = pauses[0]
@@ -242,3 +240,14 @@ def _steps(one: WindowReport, found: ShuffleReport) -> str:
     distance = one.expected.neighbours if one.measured.neighbours is None else one.measured.neighbours
     steps = distance / found.reading.batch_size
     return f"{steps:,.0f} steps" if steps >= 10 else f"{steps:.1f} steps"
+
+
+def _faster(outlook: Outlook, why: str, gain: float) -> Change:
+    """Returns that the producer is to be faster; how, only where its rows are known to be made in worker processes."""
+    change = f"Make the producer faster, or start training later: {why}"
+    manifest = outlook.survey.census.manifest
+    if manifest is not None and manifest.encoding is not None:
+        return Change(gain, change, "lazyshard-producer run … --workers N")
+    return Change(
+        gain, f"{change}. With --transform, --workers N makes rows side by side; else its source sets the pace"
+    )

@@ -24,6 +24,7 @@ from lazyshard.cli.report_advice_run import (
     shuffle_finding,
     waits_finding,
 )
+from lazyshard.format import Manifest
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.source_rows import SourceRows
 from lazyshard.plan.balance import Cost, Evenness
@@ -37,7 +38,7 @@ from lazyshard.storage.report_course import At, Dry, Pause
 from lazyshard.storage.report_packing import Packing
 from lazyshard.storage.report_refusals import Refusals, RefusedFor, RefusedRow
 from lazyshard.storage.report_training import TrainingFacts
-from tests.cli.looks import HEAD, NOW, consumer, outlook, survey
+from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey
 
 NODE = TrainingFacts(8, 2, "nobody")
 
@@ -293,8 +294,16 @@ def test_a_reader_that_waits_for_a_running_producer_needs_a_faster_one() -> None
     found = waits_finding(outlook(survey(consumers=(consumer("sft", needs=1240),))), [], 0.0, [], 0)
     assert found.text == "The producer is running; waiting for data: 'sft' for 6 chunks."
     assert [change.text for change in found.changes] == [
-        "Make the producer faster, or start training later: sft waits for data"
+        "Make the producer faster, or start training later: 'sft' waits for data. With --transform, --workers N makes "
+        "rows side by side; else its source sets the pace"
     ]
+    assert commands(found) == [""]
+
+
+def test_workers_are_proposed_where_they_make_the_rows() -> None:
+    manifest = Manifest(ID, 10, NOW, True, {"kind": "swift"})
+    encoded = survey(census={"manifest": manifest}, consumers=(consumer("sft", needs=1240),))
+    assert commands(waits_finding(outlook(encoded), [], 0.0, [], 0)) == ["lazyshard-producer run … --workers N"]
 
 
 def test_pauses_are_worth_a_look_at_the_log_and_weigh_more_where_training_came_up_with_them() -> None:

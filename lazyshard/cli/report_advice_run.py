@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lazyshard.cli.report_advice import LITTLE, Change, Finding, percent
-from lazyshard.cli.status_words import summary
+from lazyshard.cli.status_words import room_first, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count
 from lazyshard.storage.inspection_shuffle import ShuffleReport, WindowReport
@@ -108,7 +108,9 @@ def waits_finding(
     changes = []
     running = not outlook.survey.census.ended
     if running and outlook.state in ("dead", "idle", "failed"):
-        changes.append(Change(1.5, "Start the producer again with the same command: it goes on where it was"))
+        first = "mend what it has failed at, and " if outlook.state == "failed" else room_first(outlook)
+        change = f"{first}start the producer again with the same command: it goes on where it was"
+        changes.append(Change(1.5, f"{change[0].upper()}{change[1:]}"))
     waiting = [one.consumer.name for one in outlook.consumers if one.supply == "dry"]
     if waiting and outlook.state in ("running", "waiting"):
         who = ", ".join(map(repr, waiting))

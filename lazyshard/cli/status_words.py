@@ -13,6 +13,9 @@ from lazyshard.storage.pacing import failure_words
 _CLOCK_AHEAD_S: Final = 5.0
 """Less is no matter: ages are told in seconds."""
 
+_ROOM: Final = ("--max-disk ", "--min-free-disk ")
+"""How the notes of a producer begin that waits for room: with the option that holds it."""
+
 
 def summary(outlook: Outlook) -> str:
     """Returns in a sentence what is going on."""
@@ -50,7 +53,7 @@ def _of_producer(outlook: Outlook) -> str:
     if head is None:
         return "nothing is known of the producer"
     age = duration(outlook.heartbeat_age_s or 0.0)
-    room = "make room, the disk is full, and " if _is_full(outlook) else ""
+    room = room_first(outlook)
     if outlook.state == "dead" and outlook.survey.ended:
         return f"the producer is dead, its process has ended: {room}start it again, it goes on where it was"
     if outlook.state == "dead":
@@ -68,10 +71,18 @@ def _of_producer(outlook: Outlook) -> str:
     return "the producer is running" if dry or outlook.slowest is None else ""
 
 
-def _is_full(outlook: Outlook) -> bool:
-    """Whether there is no room for another chunk, by those that are there."""
-    free = outlook.survey.free
-    return free is not None and free < (outlook.survey.disk.chunk_size or 1.0)
+def room_first(outlook: Outlook) -> str:
+    """Returns that room is needed before a producer that has stopped is started again, to stand before that advice.
+
+    The disk is full where another chunk like those that are there has no room; a limit of its own is what the producer
+    waited for when it was last heard of. Nothing where neither is known.
+    """
+    survey, head = outlook.survey, outlook.survey.census.head
+    if survey.free is not None and survey.free < (survey.disk.chunk_size or 1.0):
+        return "make room, the disk is full, and "
+    if head is not None and head.state == "waiting" and head.note.removeprefix("deadlock: ").startswith(_ROOM):
+        return f"make room, for which it waited ({head.note}), and "
+    return ""
 
 
 def _of_readers(outlook: Outlook) -> str:

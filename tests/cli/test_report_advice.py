@@ -286,6 +286,11 @@ def test_a_producer_that_is_gone_is_to_be_started_again_first() -> None:
     found = waits_finding(outlook(survey(replace(HEAD, state="idle"))), [], 0.0, [], 0)
     assert found.text == "The producer was stopped 2 s ago: start it again to go on; no consumer has registered."
     assert weights(found) == [1.5]
+    (full,) = waits_finding(outlook(survey(replace(HEAD, state="idle"), free=9_999)), [], 0.0, [], 0).changes
+    assert full.text.startswith("Make room, the disk is full, and start the producer again with the same command")
+    failed = replace(HEAD, state="failed", note="s: No space left on device")
+    (mend,) = waits_finding(outlook(survey(failed)), [], 0.0, [], 0).changes
+    assert mend.text.startswith("Mend what it has failed at, and start the producer again")
     ended = waits_finding(outlook(survey(replace(HEAD, state="finished", ended=True))), [], 0.0, [], 0)
     assert ended.changes == ()
 

@@ -270,6 +270,12 @@ def test_producer_of_which_no_process_is_left() -> None:
     assert summary(full).startswith(
         "the producer is dead, its process has ended: make room, the disk is full, and start"
     )
+    note = "--min-free-disk 1.0 GB: 0.9 GB are free, the next chunk may take 10.0 kB; --retain all deletes nothing"
+    for held_by in (note, f"deadlock: {note}"):
+        held = outlook(survey(head=state("waiting", held_by, age=1), gone=True, ended=True))
+        assert summary(held).startswith(
+            f"the producer is dead, its process has ended: make room, for which it waited ({held_by}), and start it"
+        )
     stopped = status_lines(outlook(survey(head=state("idle"), gone=True)), watching=False)
     assert "  process     12345 on node7, heartbeat 2 s old" in stopped
 

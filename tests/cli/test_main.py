@@ -2,7 +2,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import typer

@@ -142,7 +142,7 @@ def test_megatron_that_is_not_installed_is_told(
 ) -> None:
     """Of one that fails, as ms-swift's own traceback does not say what to install."""
     monkeypatch.setattr("lazyshard_swift.versions.installed", lambda: version)
-    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: object() if name in there else None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in there else None)
     script = tmp_path / folder / "sft.py"
     script.parent.mkdir()
     script.write_text("import sys\nraise SystemExit(int(sys.argv[-1]))")

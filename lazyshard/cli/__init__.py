@@ -8,5 +8,5 @@
 - `report`: a page with pictures; `report_findings` with `report_advice`, `report_advice_run`: what it says and
   proposes; `report_page`, `report_sections`, `report_sections_run`, `report_json`: what it looks like;
   `report_drawing`, `report_drawing_time`, `report_svg`: its pictures
-- `progress`, `wording`: what is shown and said
+- `progress`, `plain_flags`, `wording`: what is shown and said
 """

@@ -30,6 +30,7 @@ from lazyshard.cli import (
     verify,
     watch,
 )
+from lazyshard.cli.plain_flags import PlainFlags
 from lazyshard.cli.wording import NAME, complain, explain
 from lazyshard.errors import LazyShardError
 
@@ -39,6 +40,7 @@ See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is t
 
 app = typer.Typer(
     name=NAME,
+    cls=PlainFlags,
     help=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

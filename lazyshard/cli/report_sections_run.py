@@ -155,7 +155,7 @@ def _waiting(facts: ReportFacts) -> list[str]:
         found.append(f"The producer waits, as it says: {head.note or 'for what, it does not say'}.")
     for one in facts.outlook.consumers:
         if one.ahead_chunks is not None and one.ahead_chunks >= 0 and not facts.outlook.survey.census.ended:
-            found.append(f"{one.consumer.name} has {count(one.ahead_chunks, 'chunk')} before it.")
+            found.append(f"{one.consumer.name!r} has {count(one.ahead_chunks, 'chunk')} before it.")
     if facts.chunks.looked_at < facts.chunks.there:
         found.append("Shorter pauses between chunks that were not looked at do not show; --chunks looks at more.")
     return found

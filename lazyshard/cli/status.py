@@ -21,7 +21,7 @@ from lazyshard.cli.status_json import failure_values, status_values
 from lazyshard.cli.status_view import WIDTH, status_lines
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import one_line, say
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.storage.outlook import Looks
 from lazyshard.storage.survey import take_survey
 from lazyshard.storage.urls import stream_path
@@ -131,6 +131,8 @@ def _lines(stream: Path, looks: Looks, width: int) -> list[str]:
     """Returns the page of a look, or the line of what has gone wrong: the next look may find it mended."""
     try:
         return status_lines(looks.add(take_survey(stream, time.time())), watching=True, width=width)
+    except StreamMissing:
+        return [f"{one_line(str(stream))}: no stream is here; it will be shown as soon as its producer has begun it"]
     except (LazyShardError, OSError) as error:
         return [one_line(str(error))]
 

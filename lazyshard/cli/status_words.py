@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from typing import Final
 
 from lazyshard.cli.units import duration
@@ -91,40 +90,38 @@ def _of_readers(outlook: Outlook) -> str:
         return ""
     slowest = outlook.slowest
     if slowest is None or slowest.ahead_chunks is None:
-        return _furthest_behind(outlook.consumers)
+        return _behind(outlook)
     name = slowest.consumer.name
     return f"the producer is {count(slowest.ahead_chunks, 'chunk')} ahead of the slowest reader, {name!r}"
 
 
 def _of_ended(outlook: Outlook) -> str:
+    told = _behind(outlook)
+    known = all(one.lag_chunks is not None for one in outlook.consumers)
+    return told or ("every consumer is done with it" if known else "")
+
+
+def _behind(outlook: Outlook) -> str:
+    """Returns whose checkpoints are furthest behind, or what one keeps that is not; nothing where there is none."""
     behind = [one for one in outlook.consumers if one.lag_chunks]
     training = [one for one in behind if one.remainder is None]
     if training:
-        return _furthest_behind(training)
-    if behind:
-        return _of_remainder(max(behind, key=_lag))
-    known = all(one.lag_chunks is not None for one in outlook.consumers)
-    return "every consumer is done with it" if known else ""
+        last = max(training, key=_lag)
+        return f"{last.consumer.name!r} is furthest behind, its checkpoints by {count(last.lag_chunks or 0, 'chunk')}"
+    return _of_remainder(max(behind, key=_lag), outlook.survey.census.ended) if behind else ""
 
 
-def _of_remainder(one: ConsumerOutlook) -> str:
-    """Returns what holds a consumer back that has trained the whole stream."""
-    left = one.remainder
+def _of_remainder(one: ConsumerOutlook, ended: bool) -> str:
+    """Returns what holds a consumer back that has trained all that there is for it."""
+    left, first = one.remainder, one.consumer.chunks_before
     assert left is not None
-    but = f"all but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else "all of it"
-    text = f"{one.consumer.name!r} has trained {but}"
-    first = one.consumer.chunks_before
+    which = " that its max_total_samples lets it take" if left.limited else "" if ended else " that is published"
+    but = f"{which} but {count(left.samples, 'sample')}, fewer than its next step takes" if left.samples else ""
+    text = f"{one.consumer.name!r} has trained all{but or which or ' of it'}"
     if left.keeps > first:
-        text += f", and keeps {chunk_range(first, left.keeps)} for an older checkpoint or another epoch"
+        why = "as long as it is registered" if left.limited else "for an older checkpoint or another epoch"
+        text += f", and keeps {chunk_range(first, left.keeps)} {why}"
     return text
-
-
-def _furthest_behind(consumers: Iterable[ConsumerOutlook]) -> str:
-    """Returns whose lag is largest; nothing where there is none, or none is known."""
-    last = max(consumers, key=_lag, default=None)
-    if last is None or not last.lag_chunks:
-        return ""
-    return f"{last.consumer.name!r} is furthest behind, its checkpoints by {count(last.lag_chunks, 'chunk')}"
 
 
 def _lag(one: ConsumerOutlook) -> tuple[int, str]:

@@ -113,6 +113,7 @@ def watch_values(stream: Path, interval: float, facts: Facts, now: float) -> dic
         "answered_at_s": facts.answered_at,
         "silent_since_s": facts.silent_since,
         "error": facts.error,
+        "missing": facts.missing,
         "status": None if facts.outlook is None else status_values(facts.outlook),
     }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.storage.outlook import Looks, Outlook
 from lazyshard.storage.survey import Survey, take_survey
 
@@ -41,12 +41,14 @@ class Facts:
         answered_at: when the last look was over, failed or not, in seconds since 1970; None before.
         silent_since: when the look began that has had no answer for `SILENT_S` and more, in seconds since 1970; None
             where none has to wait for so long.
+        missing: the last look has found no stream, so `error` says: none has been begun yet, or it is gone.
     """
 
     outlook: Outlook | None
     error: str | None
     answered_at: float | None
     silent_since: float | None
+    missing: bool = False
 
     @property
     def current(self) -> Outlook | None:
@@ -85,6 +87,7 @@ class SharedLooks:
         self._took = 0.0
         self._outlook: Outlook | None = None
         self._error: str | None = None
+        self._missing = False
         self._answered_at: float | None = None
         # A daemon: a look that hangs must not keep the command from ending.
         self._thread = threading.Thread(target=self._run, name="lazyshard-watch", daemon=True)
@@ -114,6 +117,7 @@ class SharedLooks:
                 self._error,
                 self._answered_at,
                 self._began[0] if silent and self._began is not None else None,
+                self._missing,
             )
 
     def _silent(self, now: float) -> bool:
@@ -122,15 +126,15 @@ class SharedLooks:
     def _run(self) -> None:
         looks = Looks()
         while self._wait_until_asked():
-            found, error = None, None
+            found, error, missing = None, None, False
             try:
                 found = looks.add(self._take(self.stream, self._clock()))
             except (LazyShardError, OSError) as failure:
-                error = str(failure)
+                error, missing = str(failure), isinstance(failure, StreamMissing)
             except Exception as failure:
                 # Else the thread would end, and the page would say for ever that the share gives no answer.
                 error = f"unexpected {type(failure).__name__}: {failure}; this should not happen, report it"
-            self._tell(found, error)
+            self._tell(found, error, missing)
 
     def _wait_until_asked(self) -> bool:
         """Waits for the pause, and for somebody who asks; then notes that a look begins. Returns False once closed."""
@@ -148,13 +152,13 @@ class SharedLooks:
     def _pause(self) -> float:
         return max(self.interval, self._took / _LOAD)
 
-    def _tell(self, found: Outlook | None, error: str | None) -> None:
+    def _tell(self, found: Outlook | None, error: str | None, missing: bool = False) -> None:
         with self._changed:
             assert self._began is not None
             self._ended_at = time.monotonic()
             self._took = self._ended_at - self._began[1]
             self._began = None
-            self._answered_at, self._error = self._clock(), error
+            self._answered_at, self._error, self._missing = self._clock(), error, missing
             if found is not None:
                 self._outlook = found
             self._changed.notify_all()

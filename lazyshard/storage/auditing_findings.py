@@ -89,7 +89,9 @@ def of_stream(stream: Stream, facts: Facts) -> Iterator[Finding]:
         yield Finding("stream", where, f"how many samples it has cannot be checked: its last chunk, {last}: {error}")
         return
     if facts.samples != last * each + rows:
-        yield Finding("stream", where, f"{facts.samples} samples are told, but its chunks hold {last * each + rows}")
+        yield Finding(
+            "stream", where, f"{facts.samples:,} samples are told, but its chunks hold {last * each + rows:,}"
+        )
 
 
 def of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[Finding]:
@@ -97,11 +99,15 @@ def of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[Findin
     file = str(head.file)
     for one in epochs:
         if one.twice.samples:
-            yield Finding("twice", file, f"epoch {one.epoch}: {one.twice.samples} samples were trained more than once")
+            yield Finding(
+                "twice", file, f"epoch {one.epoch}: {one.twice.samples:,} samples were trained more than once"
+            )
         if one.again.samples:
-            yield Finding("twice", file, f"epoch {one.epoch}: {one.again.samples} samples were trained and come again")
+            yield Finding(
+                "twice", file, f"epoch {one.epoch}: {one.again.samples:,} samples were trained and come again"
+            )
         if one.missing.samples:
-            yield Finding("missing", file, f"epoch {one.epoch}: {one.missing.samples} samples were passed over")
+            yield Finding("missing", file, f"epoch {one.epoch}: {one.missing.samples:,} samples were passed over")
         if not one.whole:
             yield Finding("count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside")
 
@@ -207,5 +213,7 @@ def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterat
     most = max(saved.state.consumed for saved in files)
     if cursor.state is None and cursor.consumed > most:
         yield Finding(
-            "cursor", name, f"it has consumed {cursor.consumed} samples, the checkpoints at most {most}; are all given?"
+            "cursor",
+            name,
+            f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?",
         )

@@ -156,7 +156,7 @@ def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chun
     if cursor.stream_id != stream_id:
         return f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
     if published_chunks is not None and cursor.chunks_before > published_chunks:
-        return f"{path}: is done with {cursor.chunks_before} chunks, of which only {published_chunks} are published"
+        return f"{path}: is done with {cursor.chunks_before:,} chunks, of which only {published_chunks:,} are published"
     return None
 
 

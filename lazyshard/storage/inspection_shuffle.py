@@ -52,8 +52,8 @@ class Reading:
             unit = auto_unit(self.ranks, samples_per_chunk, self.batch_size, samples, ended, None)
         if unit is None:
             raise ValueError(
-                f"which unit 'auto' stands for is certain once {self.ranks * samples_per_chunk} samples are published "
-                f"or the stream has ended; there are {published.samples}: name a unit"
+                f"which unit 'auto' stands for is certain once {self.ranks * samples_per_chunk:,} samples are "
+                f"published or the stream has ended; there are {published.samples:,}: name a unit"
             )
         return unit
 
@@ -137,8 +137,8 @@ def report_shuffle(
     length = None if total is None else Course(Rules(unit), [_part(reading)]).epoch_length(total)
     if length == 0:
         raise ValueError(
-            f"the stream has ended with {published.samples} samples, fewer than one batch of {reading.batch_size} for "
-            f"each of {reading.ranks} ranks"
+            f"the stream has ended with {published.samples:,} samples, fewer than one batch of {reading.batch_size} "
+            f"for each of {reading.ranks} ranks"
         )
     found = []
     for window in windows:

@@ -46,7 +46,7 @@ class ConsumerOutlook:
         chunk_rate: chunks per second that it takes, None where unknown.
         supply: what it has to expect.
         dry_in_s: in how many seconds it has to wait at these rates: 0 if it does, None if never or unknown.
-        remainder: what is left of a stream that has ended, of which it has trained all whole steps; None otherwise.
+        remainder: what is left of what is published, of which it has trained all whole steps; None otherwise.
     """
 
     consumer: Consumer
@@ -224,9 +224,9 @@ def outlook_of_reader(
 
 def _remainder(survey: Survey, consumer: Consumer) -> Remainder | None:
     census = survey.census
-    if not census.ended or census.samples is None or consumer.cursor is None or consumer.problem is not None:
+    if census.samples is None or consumer.cursor is None or consumer.problem is not None:
         return None
-    return remainder(consumer.cursor, census.samples, census.chunks)
+    return remainder(consumer.cursor, census.samples, census.chunks, census.ended)
 
 
 def _time_to_use(amount: float, rate: float) -> float | None:

@@ -73,10 +73,11 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     """
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
-        gap += f"; the newest chunk holds only {published.short} rows, so it counts once stream.end says it is the last"
+        rows = f"{published.short:,} rows"
+        gap += f"; the newest chunk holds only {rows}, so it counts once stream.end says it is the last"
     head = published.head
     if head is None:
-        chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks} chunks are"
+        chunks = "1 chunk is" if published.chunks == 1 else f"{published.chunks:,} chunks are"
         return f"{chunks} complete, nothing is known of the producer{gap}"
     age = heartbeat_age(published, now) or 0.0
     who = f"the producer (pid {head.pid} on {printable(head.host)})"
@@ -104,7 +105,7 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
         doing += f" ({printable(head.note)})"
     silent = age > _DEAD_HEARTBEAT_S and head.state in ("running", "waiting")
     dead = ", it may be dead" if silent and not gone else ""
-    return f"{published.samples} samples are published, {who} {doing}{beat}{dead}{gap}"
+    return f"{published.samples:,} samples are published, {who} {doing}{beat}{dead}{gap}"
 
 
 def failure_words(note: str) -> str:

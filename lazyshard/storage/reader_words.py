@@ -82,7 +82,7 @@ def stream_gone(directory: Path) -> StreamMissing:
 def ended_short(directory: Path, samples: int, before: int) -> StreamInvalid:
     """Returns the error for a stream that has ended with fewer samples than were published before."""
     return StreamInvalid(
-        f"{directory}: the stream has ended with {samples} samples, but {before} were "
+        f"{directory}: the stream has ended with {samples:,} samples, but {before:,} were "
         f"published before; restore what is missing from a copy",
         directory=str(directory),
     )

@@ -152,7 +152,7 @@ class Tracing:
             return place
         if self.total is None and (needed := course.needed(place.stop - 1)) > self.facts.samples:
             raise StateMismatch(
-                f"{self._where}: what step {step + 1} takes is certain once {needed} samples are published, or the "
+                f"{self._where}: what step {step + 1} takes is certain once {needed:,} samples are published, or the "
                 f"stream has ended; {self.facts.samples} are published",
                 directory=self._where,
                 expected=str(needed),

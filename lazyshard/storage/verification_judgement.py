@@ -122,7 +122,7 @@ def _judge_head(facts: Facts, extent: Extent, last: ChunkVerdict | None) -> Iter
         per_chunk = facts.manifest.samples_per_chunk
         short = head.chunks * per_chunk - head.samples
         if not (short == 0 or (head.ended and 0 < short < per_chunk)):
-            yield _damage("head", HEAD, f"{head.chunks} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
+            yield _damage("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
             return
     says = _chunks_of(head.chunks, head.samples)
     if end is not None:
@@ -157,14 +157,14 @@ def _judge_consumers(facts: Facts, extent: Extent) -> Iterator[Finding]:
         if stream_id is not None and cursor.stream_id != stream_id:
             yield _damage("other-stream", file, f"stream {stream_id}", _called(cursor.stream_id), forget)
         elif cursor.chunks_before > extent.stop:
-            found = f"done with the chunks below {cursor.chunks_before}"
-            yield _damage("ahead", file, f"at most the {extent.stop} published chunks", found, forget)
+            found = f"done with the chunks below {cursor.chunks_before:,}"
+            yield _damage("ahead", file, f"at most the {extent.stop:,} published chunks", found, forget)
         elif facts.manifest is not None and not extent.ended:
             # Past the end of a stream a run may be in another epoch.
             published = extent.stop * facts.manifest.samples_per_chunk
             if cursor.consumed > published:
-                found = f"{cursor.consumed} samples consumed"
-                yield _damage("ahead", file, f"at most the {published} published samples", found, forget)
+                found = f"{cursor.consumed:,} samples consumed"
+                yield _damage("ahead", file, f"at most the {published:,} published samples", found, forget)
     for file, mark in facts.readings:
         if stream_id is not None and mark.stream_id != stream_id:
             remedy = "nothing to do: it is a hint, which nobody heeds"
@@ -185,11 +185,11 @@ def _told(facts: Facts, file: str) -> bool:
 
 
 def _chunks_of(chunks: int, samples: int) -> str:
-    return f"{chunks} chunk{'' if chunks == 1 else 's'} with {_rows(samples)}"
+    return f"{chunks:,} chunk{'' if chunks == 1 else 's'} with {_rows(samples)}"
 
 
 def _rows(number: int) -> str:
-    return f"{number} row{'' if number == 1 else 's'}"
+    return f"{number:,} row{'' if number == 1 else 's'}"
 
 
 def _called(stream_id: str | None) -> str:

@@ -58,8 +58,8 @@ class WriterFailure:
 
     def _told(self, reason: str, remedy: str, published_samples: int) -> WriterFailed:
         return WriterFailed(
-            f"{self._directory}: {reason}. {published_samples} samples are published and safe, the rows after them are "
-            f"not; {remedy} the stream again, or start its producer again: it goes on from there",
+            f"{self._directory}: {reason}. {published_samples:,} samples are published and safe, the rows after them "
+            f"are not; {remedy} the stream again, or start its producer again: it goes on from there",
             directory=str(self._directory),
             published_samples=published_samples,
         )

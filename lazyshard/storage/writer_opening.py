@@ -126,8 +126,8 @@ def _open(
         announcer.tell(found.chunks, found.samples, found.samples, "finished")
         workplace.remove()
         raise StreamEnded(
-            f"{directory}: the stream has ended with {found.samples} samples; nothing can be added to it. Write a new "
-            f"stream to another directory",
+            f"{directory}: the stream has ended with {found.samples:,} samples; nothing can be added to it. Write a "
+            f"new stream to another directory",
             directory=str(directory),
             samples=found.samples,
         )

@@ -7,7 +7,7 @@
 - `sources` and `following`: where rows come from; `opening`: which kind a path is; `user_functions`
 - `rows`: mixing, transforms, refusals; `position`: where a run stands, as kept in the seals
 - `holding`: limits and retention
-- `display`, `watching`, `wording`: what is seen and said
+- `display`, `watching`, `plain_flags`, `wording`: what is seen and said
 - `ray`: a sink for Ray Data
 
 Importing this package imports nothing else: `main` answers Ctrl-C before the first slow import.

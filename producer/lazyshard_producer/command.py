@@ -21,11 +21,13 @@ from lazyshard_producer.configuration.flags import flags_given, with_options
 from lazyshard_producer.configuration.init import DEFAULT_FILE
 from lazyshard_producer.display.progress import say
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
+from lazyshard_producer.plain_flags import PlainFlags
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import NAME, error_line, explain, one_line
 
 app = typer.Typer(
     name=NAME,
+    cls=PlainFlags,
     help=help_texts.HELP,
     epilog=help_texts.EPILOG,
     rich_markup_mode="rich",

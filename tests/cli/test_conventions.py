@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from lazyshard.cli.command import app
 from lazyshard.cli.main import main
@@ -96,6 +97,13 @@ def test_help_tells_examples_that_the_command_takes_and_exit_codes(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
     assert [one.name for one in COMMANDS[name].params if not getattr(one, "help", None)] == []
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "lazyshard", "lazyshard-producer"])
+def test_help_shows_no_type_of_what_takes_no_value(name: str) -> None:
+    program, _, command = name.partition(" ")
+    text = CliRunner().invoke(app if program == "lazyshard" else producer_app, [*command.split(), "--help"]).output
+    assert "Show this" in text and not re.search("(?i)<bool>|boolean", text), text
 
 
 @pytest.mark.parametrize("name", COMMANDS)

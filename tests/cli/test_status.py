@@ -298,6 +298,16 @@ class Watching:
         return self.process.returncode, err
 
 
+def test_watch_waits_for_a_stream_that_is_still_to_be_begun(tmp_path: Path) -> None:
+    stream = tmp_path / "to come"
+    with Watching(stream) as watching:
+        lines = [watching.line() for _ in range(2)]
+        assert lines[1] == f"{stream}: no stream is here; it will be shown as soon as its producer has begun it\n"
+        produce(stream, 4)
+        while not watching.line().startswith("published     2 chunks, 4 samples"):
+            pass
+
+
 def test_watch_as_json_follows_the_stream(tmp_path: Path) -> None:
     with Watching(tmp_path, "--json") as watching:
         missing = json.loads(watching.line())

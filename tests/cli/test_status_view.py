@@ -10,7 +10,7 @@ import pytest
 from lazyshard.cli.status_json import failure_values, status_values
 from lazyshard.cli.status_view import status_lines
 from lazyshard.cli.status_words import problems, summary
-from lazyshard.format import Cursor, Head, ProducerState
+from lazyshard.format import Cursor, Head, PartState, ProducerState, RunState
 from lazyshard.format.mixed import MixedSource
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import DiskUse, Lines
@@ -28,6 +28,12 @@ def stepping(name: str, consumed: int, done: int) -> Consumer:
     """A consumer whose 2 ranks take micro batches of 2."""
     cursor = Cursor(name, ID, consumed, done, {"dp_size": 2, "batch_size": 2}, NOW)
     return Consumer(name, cursor, None, None)
+
+
+def limited(name: str, consumed: int, done: int) -> Consumer:
+    """A consumer of one rank that takes so many samples for all, and has had them."""
+    state = RunState(ID, 10, 10, 0, 0, consumed, (PartState(1, 1, consumed),), consumed)
+    return Consumer(name, Cursor(name, ID, consumed, done, {}, NOW, state), None, None)
 
 
 def test_page_of_one_look() -> None:
@@ -158,6 +164,23 @@ def test_pages_hold_no_control_characters() -> None:
             HEAD,
             (consumer("a", consumed=10, done=1), consumer("b", consumed=20, done=2)),
             "the producer is running; 'a' is furthest behind, its checkpoints by 1,233 chunks",
+        ),
+        (
+            HEAD,
+            (consumer("a", consumed=12_320, done=1232), limited("b", 500, done=50)),
+            "the producer is running; 'a' is furthest behind, its checkpoints by 2 chunks",
+        ),
+        (
+            HEAD,
+            (limited("b", 500, done=50),),
+            "the producer is running; 'b' has trained all that its max_total_samples lets it take, and keeps chunks 50 "
+            "to 1,233 as long as it is registered",
+        ),
+        (
+            HEAD,
+            (stepping("b", 12_337, done=1232),),
+            "the producer is running; 'b' has trained all that is published but 3 samples, fewer than its next step "
+            "takes",
         ),
         (HEAD, (consumer(problem="torn"),), "the producer is running"),
         (

@@ -49,8 +49,9 @@ def test_facts_are_those_of_status(served: Watch, stream: Path) -> None:
     answer = get(served.port, "/status.json")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     found = json.loads(answer.body)
-    status = found.pop("status")
+    status, missing = found.pop("status"), found.pop("missing")
     assert found.keys() == {"schema", "directory", "now_s", "interval_s", "answered_at_s", "silent_since_s", "error"}
+    assert missing is False
     assert (found["directory"], found["interval_s"], found["error"], found["silent_since_s"]) == (
         str(stream),
         2.0,
@@ -227,13 +228,14 @@ def test_directory_without_a_stream_is_shown_as_such_and_the_stream_once_it_come
             None,
             f"{tmp_path}: there is no stream: neither stream.json nor any chunk file",
         )
+        assert found["missing"] is True
         assert b"lazyshard_stream_up 0.0" in get(running.port, "/metrics").body
         produce(tmp_path, 4)
         deadline = time.monotonic() + 30.0
         while found["status"] is None:
             assert time.monotonic() < deadline
             found = json.loads(get(running.port, "/status.json").body)
-        assert found["status"]["published_chunks"] == 2
+        assert (found["status"]["published_chunks"], found["missing"]) == (2, False)
 
 
 def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:

@@ -53,7 +53,7 @@ class Scene:
         self.url = self._server.url
 
     def show(self, found: Outlook | None, **values: Any) -> None:
-        facts = Facts(found, values.get("error"), NOW, values.get("silent_since"))
+        facts = Facts(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
         self.values = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95)
 
     def close(self) -> None:
@@ -238,9 +238,16 @@ def test_silence_is_told_since_when(scene: Scene) -> None:
 
 
 def test_look_that_fails(scene: Scene) -> None:
-    scene.show(None, error="/shared/x: there is no stream: neither stream.json nor any chunk file")
+    scene.show(None, error="/shared/x: Permission denied")
     text = shown(open_page(scene.url, "--dump-dom").document)
-    assert "Nothing can be shown yet. The last look has failed: /shared/x: there is no stream" in text
+    assert "Nothing can be shown yet. The last look has failed: /shared/x: Permission denied." in text
+
+
+def test_stream_that_is_still_to_be_begun_is_waited_for_and_no_failure(scene: Scene) -> None:
+    scene.show(None, error="/shared/x: there is no stream: neither stream.json nor any chunk file", missing=True)
+    text = shown(open_page(scene.url, "--dump-dom").document)
+    assert "Waiting for the stream. There is no stream here yet. It will be shown as soon as its producer" in text
+    assert "failed" not in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

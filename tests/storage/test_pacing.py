@@ -179,3 +179,12 @@ def test_why_a_producer_has_failed_is_told() -> None:
         "10 samples are published, the producer (pid 42 on node7) has failed: a.jsonl:6: no object; start it again "
         "when that is mended"
     )
+
+
+def test_counts_are_written_for_people() -> None:
+    many = Published(1234, 1_234_000, False, published().head, short=1400)
+    text = describe_producer(many, 1_235_000, 101.0)
+    assert text.startswith("1,234,000 samples are published, the producer ")
+    assert text.endswith("; the newest chunk holds only 1,400 rows, so it counts once stream.end says it is the last")
+    unknown = describe_producer(Published(1234, 1_234_000, False), 1_235_000, 101.0)
+    assert unknown == "1,234 chunks are complete, nothing is known of the producer"

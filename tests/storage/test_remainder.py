@@ -37,8 +37,9 @@ def bare(consumed: int, done: int, **plan: int) -> Cursor:
         (told(18, 8), None),
         (told(0, 0), None),
         # It takes no more than 18 for all.
-        (told(8, 4, limit=18), Remainder(2, 4)),
-        (told(9, 4, limit=18), Remainder(0, 11)),
+        (told(8, 4, limit=18), Remainder(2, 4, limited=True)),
+        (told(9, 4, limit=18), Remainder(0, 11, limited=True)),
+        (told(20, 10, limit=43), Remainder(3, 10)),
         # Without a state there is the micro batch of all ranks.
         (bare(40, 6, dp_size=2, batch_size=2), Remainder(3, 6)),
         (bare(39, 6, dp_size=2, batch_size=2), None),
@@ -50,4 +51,22 @@ def bare(consumed: int, done: int, **plan: int) -> Cursor:
     ],
 )
 def test_remainder(cursor: Cursor, expected: Remainder | None) -> None:
-    assert remainder(cursor, SAMPLES, CHUNKS) == expected
+    assert remainder(cursor, SAMPLES, CHUNKS, ended=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        # All of the 40 that are published: what the newest checkpoint does not need an older one does.
+        (told(20, 6), Remainder(0, 10)),
+        (told(19, 6), Remainder(2, 8)),
+        (told(18, 6), None),
+        # It will take no more, however many there will be.
+        (told(20, 10, limit=40), Remainder(0, 10, limited=True)),
+        (told(9, 4, limit=18), Remainder(0, 10, limited=True)),
+        (told(9, 4, limit=50), None),
+        (bare(40, 6, dp_size=2, batch_size=2), Remainder(0, 6)),
+    ],
+)
+def test_remainder_of_a_live_stream(cursor: Cursor, expected: Remainder | None) -> None:
+    assert remainder(cursor, samples=40, chunks=10, ended=False) == expected

@@ -47,7 +47,7 @@ def _loader_done() -> Callable[[], bool] | None:
     """Returns what tells whether the loader of this worker has ended; None where the loop is not that of a worker."""
     process = multiprocessing.current_process()
     loop, given = getattr(process, "_target", None), getattr(process, "_args", ())
-    if getattr(loop, "__name__", "") != _LOOP:
+    if loop is None or getattr(loop, "__name__", "") != _LOOP:
         return None
     names = list(inspect.signature(loop).parameters)
     event = given[names.index(_DONE)] if _DONE in names and names.index(_DONE) < len(given) else None

@@ -16,6 +16,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def save(checkpoint: Path, model: torch.nn.Module, state: dict[str, Any]) -> Non
     """Writes a checkpoint."""
     checkpoint.mkdir(parents=True)
     torch.save(model.state_dict(), checkpoint / "model.pt")
-    (checkpoint / "lazyshard.json").write_text(json.dumps({"state": state, "step": step_of(checkpoint)}))
+    values = {"state": state, "step": step_of(checkpoint), "saved_at": time.time()}
+    (checkpoint / "lazyshard.json").write_text(json.dumps(values))
 
 
 def step_of(checkpoint: Path) -> int:

@@ -9,7 +9,8 @@ from lazyshard.cli.trace_view import ranges_text
 from lazyshard.cli.wording import count
 from lazyshard.storage.auditing import EpochAudit
 from lazyshard.storage.auditing_counts import Ranges
-from lazyshard.storage.auditing_report import Audit, AuditedState, consumed_at, folder_of
+from lazyshard.storage.auditing_report import Audit, AuditedState, consumed_at
+from lazyshard.storage.tracing_states import folder_of
 
 
 def audit_lines(found: Audit, where: str) -> Iterator[str]:
@@ -27,7 +28,7 @@ def audit_lines(found: Audit, where: str) -> Iterator[str]:
     for one in found.states:
         yield from _branch_lines(one)
     for epoch in found.epochs:
-        yield _epoch_line(epoch, facts.ended)
+        yield _epoch_line(epoch, facts.ended, _fewer_than_step(found, epoch))
     for note in found.notes:
         yield f"note: {note.where}: {note.what}"
     for finding in found.findings:
@@ -52,10 +53,14 @@ def audit_values(found: Audit, where: str) -> dict[str, Any]:
         "consumed": found.head.state.consumed,
         "steps": found.tracing.steps.trained if found.tracing.steps.unknown is None else None,
         "states": [_state_values(one) for one in found.states],
-        "epochs": [_epoch_values(one) for one in found.epochs],
+        "epochs": [_epoch_values(one, _fewer_than_step(found, one)) for one in found.epochs],
         "findings": [finding._asdict() for finding in found.findings],
         "notes": [note._asdict() for note in found.notes],
     }
+
+
+def _fewer_than_step(found: Audit, epoch: EpochAudit) -> int | None:
+    return found.fewer_than_step if epoch is found.epochs[-1] else None
 
 
 def _word(one: AuditedState) -> str:
@@ -84,7 +89,7 @@ def _branch_lines(one: AuditedState) -> Iterator[str]:
         )
 
 
-def _epoch_line(one: EpochAudit, ended: bool) -> str:
+def _epoch_line(one: EpochAudit, ended: bool, step: int | None) -> str:
     parts = [f"{one.trained:,} trained"]
     for ranges, word in (
         (one.to_come, "to come"),
@@ -95,8 +100,10 @@ def _epoch_line(one: EpochAudit, ended: bool) -> str:
         (one.missing, "PASSED OVER"),
     ):
         if ranges.samples:
-            named = "" if word == "to come" else f" ({ranges_text(ranges.ranges)})"
-            parts.append(f"{ranges.samples:,} {word}{named}")
+            told = ranges_text(ranges.ranges) if word != "to come" else ""
+            if word == "to come" and step is not None:
+                told = f"fewer than the {step:,} of a step: left over too, if training stops here"
+            parts.append(f"{ranges.samples:,} {word}" + (f" ({told})" if told else ""))
     far = "" if ended else " published so far"
     return f"epoch {one.epoch}: {count(one.samples, 'sample')}{far}: {', '.join(parts)}"
 
@@ -130,11 +137,11 @@ def _state_values(one: AuditedState) -> dict[str, Any]:
     }
 
 
-def _epoch_values(one: EpochAudit) -> dict[str, Any]:
+def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
     values: dict[str, Any] = {"epoch": one.epoch, "proven": one.proven, "samples": one.samples, "trained": one.trained}
     for name in ("to_come", "left_over", "skipped", "twice", "again", "missing"):
         values[name] = _ranges_values(getattr(one, name))
-    return values
+    return values | {"fewer_than_step": step}
 
 
 def _ranges_values(found: Ranges) -> dict[str, Any]:

@@ -33,6 +33,7 @@ import sys
 from collections.abc import Sequence
 
 from lazyshard.cli import exits
+from lazyshard.cli.wording import drop_what_nobody_reads
 
 _REQUIRED = ("typer", "rich", "click")
 
@@ -52,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             print(f"lazyshard needs {missing}, which is not installed: pip install 'lazyshard[cli]'", file=sys.stderr)
             return exits.NO_EXTRA
-        return execute(sys.argv[1:] if arguments is None else arguments)
+        code = execute(sys.argv[1:] if arguments is None else arguments)
+        drop_what_nobody_reads()
+        return code
     except KeyboardInterrupt:
         with contextlib.suppress(OSError, ValueError):
             print("lazyshard: interrupted; run the same command again to go on", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Final, TextIO
+from typing import Final
 
 NAME: Final = "lazyshard"
 
@@ -33,21 +33,35 @@ def chunk_range(first: int, stop: int) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a result."""
-    _print(text, sys.stdout)
+    """Prints a result.
+
+    Raises:
+        OSError: standard output takes nothing, as on a full disk. That nobody reads it any more is no error.
+    """
+    # What was done stays done when nobody listens any more.
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        print(one_line(text), file=sys.stdout, flush=True)
 
 
 def complain(text: str) -> None:
     """Prints an error."""
-    _print(f"{NAME}: error: {text}", sys.stderr)
+    explain(f"{NAME}: error: {text}")
 
 
 def explain(text: str) -> None:
-    """Prints a line that belongs to an error."""
-    _print(text, sys.stderr)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    # What was done stays done when nobody listens any more.
+    """Prints a line that belongs to an error, if it still goes anywhere."""
     with contextlib.suppress(OSError, ValueError):
-        print(one_line(text), file=stream, flush=True)
+        print(one_line(text), file=sys.stderr, flush=True)
+
+
+def drop_what_nobody_reads() -> None:
+    """Lets go of an output that takes nothing any more.
+
+    Python flushes both once more as it ends, and where that fails makes the exit code 120, whatever it was.
+    """
+    for name in ("stdout", "stderr"):
+        try:
+            if getattr(sys, name) is not None:
+                getattr(sys, name).flush()
+        except (OSError, ValueError):
+            setattr(sys, name, None)

@@ -186,7 +186,7 @@ class SubstituteSearch:
         raised = cause.__cause__ if isinstance(cause, StepFailed) else cause
         return BadSample(
             f"{chunk.path}: no usable substitute for sample {sample}, all rows that were tried are bad too. It was "
-            f"bad by {type(raised).__name__}: {raised}",
+            f"bad by {type(raised).__name__}: {raised}. Where all fail alike it is the encoder or a step, not the rows",
             file=str(chunk.path),
             sample=sample,
             chunk=chunk.number,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError
@@ -12,7 +13,7 @@ from lazyshard.storage.auditing import EpochAudit
 from lazyshard.storage.stream import Stream
 from lazyshard.storage.tracing import Tracing
 from lazyshard.storage.tracing_facts import Facts
-from lazyshard.storage.tracing_states import SavedState
+from lazyshard.storage.tracing_states import SavedState, folder_of
 from lazyshard.storage.urls import stream_path
 
 Kind = Literal[
@@ -22,6 +23,10 @@ Kind = Literal[
 
 CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
 """Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing."""
+
+
+_NAMED: Final = 3
+"""Checkpoints that are named of those that have the same to be said of them; a long run has hundreds."""
 
 
 class Finding(NamedTuple):
@@ -44,10 +49,12 @@ class Note(NamedTuple):
     Attributes:
         where: the file, or the stream's directory.
         what: in words.
+        files: those that it is about, where it is about several; empty for one about `where`.
     """
 
     where: str
     what: str
+    files: tuple[str, ...] = ()
 
 
 def needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
@@ -143,6 +150,9 @@ def of_chunks(
     """
     epoch = max((tracing.epochs[-1] for _, tracing in states), default=0)
     files = [(saved, needed_chunk(tracing, epoch)) for saved, tracing in states if saved.cursor is None]
+    lost: dict[str, int] = {}
+    soon: dict[str, int] = {}
+    free = max((cursor.chunks_before for cursor in cursors), default=0)
     for saved, need in files:
         must = any(saved is one for one in wanted)
         needs = f"needs chunk {need}, and those below"
@@ -151,7 +161,7 @@ def of_chunks(
                 what = f"it cannot be gone on from: that {needs} {facts.retired} are deleted"
                 yield Finding("deleted", str(saved.file), what)
             else:
-                yield Note(str(saved.file), f"can no longer be gone on from: {needs} {facts.retired} are deleted")
+                lost[str(saved.file)] = need
         for cursor in cursors:
             before = cursor.chunks_before
             if before <= need:
@@ -160,10 +170,31 @@ def of_chunks(
                 what = f"it lets the chunks below {before} be deleted, but {saved.file} needs chunk {need}"
                 yield Finding("cursor", _file(where, cursor), what)
             elif need >= facts.retired:
-                what = f"may soon no longer be gone on from: {needs} {before} may be deleted, by the run's cursor"
-                yield Note(str(saved.file), what)
+                soon[str(saved.file)] = need
+    yield from _in_one_note(where, lost, "can no longer be gone on from", f"below {facts.retired} are deleted")
+    by = "by the run's cursor"
+    yield from _in_one_note(where, soon, "may soon no longer be gone on from", f"below {free} may be deleted, {by}")
     for cursor in cursors:
         yield from _of_cursor(cursor, [saved for saved, _ in files], _file(where, cursor))
+
+
+def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Note]:
+    """Yields what is to be said of checkpoints whose chunks go: one line, however many they are.
+
+    Args:
+        where: the stream's directory.
+        files: the first chunk that each of them needs.
+        fate: what becomes of them.
+        why: of which chunks.
+    """
+    if len(files) == 1:
+        [(file, need)] = files.items()
+        yield Note(file, f"{fate}: needs chunk {need}, and those {why}")
+    elif files:
+        named = ", ".join(folder_of(Path(file)) for file in [*files][:_NAMED])
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        what = f"{len(files)} checkpoints {fate}: they need chunks from {min(files.values())} on, and those {why}"
+        yield Note(where, f"{what}: {named}{more}", tuple(files))
 
 
 def _file(where: str, cursor: Cursor) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import StateMismatch
@@ -85,6 +84,19 @@ class Audit:
     def ok(self) -> bool:
         """Whether nothing was found that is not in order."""
         return self.proven and not self.findings
+
+    @property
+    def fewer_than_step(self) -> int | None:
+        """Samples of a step, where what is to come of the newest epoch is too little for one; else None.
+
+        It is trained by a run that goes on into the next epoch, ends its last step with the epoch, or takes smaller
+        steps. One that stops at the stream's end leaves it over: which of these the run is, no state tells.
+        """
+        part, epoch = self.head.state.parts[-1], self.epochs[-1]
+        step = part.dp * part.draws_per_step
+        if self.tracing.total is None or self.head.member is not None or not part.trained:
+            return None
+        return step if 0 < epoch.to_come.samples < step else None
 
 
 def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
@@ -216,8 +228,3 @@ def consumed_at(saved: SavedState, part: int, draws: int) -> int:
     parts = saved.state.parts
     whole = sum(one.dp * one.draws for one in parts[:part] if one.trained)
     return whole + (parts[part].dp * draws if parts[part].trained else 0)
-
-
-def folder_of(path: Path) -> str:
-    """Returns how to call a state: its checkpoint's folder, or the file."""
-    return str(path.parent) if path.name == "lazyshard.json" else str(path)

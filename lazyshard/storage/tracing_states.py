@@ -133,6 +133,11 @@ def state_of_cursor(directory: Path, cursor: Cursor) -> SavedState | None:
     return SavedState(cursor.state, file, consumer=cursor.consumer, saved_at=cursor.updated_at, cursor=cursor)
 
 
+def folder_of(path: Path) -> str:
+    """Returns how to call a state: its checkpoint's folder, or the file."""
+    return str(path.parent) if path.name == NAME else str(path)
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from lazyshard.errors import WaitTimeout
 from lazyshard.storage.pacing import FIRST_POLL_S, FIRST_REQUEST_S, expected_wait, next_poll, next_report
 from lazyshard.storage.patience import READERS
 from lazyshard.storage.reader_words import ReaderWait
@@ -16,7 +17,7 @@ from lazyshard.storage.shared_looks import SharedLooks
 from lazyshard.storage.urls import UrlPath
 from lazyshard.storage.watch import Parent, Waker
 
-_ASIDE_S: Final = 1.0
+_ASIDE_S: Final = 0.5
 """How often a waiting reader does what it does besides, such as a look whether its parent is still there; a look at the
 stream costs more and comes less often."""
 
@@ -42,7 +43,8 @@ class Waiting:
         max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
         label: how to call this reader in log lines; empty by default.
         quiet: whether it waits without a word, because somebody else waits for the same and tells.
-        parent: the process for which this one reads; once it has gone, a wait leaves this process too.
+        parent: the process for which this one reads; once it has gone, a wait leaves this process too, and once it
+            wants nothing more, the wait ends.
         on_wait: is called while this reader waits, at least about once a second.
         waited_s: seconds spent waiting for the producer.
     """
@@ -72,7 +74,7 @@ class Waiting:
             looks: shares what is seen with the other processes of this node.
 
         Raises:
-            WaitTimeout: it has not come within `max_wait`.
+            WaitTimeout: it has not come within `max_wait`, or nobody wants it any more.
         """
         started = self._clock()
         reported = 0.0
@@ -107,6 +109,9 @@ class Waiting:
 
         Returns:
             Whether something that matters has come before.
+
+        Raises:
+            WaitTimeout: the parent wants nothing more. Nobody gets to hear it.
         """
         if self.parent is None and self.on_wait is None:
             return bool(sleep(seconds))
@@ -114,6 +119,10 @@ class Waiting:
         while seconds > 0:
             if self.parent is not None:
                 self.parent.leave_if_gone()
+                if self.parent.done():
+                    raise WaitTimeout(
+                        f"{self.directory}: nobody waits for this any more", directory=str(self.directory)
+                    )
             if self.on_wait is not None:
                 self.on_wait()
             if sleep(min(seconds, _ASIDE_S)):

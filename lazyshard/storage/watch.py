@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final
@@ -120,9 +121,14 @@ class Parent:
     Args:
         pid: process id of the parent, of which this process is a fork. None if it is not known: then make this soon
             after this process has begun, since of a parent that was gone before, `os.getppid` tells nothing.
+        done: returns whether the parent wants nothing more of this process; None where it does not tell.
+
+    Attributes:
+        done: as given; returns False where None was.
     """
 
-    def __init__(self, pid: int | None = None) -> None:
+    def __init__(self, pid: int | None = None, done: Callable[[], bool] | None = None) -> None:
+        self.done = done or (lambda: False)
         self._pid = os.getppid() if pid is None else pid
         started_by = multiprocessing.parent_process()
         # A fork server starts processes for another one, of which only multiprocessing's pipe tells whether it lives.

@@ -109,7 +109,7 @@ class Measured:
         far: of that on the far side.
         round_trip_s: what a question to the far side and its answer take; part of all seconds below.
         seen: by label the seconds until the far side saw a change; see `LOOKS`.
-        torn: looks, of all these, that found a renamed file cut or mixed.
+        torn: looks, of those at names that are new, that found a renamed file cut or mixed.
         errors: by name the other errors of these looks.
         storm: what a reader met while a file was replaced again and again; see `Side.storm`.
         rename: the error of renaming over an existing file, empty for none.
@@ -234,7 +234,9 @@ def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | Non
     torn = 0
     for label, state in found.items():
         seen[label] = None if state["seconds"] is None else asked - changed[label] + state["seconds"]
-        if not label.startswith("grown"):
+        # A file that grows is half at first. One that was replaced may come cut, by the size that was known of it, and
+        # is read again, as in the storm: how long that lasts is what is measured of it.
+        if label.startswith("new"):
             torn += state["torn"]
         for name, count in state["errors"].items():
             errors[name] = errors.get(name, 0) + count

@@ -125,6 +125,7 @@ def test_json(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
         "twice": {"samples": 0, "ranges": []},
         "again": {"samples": 0, "ranges": []},
         "missing": {"samples": 0, "ranges": []},
+        "fewer_than_step": None,
     }
     assert values == {
         "stream": str(stream),
@@ -264,7 +265,57 @@ def test_chunks_that_only_older_checkpoints_need_may_go(
     assert f"note: {told}: {what}" in lines
     assert not any("checkpoint-4/lazyshard.json" in line for line in lines)
     values = json.loads(report(capsys, stream, out, "--json")[1][0])
-    assert (values["ok"], {"where": told, "what": what} in values["notes"]) == (True, True)
+    assert (values["ok"], {"where": told, "what": what, "files": []} in values["notes"]) == (True, True)
+
+
+def test_checkpoints_whose_chunks_go_are_told_in_one_note(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the checkpoints of a run that lasts are hundreds."""
+    stream, state = history
+    out = stream.parent / "out"
+    commit(stream, state, chunks_before=4)
+    first, second = (f"{out}/v0-20251121-101500/checkpoint-{steps}" for steps in (1, 2))
+    code, lines, _ = report(capsys, stream, out)
+    assert (code, [line for line in lines if line.startswith("note: ")]) == (
+        0,
+        [
+            f"note: {stream}: 2 checkpoints may soon no longer be gone on from: they need chunks from 0 on, and those "
+            f"below 4 may be deleted, by the run's cursor: {first}, {second}"
+        ],
+    )
+    retire(stream, 4, 8)
+    what = "2 checkpoints can no longer be gone on from: they need chunks from 0 on, and those below 4 are deleted"
+    files = [f"{first}/lazyshard.json", f"{second}/lazyshard.json"]
+    notes = json.loads(report(capsys, stream, out, "--json")[1][0])["notes"]
+    assert notes == [{"where": str(stream), "what": f"{what}: {first}, {second}", "files": files}]
+
+
+def test_of_many_checkpoints_whose_chunks_go_a_few_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_id = make_stream(tmp_path / "stream")
+    for steps in range(1, 7):
+        save(tmp_path / "out", steps, run_of(stream_id, two_ranks(steps)))
+    commit(tmp_path / "stream", run_of(stream_id, two_ranks(6)), chunks_before=8)
+    notes = json.loads(report(capsys, tmp_path / "stream", tmp_path / "out", "--json")[1][0])["notes"]
+    assert [len(note["files"]) for note in notes] == [5]
+    assert notes[0]["what"].endswith(f"/out/checkpoint-2, {tmp_path}/out/checkpoint-3 and 2 more")
+
+
+def test_what_is_too_little_for_a_step_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps of 8 and one of 6 leave 3: a micro batch of 2, which no step takes that is whole, and one sample."""
+    stream_id = make_stream(tmp_path / "stream", 25)
+    parts = [PartState(2, 2, 8, draws_per_step=4), PartState(1, 2, 6, first_step=2, draws_per_step=6)]
+    save(tmp_path / "out", 3, run_of(stream_id, *parts))
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, lines[-2]) == (
+        0,
+        "epoch 0: 25 samples: 22 trained, 2 to come (fewer than the 6 of a step: left over too, if training stops "
+        "here), 1 left over (24)",
+    )
+    [epoch] = json.loads(report(capsys, tmp_path / "stream", tmp_path / "out", "--json")[1][0])["epochs"]
+    assert (epoch["to_come"]["samples"], epoch["fewer_than_step"]) == (2, 6)
 
 
 def test_chunks_that_the_newest_checkpoint_needs_must_be_kept(

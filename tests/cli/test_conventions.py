@@ -241,6 +241,31 @@ def test_completion_is_for_the_shells_that_the_page_names() -> None:
     assert "complete --command lazyshard" in found.stdout
 
 
+def buffered() -> dict[str, str]:
+    """Most people's environment, where output waits in a buffer that is flushed once more at the end."""
+    return {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.parametrize("told", [["--json"], []])
+def test_a_disk_that_takes_no_output_is_an_error(told: list[str], tmp_path: Path) -> None:
+    stream = fill(tmp_path / "s", b'{"id":0}\n')
+    assert main(["adopt", str(stream)]) == 0
+    for environ in (buffered(), buffered() | {"PYTHONUNBUFFERED": "1"}):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "lazyshard.cli", "status", str(stream), *told],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert (done.returncode, done.stderr.count("\n")) == (7, 1)
+        assert done.stderr.startswith("lazyshard: error: No space left on device; mend that")
+
+
 @pytest.mark.parametrize(
     "arguments", [["inspect", "--chunk", "0", "--rows", "100000", "--full"], ["inspect", "--json"]]
 )
@@ -252,7 +277,7 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str], tmp_path: Pat
     try:
         done = subprocess.run(
             [sys.executable, "-m", "lazyshard.cli", arguments[0], str(stream), *arguments[1:]],
-            env=environment(),
+            env=buffered(),
             stdin=subprocess.DEVNULL,
             stdout=write,
             stderr=subprocess.PIPE,

@@ -1,6 +1,7 @@
+import contextlib
 import re
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import typer
@@ -157,13 +158,23 @@ def test_unexpected_error_shows_its_traceback(
     assert shown.splitlines()[-1].startswith("lazyshard: error: unexpected KeyError: 'x'; ")
 
 
-def test_output_that_goes_nowhere_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        wording.say("x")
-        monkeypatch.undo()
+@pytest.mark.parametrize("write", [wording.explain, wording.complain])
+def test_messages_that_go_nowhere_are_no_failure(write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", full)
+        write("x")
+        wording.drop_what_nobody_reads()
         # What is still in its buffer must not fail at close.
-        with pytest.raises(OSError):
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_results_that_a_full_disk_does_not_take_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full, monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            wording.say("x")
+        with contextlib.suppress(OSError):
             full.close()
 
 

@@ -285,7 +285,7 @@ def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
         reader.parent = parent
         with pytest.raises(WaitTimeout):
             reader.read(2)
-        assert max(slept) == (5.0 if parent is None else 1.0)
+        assert max(slept) == (5.0 if parent is None else 0.5)
     assert [round(look, 6) for look in looks[0]] == [round(look, 6) for look in looks[1]]
 
 

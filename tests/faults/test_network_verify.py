@@ -8,13 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
 from scripts.filesystem.verify_filesystem import main
 from scripts.filesystem.verify_filesystem_judging import Line, conclude, judge
-from scripts.filesystem.verify_filesystem_measuring import LOOKS, Far, Measured, measure
+from scripts.filesystem.verify_filesystem_measuring import LOOKS, Far, Measured, _sights, measure
 from scripts.filesystem.verify_filesystem_side import Side, content, version_of
 from tests.faults.network import CACHED, DEFAULT, Share, why_not
 from tests.producer.commands import ROOT
@@ -105,6 +105,18 @@ def test_versions_are_told_from_torn_ones() -> None:
     assert [version_of(content(version)) for version in (0, 1, 9, 200)] == [0, 1, 9, 200]
     for data in (b"", b"9", content(9)[:-1], content(9) + b"x", content(3)[:20] + content(9)[20:], b"x" * 50):
         assert version_of(data) is None
+
+
+@pytest.mark.parametrize(("label", "torn"), [("new, by open", 1), ("replaced, by open", 0), ("grown, by open", 0)])
+def test_a_file_that_was_replaced_may_come_cut_and_a_new_one_may_not(label: str, torn: int, tmp_path: Path) -> None:
+    class Told:
+        """A far side on which one look found half."""
+
+        def do(self, operation: str, *_: object) -> object:
+            states = {one: {"seconds": 0.1, "torn": int(one == label), "errors": {}} for one in LOOKS}
+            return states if operation == "watch" else None
+
+    assert _sights(Side(str(tmp_path)), cast(Far, Told()), 1.0)[1] == torn
 
 
 def test_names_lead_nowhere_else(tmp_path: Path) -> None:

@@ -310,6 +310,24 @@ def test_a_default_that_is_given_where_it_counts_is_taken() -> None:
     assert assemble(flags(f"{run} {given}"), None) == assemble(flags(run), None)
 
 
+UNHELD = "nothing is deleted without --retain, so it has no effect; give --retain consumed with it, or leave it out"
+
+
+def test_consumers_without_retain_are_refused() -> None:
+    run = "--source a --out o --samples-per-chunk 3"
+    assert problems(flags(f"{run} --consumers train"), None) == [f"--consumers: {UNHELD}"]
+    file = config("[limits]\nconsumers = ['train']")
+    assert problems(flags(run), file) == [f"run.toml: limits.consumers: {UNHELD}"]
+    for retain in ("consumed", "5"):
+        assert assemble(flags(f"{run} --consumers train --retain {retain}"), None).limits.consumers == ("train",)
+    # That all are kept is said, over a file that says otherwise.
+    file = config("[limits]\nretain = 'consumed'\nconsumers = ['train']")
+    assert assemble(flags(f"{run} --retain all"), file).limits == Limits(consumers=("train",))
+    # What the other mistake brings with it is not told.
+    (problem,) = problems(flags(f"{run} --consumers train --retain consumd"), None)
+    assert problem.startswith("--retain: ")
+
+
 def test_a_flag_for_standard_input_and_pipes_alone() -> None:
     given = flags("--source a --source python:m:f --out o --samples-per-chunk 3 --resume append")
     assert problems(given, None) == ["--resume: it is for standard input and pipes, and there are none; leave it out"]

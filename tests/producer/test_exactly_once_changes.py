@@ -151,6 +151,20 @@ def test_another_recipe_in_the_middle_of_a_block_is_refused(tmp_path: Path) -> N
             list(drain(other, position))
 
 
+def test_another_recipe_is_told_once_it_is_there(tmp_path: Path) -> None:
+    """Not before its file is imported: where that fails, nothing goes on."""
+    paths = grow(tmp_path, [3])
+    (_, position), *_ = drain(settings(tmp_path, paths))
+    warnings: list[str] = []
+    with pytest.raises(SettingInvalid, match=r"a module is named without \.py"):
+        list(drain(settings(tmp_path, paths, transform="recipes.py:twice"), position, warnings))
+    assert warnings == []
+    assert len(list(drain(settings(tmp_path, paths, transform=f"{HERE}:twice"), position, warnings))) == 4
+    assert warnings == [
+        f"from here on rows are made or ordered in another way than before: transform (was None, now '{HERE}:twice')"
+    ]
+
+
 def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) -> None:
     paths = grow(tmp_path, [9, 9])
     run = settings(tmp_path, paths, [1, 1], shuffle=8)

@@ -27,7 +27,9 @@ PP2_DP2: Final = {"pipeline_model_parallel_size": 2}
 
 STOPPED: Final = re.compile(
     r"lazyshard: the stream has ended with (\d+) samples: training stops after step (\d+) of (\d+), "
-    r"on all ranks alike, with (\d+) samples trained and (\d+) left over"
+    r"on all ranks alike, with (\d+) samples trained and (\d+) left over, fewer than the (\d+) of a step"
+    r"(?:\. Checkpoint: (\S+))?$",
+    re.MULTILINE,
 )
 
 
@@ -109,9 +111,10 @@ def assert_stopped_at_end(run: Run, directory: Path, samples: int, ranks: int, s
     assert list(run.losses) == list(range(1, steps + 1))
     left_over = assert_dealt(ids_by_dp(run.batches), samples)
     assert len(left_over) == samples - trained < step_samples
-    said = [tuple(map(int, found)) for found in STOPPED.findall(run.output)]
-    assert said == [(samples, steps, planned, trained, len(left_over))], run.tail()
-    assert_cursor(run.output_dir / f"checkpoint-{steps}", directory, trained, set(range(samples)) - left_over)
+    checkpoint = run.output_dir / f"checkpoint-{steps}"
+    said = [(*map(int, numbers), Path(path)) for *numbers, path in STOPPED.findall(run.output)]
+    assert said == [(samples, steps, planned, trained, len(left_over), step_samples, checkpoint)], run.tail()
+    assert_cursor(checkpoint, directory, trained, set(range(samples)) - left_over)
 
 
 def assert_cursor(checkpoint: Path, directory: Path, consumed: int, trained: set[int]) -> None:

@@ -20,6 +20,7 @@ from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.planning import batch_sizes
 from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.wording import each_of
 
 __all__ = ["SHOWN", "Streams", "length_of", "member_of", "units_of", "weights_of"]
 
@@ -140,8 +141,8 @@ def length_of(args: Any, streams: Streams, rank: Rank) -> int:
     found = parallel.agree(found)
     if not found:
         raise StreamTooShort(
-            f"{streams.where}: an epoch of the blend has less than one micro batch for each of {rank.dp_size} "
-            f"data-parallel ranks: one of the streams is too short for its share",
+            f"{streams.where}: an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}: "
+            f"one of the streams is too short for its share",
             directory=streams.where,
             samples=sum(one.samples for one in streams.facts),
         )

@@ -7,6 +7,7 @@ from typing import Final
 from lazyshard.plan import window_for_distance, window_positions
 from lazyshard.plan.shuffle_distance import expected_neighbours, largest_distance
 from lazyshard_swift.errors import SettingsRefused
+from lazyshard_swift.wording import each_of
 
 _NAME: Final = "sharded_lazy_shuffle_distance"
 
@@ -68,14 +69,12 @@ def check_reach(distance: int, directory: str, samples: int | None, run_samples:
     if most is None or distance <= (largest := largest_distance(most // ranks)):
         return
     if samples is not None:
-        why = (
-            f"{directory} has ended with {samples} samples, {samples // ranks} for each of {ranks} data-parallel ranks"
-        )
+        why = f"{directory} has ended with {samples} samples, {samples // ranks} for {each_of(ranks)}"
         what = "shuffled together"
     else:
         why = (
             f"{directory} is still being produced, and this run trains {most} samples at the most, {most // ranks} on "
-            f"each of {ranks} data-parallel ranks"
+            f"{each_of(ranks)}"
         )
         what = "in one window"
     way_out = f"give {largest} at the most" if largest else "leave it out"

@@ -21,11 +21,7 @@ _OPTIONS: Final = "lazyshard_swift.arguments"
 
 _PTH: Final = "lazyshard_swift.pth"
 
-_BRIDGE_SINCE: Final = (4, 1)
-"""The first release of ms-swift that needs mcore-bridge for Megatron."""
-
 _ANY: Final = ("torch", "transformers")
-_MEGATRON: Final = ("megatron-core", "mcore-bridge")
 
 
 def examine() -> list[Finding]:
@@ -48,8 +44,8 @@ def examine() -> list[Finding]:
 
 
 def _megatron_needs(version: str | None) -> tuple[str, ...]:
-    bridged = (versions.release(version or "") or _BRIDGE_SINCE) >= _BRIDGE_SINCE
-    return _MEGATRON if bridged else _MEGATRON[:1]
+    bridged = (versions.release(version or "") or versions.BRIDGE_SINCE) >= versions.BRIDGE_SINCE
+    return versions.MEGATRON if bridged else versions.MEGATRON[:1]
 
 
 def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -> Iterator[Finding]:
@@ -67,7 +63,7 @@ def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -
             f"{version} in {folder}; lazyshard is made for {versions.SUPPORTED}: pip install '{versions.REQUIREMENT}'",
             False,
         )
-    for name in (*_ANY, *_MEGATRON):
+    for name in (*_ANY, *versions.MEGATRON):
         there = versions.distribution_version(name)
         if name in needed:
             yield Finding(section, name, there or f"not installed: pip install {name}", there is not None)

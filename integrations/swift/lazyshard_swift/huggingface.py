@@ -10,6 +10,7 @@ from typing import Any
 
 from lazyshard_swift.history import consumed_after, ends_epoch
 from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.wording import stopped
 from lazyshard_swift.wrapping import wrap
 
 
@@ -78,6 +79,8 @@ def _attach(trainer: Any, stream: Any) -> None:
     class Steps(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""
 
+        stopped = False
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             stream.check_resume(_consumed(trainer, stream), state.global_step)
 
@@ -90,21 +93,33 @@ def _attach(trainer: Any, stream: Any) -> None:
         def on_epoch_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if not stream.gate.stopped:
                 return
-            control.should_training_stop = True
+            self.stopped = control.should_training_stop = True
             if trainer._lazyshard.last_step != state.global_step and args.save_strategy != "no":
                 control.should_save = True
-            consumed, samples = _consumed(trainer, stream), stream.gate.published_samples()
-            notice(
-                f"the stream has ended with {samples} samples: training stops after step {state.global_step} of "
-                f"{state.max_steps}, on all ranks alike, with {consumed} samples trained and "
-                f"{stream.plan.left_over(consumed, samples)} left over, fewer than a step takes"
-            )
 
         def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             stream.tell_cache()
+            if self.stopped:
+                # The checkpoint is there by now.
+                notice(_stopped(trainer, stream))
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(Steps())
+
+
+def _stopped(trainer: Any, stream: Any) -> str:
+    plan, state, step = stream.plan, trainer.state, trainer.state.global_step
+    consumed, samples = _consumed(trainer, stream), stream.gate.published_samples()
+    saved = trainer._lazyshard.last_step == step
+    return stopped(
+        samples,
+        step=step,
+        planned=state.max_steps,
+        trained=consumed,
+        left_over=plan.left_over(consumed, samples),
+        step_samples=plan.batch_size * plan.rank.dp_size * trainer.args.gradient_accumulation_steps,
+        checkpoint=os.path.join(trainer.args.output_dir, f"checkpoint-{step}") if saved else None,
+    )
 
 
 def _counted(trainer: Any, stream: Any) -> int:

@@ -1,18 +1,29 @@
 """`megatron sft` and `swift sft` themselves: they start `torchrun`, or one Python, and wait for it.
 
 Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves the training behind as an
-orphan. With the flag on it hands the signal down and waits for the end.
+orphan. With the flag on it hands the signal down and waits for the end. Where Megatron is not installed ms-swift fails
+at an import, before anything of ours has run; what to install is told here, behind what torchrun prints of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 _FLAG: Final = "__sharded_lazy"
+
+_MEGATRON: Final = "_megatron"
+"""The folder of what `megatron` runs, in 3.12 as in 4.x."""
+
+_IMPORTED: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
+"""What is imported of a distribution that Megatron in ms-swift needs."""
 
 
 def extend(module: ModuleType) -> None:
@@ -76,4 +87,34 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if code < 0:
         # As a shell would say it.
         code = 128 - code
+    if code and (missing := _missing(arguments)):
+        _tell(
+            f"`megatron` needs {' and '.join(missing)}, which this environment has not: pip install "
+            f"{' '.join(missing)}; `lazyshard doctor swift` shows what else is needed"
+        )
     return subprocess.CompletedProcess(list(arguments), code)
+
+
+def _missing(arguments: Sequence[str]) -> list[str]:
+    """Returns what must be installed for a command to begin at all; nothing where that is not known."""
+    from lazyshard_swift import versions
+
+    version = versions.installed()
+    if version is None or (versions.release(version) or versions.BRIDGE_SINCE) < versions.BRIDGE_SINCE:
+        # Earlier ones fetch Megatron-LM by themselves.
+        return []
+    if not any(word.endswith(".py") and Path(word).parent.name == _MEGATRON for word in arguments):
+        return []
+    return [name for name in versions.MEGATRON if not _is_there(_IMPORTED[name])]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"lazyshard: {text}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.wording import stopped
 from lazyshard_swift.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -223,12 +224,17 @@ def _finish(trainer: Any) -> None:
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
     samples = ours.stream.gate.published_samples()
+    consumed = state.consumed_train_samples
     notice(
-        f"the stream has ended with {samples} samples: training stops after step {state.iteration} of {planned}, on "
-        f"all ranks alike, with {state.consumed_train_samples} samples trained and "
-        f"{ours.stream.plan.left_over(state.consumed_train_samples, samples)} left over, fewer than the "
-        f"{args.global_batch_size} of a step. "
-        f"Checkpoint: {state.last_model_checkpoint}"
+        stopped(
+            samples,
+            step=state.iteration,
+            planned=planned,
+            trained=consumed,
+            left_over=ours.stream.plan.left_over(consumed, samples),
+            step_samples=args.global_batch_size,
+            checkpoint=state.last_model_checkpoint,
+        )
     )
 
 

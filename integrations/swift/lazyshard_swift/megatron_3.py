@@ -26,6 +26,7 @@ from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.wording import stopped
 from lazyshard_swift.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -167,9 +168,15 @@ class _Steps:
         planned, args.train_iters = args.train_iters, iteration
         samples = self.stream.gate.published_samples()
         notice(
-            f"the stream has ended with {samples} samples: training stops after step {iteration} of {planned}, on all "
-            f"ranks alike, with {consumed} samples trained and {plan.left_over(consumed, samples)} left over, fewer "
-            f"than the {args.global_batch_size} of a step"
+            stopped(
+                samples,
+                step=iteration,
+                planned=planned,
+                trained=consumed,
+                left_over=plan.left_over(consumed, samples),
+                step_samples=args.global_batch_size,
+                checkpoint=None,  # Megatron-LM saves it behind the loop
+            )
         )
 
 

@@ -14,6 +14,7 @@ from lazyshard_swift.logs import notice
 from lazyshard_swift.own_checks import parse_unit
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.position import BLENDED, Position
+from lazyshard_swift.wording import each_of
 
 
 def order_of(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:
@@ -117,8 +118,8 @@ def stream_unit(
     if unit != size:
         there = f"the stream has {facts.samples} samples" if facts.ended else f"the run trains {planned} samples"
         text = (
-            f"--sharded_lazy_unit auto: {there}, fewer than a chunk of {size} for each of {part.dp} ranks, so they are "
-            f"dealt in batches of {unit}"
+            f"--sharded_lazy_unit auto: {there}, fewer than a chunk of {size} for {each_of(part.dp)}, so they "
+            f"are dealt in batches of {unit}"
         )
         if window and not facts.ended:
             text += (

@@ -22,6 +22,7 @@ from lazyshard_swift.position_files import load
 from lazyshard_swift.position_fits import check_fits
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import parse_skips, without
+from lazyshard_swift.wording import each_of
 
 
 def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
@@ -92,7 +93,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
     if not plan.epoch_samples:
         raise StreamTooShort(
             f"{directory}: the stream has ended with {facts.samples} samples, fewer than one micro batch of "
-            f"{batch_size} for each of {rank.dp_size} data-parallel ranks: nothing can be trained",
+            f"{batch_size} for {each_of(rank.dp_size)}: nothing can be trained",
             directory=directory,
             samples=facts.samples,
         )

@@ -18,6 +18,7 @@ from lazyshard_swift.history import end_of_epochs
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.position import Position, stamp
 from lazyshard_swift.settings import Progress
+from lazyshard_swift.wording import ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def how_it_goes_on(plan: RunPlan) -> str:
     before = (saved.dp_size, saved.batch_size)
     if before != (plan.rank.dp_size, plan.batch_size):
         text += (
-            f"; with {plan.rank.dp_size} data-parallel ranks and micro batches of {plan.batch_size}, before with "
+            f"; with {ranks(plan.rank.dp_size)} and micro batches of {plan.batch_size}, before with "
             f"{before[0]} and {before[1]}: what is left of the epoch is dealt anew, each sample once"
         )
     if plan.one_pass:

@@ -20,6 +20,12 @@ REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
 _SUPPORTED: Final = (((3, 12), (3, 12)), ((4, 0), (4, 6)))
 """The same as (first, last), both included."""
 
+MEGATRON: Final = ("megatron-core", "mcore-bridge")
+"""The distributions that ms-swift's Megatron needs."""
+
+BRIDGE_SINCE: Final = (4, 1)
+"""The first release that needs mcore-bridge for it."""
+
 _VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 

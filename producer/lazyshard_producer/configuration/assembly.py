@@ -34,6 +34,7 @@ _STAND_INS: Final[dict[str, Any]] = {"out": "out", "samples_per_chunk": 1}
 
 _FOLLOWS_FROM: Final = {
     "max_bad_rows": "on_bad_row",
+    "consumers": "retain",
     "marker": "finished_by",
     "idle_seconds": "finished_by",
 }

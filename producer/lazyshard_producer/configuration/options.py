@@ -136,7 +136,7 @@ _LIMITS: Final = (
         "limits",
         NAMES,
         "NAME,...",
-        "Nothing is deleted before these consumers have registered.",
+        "With --retain: nothing is deleted before these consumers have registered.",
         '["train"]',
         repeat=True,
     ),

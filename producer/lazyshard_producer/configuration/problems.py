@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from lazyshard.format.cursor import check_consumer
@@ -49,7 +49,7 @@ def find_problems(settings: Settings, given: frozenset[str] = frozenset()) -> tu
         *_of_numbers(settings),
         *row_problems(settings, given),
         *_of_bad_rows(settings),
-        *_of_limits(settings.limits),
+        *_of_limits(settings.limits, given),
     )
 
 
@@ -125,7 +125,7 @@ def _of_bad_rows(settings: Settings) -> Iterator[Problem]:
         yield Problem("--max-bad-rows", text)
 
 
-def _of_limits(limits: Limits) -> Iterator[Problem]:
+def _of_limits(limits: Limits, given: frozenset[str]) -> Iterator[Problem]:
     ahead = limits.max_ahead.number if limits.max_ahead is not None else None
     last = limits.retain if isinstance(limits.retain, int) else None
     for option, value, low, of in (
@@ -136,7 +136,18 @@ def _of_limits(limits: Limits) -> Iterator[Problem]:
     ):
         if value is not None and not low <= value <= _MAX_AMOUNT:
             yield Problem(option, f"a number{of} from {low} to {_MAX_AMOUNT} is needed, got {value}")
-    for name in limits.consumers:
+    named = list(_of_consumers(limits.consumers))
+    yield from named
+    # Who says that all are kept knows: a flag may put aside what the file says, or a reload is to change it later.
+    if limits.retain == "all" and "consumers" in given and "retain" not in given and not named:
+        text = (
+            "nothing is deleted without --retain, so it has no effect; give --retain consumed with it, or leave it out"
+        )
+        yield Problem("--consumers", text)
+
+
+def _of_consumers(names: Iterable[str]) -> Iterator[Problem]:
+    for name in names:
         try:
             check_consumer(name)
         except ValueError as cause:

@@ -87,8 +87,9 @@ class Pipeline:
         blocks = _blocks(settings)
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
         described = describe(settings)
+        told = None
         if committed is not None:
-            start = _same_recipe(start, described, warn)
+            start, told = _same_recipe(start, described)
         maker = Maker(recipe) if recipe or blocks is not None else None
         refusals = refusals or _make_refusals(settings, start, check_owner)
         self._workers = Workers(recipe, settings.workers) if settings.workers and maker is not None else None
@@ -110,6 +111,9 @@ class Pipeline:
             refusals.close()
             self._close_workers()
             raise
+        if told is not None:
+            # Behind the import of functions: where that fails, nothing goes on.
+            warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.names: Final = mixer.names
         self.book: Final = Book(mixer, refusals, start, described, warn)
         begun = _begun_unit(start, settings)
@@ -247,12 +251,16 @@ def changes(before: dict[str, Any], described: dict[str, Any]) -> dict[str, str]
     }
 
 
-def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[str], None]) -> RunPosition:
-    """Returns the start, after a look whether rows are made as they were before."""
+def _same_recipe(start: RunPosition, described: dict[str, Any]) -> tuple[RunPosition, str | None]:
+    """Returns the start, and in which settings rows are made otherwise than before; None where in none.
+
+    Raises:
+        SettingInvalid: they cannot be from here on.
+    """
     before = start.recipe
     told = changes(before, described)
     if not told:
-        return start
+        return start, None
     changed, names = list(told), ", ".join(told.values())
     # Stripes of which several rows are made of one source row, or packs of one buffer, go over into each other.
     goes_over = "balance" in before and bool({"transform", "pack"} & before.keys())
@@ -270,8 +278,7 @@ def _same_recipe(start: RunPosition, described: dict[str, Any], warn: Callable[[
             f"one kind; go on as before, or choose another --out",
             option=option,
         )
-    warn(f"from here on rows are made or ordered in another way than before: {names}")
     if "weights" in changed and not start.skip:
         values = {name: getattr(start, name) for name in RunPosition.__dataclass_fields__}
-        return RunPosition(**values | {"drawn": (0,) * len(start.drawn)})
-    return start
+        start = RunPosition(**values | {"drawn": (0,) * len(start.drawn)})
+    return start, names

@@ -120,6 +120,46 @@ def test_code_of_the_child_is_passed_on(source: str, code: int) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)] == before
 
 
+@pytest.mark.parametrize(
+    ("version", "there", "folder", "missing"),
+    [
+        ("4.6.0", [], "_megatron", "megatron-core and mcore-bridge"),
+        ("4.6.0", ["megatron.core"], "_megatron", "mcore-bridge"),
+        ("4.6.0", ["megatron.core", "mcore_bridge"], "_megatron", None),
+        ("4.6.0", [], "cli", None),
+        ("4.0.2", [], "_megatron", None),
+        (None, [], "_megatron", None),
+    ],
+)
+def test_megatron_that_is_not_installed_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    version: str | None,
+    there: list[str],
+    folder: str,
+    missing: str | None,
+) -> None:
+    """Of one that fails, as ms-swift's own traceback does not say what to install."""
+    monkeypatch.setattr("lazyshard_swift.versions.installed", lambda: version)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in there else None)
+    script = tmp_path / folder / "sft.py"
+    script.parent.mkdir()
+    script.write_text("import sys\nraise SystemExit(int(sys.argv[-1]))")
+    for code in (0, 1):
+        command = [sys.executable, "-S", str(script), "--sharded_lazy", "true", str(code)]
+        assert extended().subprocess.run(command).returncode == code
+        told = capsys.readouterr().err
+        if missing is None or not code:
+            assert told == ""
+        else:
+            install = missing.replace(" and ", " ")
+            assert told == (
+                f"lazyshard: `megatron` needs {missing}, which this environment has not: pip install {install}; "
+                f"`lazyshard doctor swift` shows what else is needed\n"
+            )
+
+
 def test_command_that_is_not_there_leaves_the_signals_alone(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(FileNotFoundError):

@@ -70,9 +70,8 @@ def test_auto_goes_by_what_all_ranks_know(
     if notices:
         assert ("--sharded_lazy_shuffle_window 0 starts with what is there" in notices[0]) == (not ended)
         there = f"the stream has {samples} samples" if ended else f"the run trains {iterations * 16} samples"
-        assert (
-            f"{there}, fewer than a chunk of 100 for each of 8 ranks, so they are dealt in batches of 2" in notices[0]
-        )
+        few = f"{there}, fewer than a chunk of 100 for each of 8 data-parallel ranks"
+        assert f"{few}, so they are dealt in batches of 2" in notices[0]
 
 
 @pytest.mark.parametrize("asked", [None, "auto"])

@@ -49,12 +49,11 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
-    if area is None and known:
-        return lambda: max(_run(name, known[name].load(), as_json) for name in sorted(known))
-    if area not in known:
+    areas = sorted(known) if area is None else [area]
+    if not areas or not known.keys() >= set(areas):
         choice = f"choose from: {', '.join(sorted(known))}" if known else "nothing that can be examined is installed"
         raise typer.BadParameter(choice if area is None else f"{area!r} is unknown; {choice}", param_hint="AREA")
-    return lambda: _run(area, known[area].load(), as_json)
+    return lambda: max(_run(area, known[area].load(), as_json) for area in areas)
 
 
 def _run(area: str, examine: Examine, as_json: bool) -> int:

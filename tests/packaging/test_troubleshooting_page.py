@@ -147,7 +147,8 @@ def phrases() -> list[str]:
 
 
 def normal(text: str) -> str:
-    """With the process, machine and user of the examples."""
+    """With the process, machine, user and seconds of the examples."""
+    text = re.sub(r"it has failed for \d+ s:", "it has failed for 0 s:", text)
     text = re.sub(r"process \d+ on (?!node2)\S+", "process 4711 on node1", text)
     text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node1)", text)
     return re.sub(r"\buid \d+", "uid 1000", text)

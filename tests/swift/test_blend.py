@@ -158,6 +158,7 @@ def test_megatron_with_4_then_2_ranks(tmp_path: Path, model: Path) -> None:
     assert abs(counts[0] - 2 * counts[1]) <= 8
 
 
+@pytest.mark.sweep
 def test_two_epochs_by_the_sizes_of_the_streams(tmp_path: Path, model: Path) -> None:
     run = swift_sft(
         tmp_path / "run",

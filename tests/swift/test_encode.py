@@ -99,6 +99,7 @@ def trained(run: Run) -> list[tuple[Any, ...]]:
     return sorted((batch.step, batch.micro, batch.rank, batch.ids, batch.tokens) for batch in run.batches)
 
 
+@pytest.mark.sweep
 def test_losses_are_those_of_the_raw_stream(tmp_path: Path, model: Path) -> None:
     raw = write_stream(tmp_path / "raw", 0, ROWS, SIZE)
     ended = produce(tmp_path / "encoded", list(map(row, range(ROWS))), model)

@@ -96,6 +96,7 @@ def test_context_parallel_peers_get_the_same_samples(tmp_path: Path, model: Path
     assert len(assert_dealt(ids_by_dp(run.batches), samples)) == 3
 
 
+@pytest.mark.sweep
 def test_dp4_live_without_padding_free(tmp_path: Path, model: Path) -> None:
     samples = 141  # 8 whole stripes and 13 rows; 136 samples are 17 steps
     run = train_live(tmp_path, model, samples, train_iters=50, padding_free=False, dataloader_num_workers=2)

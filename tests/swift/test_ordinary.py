@@ -43,6 +43,7 @@ def assert_losses_of_an_untrained_model(losses: dict[int, float], count: int) ->
     assert all(math.isclose(loss, math.log(512), rel_tol=0.05) for loss in losses.values())
 
 
+@pytest.mark.sweep
 def test_megatron_with_four_data_parallel_ranks(tmp_path: Path, model: Path, data: Path) -> None:
     run = megatron_sft(
         tmp_path / "run", model, dataset=data, num_train_epochs=1, micro_batch_size=1, global_batch_size=GLOBAL_BATCH
@@ -59,6 +60,7 @@ def test_megatron_with_four_data_parallel_ranks(tmp_path: Path, model: Path, dat
     assert all(len(ids) == GLOBAL_BATCH for ids in steps(run.batches).values())
 
 
+@pytest.mark.sweep
 def test_megatron_tensor_and_pipeline_peers_get_the_same_samples(tmp_path: Path, model: Path, data: Path) -> None:
     run = megatron_sft(
         tmp_path / "run",
@@ -76,6 +78,7 @@ def test_megatron_tensor_and_pipeline_peers_get_the_same_samples(tmp_path: Path,
     assert_losses_of_an_untrained_model(run.losses, SAMPLES // GLOBAL_BATCH)
 
 
+@pytest.mark.sweep
 def test_swift_with_two_processes(tmp_path: Path, model: Path, data: Path) -> None:
     run = swift_sft(tmp_path / "run", model, dataset=data, num_train_epochs=1, gradient_accumulation_steps=2)
     assert run.returncode == 0, run.tail()

@@ -44,6 +44,7 @@ def write_packs(directory: Path, groups: list[tuple[int, ...]]) -> Path:
     return directory
 
 
+@pytest.mark.sweep
 def test_the_packs_of_ms_swift_as_a_stream(tmp_path: Path, model: Path) -> None:
     ordinary = megatron_sft(
         tmp_path / "ordinary",

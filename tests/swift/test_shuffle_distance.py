@@ -32,6 +32,7 @@ OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 def test_order_is_that_of_the_window_and_stays_it_on_resume(tmp_path: Path, model: Path) -> None:
     directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
     options = {**OPTIONS, "dataset": directory, "sharded_lazy_shuffle_distance": DISTANCE}

@@ -69,6 +69,7 @@ def test_megatron_with_4_processes_on_one_file(tmp_path: Path, model: Path) -> N
     assert all(ids != sorted(ids) for ids in by_dp.values())
 
 
+@pytest.mark.sweep
 def test_each_stream_of_a_blend_has_its_own_unit_and_keeps_it(tmp_path: Path, model: Path) -> None:
     # One file, and five chunks of 12, which are enough for two ranks.
     dataset = [write_stream(tmp_path / "one", 0, 60, 60), write_stream(tmp_path / "five", 500, 560, 12)]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from lazyshard.data.blend_space import BlendSpace
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.lane_reader import RowsOf, consecutive
-from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RowInvalid
 from lazyshard.storage.chunk import LARGE_ROW_BYTES
 
 __all__ = ["NOTHING", "BlendReader", "Merged"]
@@ -143,7 +143,7 @@ class BlendReader:
             stream, inner = space.locate(index + place * space.step)
             try:
                 found = self._datasets[stream]._lines_from(inner, wait=place < wanted)
-            except (ChunkCorrupt, RowInvalid):
+            except (ChunkCorrupt, ChunkRetired, RowInvalid):
                 # The data set knows what to do about it.
                 break
             except (LazyShardError, OSError):

@@ -26,6 +26,7 @@ class BlendSpaces:
 
     Attributes:
         num_samples: as given; set before the first space is asked for.
+        stopping: as given.
         used: whether a space was asked for.
     """
 
@@ -41,7 +42,7 @@ class BlendSpaces:
         self._datasets = datasets
         self._states = states
         self._layout = layout
-        self._stopping = stopping
+        self.stopping = stopping
         self._newest: tuple[int, BlendSpace] | None = None
 
     @property
@@ -73,7 +74,7 @@ class BlendSpaces:
         # Where one that has ended is exhausted, the others need not be waited for.
         known = sorted(enumerate(space.drawn(last + 1)), key=lambda pair: not self._datasets[pair[0]].reader.seen.ended)
         over = (self._exhausted(stream, drawn, epoch) for stream, drawn in known)
-        if self._stopping == "first_exhausted":
+        if self.stopping == "first_exhausted":
             return not any(over)
         for _ in over:
             # Waits until the samples up to the index are there.
@@ -110,4 +111,4 @@ class BlendSpaces:
         if samples is not None:
             samples -= sum(one.dp * one.draws for one in self._states.before(epoch, part))
         begun = self._states.goes_on(epoch)
-        return BlendSpace(part, rank, self._layout, lengths, samples, self._stopping, begun=begun)
+        return BlendSpace(part, rank, self._layout, lengths, samples, self.stopping, begun=begun)

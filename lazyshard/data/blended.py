@@ -19,7 +19,7 @@ from lazyshard.data.index_space import length_given_up
 from lazyshard.data.lane_reader import place_ahead
 from lazyshard.data.order import ENDLESS, LayoutName
 from lazyshard.data.rank import Rank
-from lazyshard.data.shared import EPOCH, Stats
+from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError
 from lazyshard.plan import Draw
 from lazyshard.plan.blend_schedule import Ramp
@@ -253,6 +253,10 @@ class BlendedDataset(Dataset[Any]):
 
         For live streams with `num_samples`, whose ends are not known in advance. Waits and raises as `draw` does.
         """
+        if self._spaces.stopping == "first_exhausted":
+            # What one of them would draw of its next epoch is not trained.
+            for dataset in self._datasets:
+                dataset._numbers[ASKED] = 1
         return self._spaces.in_epoch(index)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:

@@ -502,6 +502,9 @@ class LazyShardedDataset(Dataset[Any]):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
                     break
 
+        A loader has read the first batch of the next epoch by then, and its workers some more; where the producer has
+        deleted what that needs, they hold the stream's last sample instead.
+
         Raises: as `draw`.
         """
         self._numbers[ASKED] = 1

@@ -6,6 +6,8 @@ Every number here follows from the stream's published total and the settings, so
 from __future__ import annotations
 
 import logging
+import time
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,11 @@ from lazyshard.format.state import RunState
 from lazyshard.plan import Draw, Layout, Run, make_layout
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.run_state import course_of
+
+_TO_ASK_S: Final = 5.0
+"""How long a worker waits for a loop to ask about the batch before the one that it has come to."""
+
+_PAUSE_S: Final = 0.05
 
 _log = logging.getLogger("lazyshard")
 
@@ -187,6 +194,27 @@ class IndexSpace:
         if self.wraps and total is not None and position >= self.course.epoch_length(total):
             self._tell_wrapped(total, reader)
         return total
+
+    def is_left_out(self, drawn: Draw, epoch: int, reader: StreamReader) -> bool:
+        """Returns whether a sample is behind the end at which the training loop stops, so that it is read in vain.
+
+        A loader reads a batch before the loop can ask whether it still is in the epoch, and its workers read ahead.
+        Waits for a moment for a loop that has not asked yet, where this is a worker: at the latest it asks about the
+        batch before.
+
+        Args:
+            drawn: what is drawn.
+            epoch: that is set.
+            reader: the stream.
+        """
+        if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
+            return False
+        deadline = time.monotonic() + (0.0 if reader.parent is None else _TO_ASK_S)
+        while not self._shared.view[ASKED]:
+            if time.monotonic() >= deadline or (reader.parent is not None and reader.parent.done()):
+                return False
+            time.sleep(_PAUSE_S)
+        return True
 
     def tell(self, what: str, text: str) -> None:
         """Logs a warning, once in each process for each kind; on the first two ranks, since all would say the same.

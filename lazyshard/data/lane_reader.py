@@ -58,6 +58,9 @@ class LaneReader:
     def read(self, space: IndexSpace, index: int, count: int, epoch: int) -> list[Any]:
         """Returns the samples of the first of `count` consecutive indices: at least one of them.
 
+        Of an index behind the end at which a training loop stops, whose chunk was deleted: the stream's last sample,
+        which is not trained. Its chunk is never deleted.
+
         Raises:
             ChunkRetired: the chunk was deleted; says more where the sample was drawn in an epoch before.
             IndexError, LazyShardError: as `LazyShardedDataset.__getitem__`.
@@ -66,9 +69,11 @@ class LaneReader:
             return self._read(space, index, count, epoch)
         except ChunkRetired as error:
             drawn = space.draw(index, self._reader)
+            if space.is_left_out(drawn, epoch, self._reader):
+                return [self.read_sample(self._reader.seen.samples - 1)]
             if not drawn.epoch:
                 raise
-            raise _drawn_again(error, drawn) from error
+            raise _drawn_again(error, drawn, space) from error
 
     def lines(self, space: IndexSpace, index: int, epoch: int) -> list[bytes]:
         """Returns the checked line of an index, and those of the indices behind it that are read with it.
@@ -237,12 +242,13 @@ def consecutive(indices: list[int], start: int, step: int) -> tuple[int, int]:
     return index, count
 
 
-def _drawn_again(error: ChunkRetired, drawn: Draw) -> ChunkRetired:
+def _drawn_again(error: ChunkRetired, drawn: Draw, space: IndexSpace) -> ChunkRetired:
     """Returns the error for a sample that was drawn in an epoch before, and whose chunk is gone since."""
+    stop = "" if space.order.num_samples is not None else "; to stop instead, ask `in_epoch(index)` before each step"
     return ChunkRetired(
         f"{error.file}: sample {drawn.sample} is drawn again in epoch {drawn.epoch}, but its chunk {error.chunk} was "
         f"deleted by the stream's producer, as were all chunks below {error.chunks_before}. To train another epoch, "
-        f"produce the stream with --retain all, or more epochs of its rows in advance",
+        f"produce the stream with --retain all, or more epochs of its rows in advance{stop}",
         file=error.file,
         chunk=error.chunk,
         chunks_before=error.chunks_before,

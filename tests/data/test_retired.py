@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, WaitTimeout
 from lazyshard.format import Cursor
 from lazyshard.plan import Deal, Plan
@@ -91,6 +92,65 @@ def test_second_pass_out_of_a_worker_says_it_too(tmp_path: Path) -> None:
     assert type(error) is ChunkRetired
     assert (error.chunk, error.chunks_before) == (0, 4)
     assert "drawn again in epoch 1" in str(error)
+
+
+def train(batches: Iterable[list[int]], goes_on: Callable[[int], bool], first: Callable[[], object]) -> list[int]:
+    """The loop of the README, which asks about each batch of 2 when it has it."""
+    trained: list[int] = []
+    for step, batch in enumerate(batches):
+        if not goes_on(step * 2):
+            break
+        trained += batch
+        if step == 50:
+            first()
+    return trained
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle_window", [0, 2])
+def test_a_loop_that_asks_where_the_epoch_ends_comes_to_its_end_though_the_beginning_is_deleted(
+    tmp_path: Path, workers: int, shuffle_window: int
+) -> None:
+    def end() -> None:
+        produce(tmp_path, 138)
+        retire(tmp_path, 40, 69)
+
+    produce(tmp_path, 130, end=False)
+    dataset = open_rank(tmp_path, max_total_samples=400, batch_size=2, shuffle_window=shuffle_window)
+    indices = dataset.rank_indices
+    batches = loader(dataset, indices, workers, batch_size=2)
+    trained = train(batches, lambda place: dataset.in_epoch(indices[place]), end)
+    assert sorted(trained) == list(range(138))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_over_a_blend_that_asks_comes_to_its_end_though_the_beginning_is_deleted(
+    tmp_path: Path, workers: int
+) -> None:
+    def end() -> None:
+        produce(tmp_path / "a", 138)
+        retire(tmp_path / "a", 40, 69)
+
+    produce(tmp_path / "a", 130, end=False)
+    produce(tmp_path / "b", 400)
+    members = [open_rank(tmp_path / name) for name in "ab"]
+    blend = BlendedDataset([(members[0], 0.5), (members[1], 0.5)], batch_size=2, num_samples=600)
+    indices = blend.rank_indices
+    batches = loader(blend, indices, workers, batch_size=2)
+    trained = train(batches, lambda place: blend.in_epoch(indices[place]), end)
+    assert sorted(trained) == sorted([*range(138), *range(138)])
+
+
+def test_a_loop_that_does_not_ask_is_told_to(tmp_path: Path) -> None:
+    produce(tmp_path, 8, end=False)
+    dataset = open_rank(tmp_path, max_total_samples=100, batch_size=2)
+    assert len(dataset) == 100
+    produce(tmp_path, 12)
+    retire(tmp_path, 4, 6)
+    with pytest.raises(
+        ChunkRetired, match=r"drawn again in epoch 1, .*; to stop instead, ask `in_epoch\(index\)` before"
+    ):
+        dataset[12]
 
 
 PRODUCER = """

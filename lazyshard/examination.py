@@ -1,7 +1,9 @@
 """What an examination of an installation finds: the results that `lazyshard doctor` prints.
 
 A package that has something to examine names a function without arguments in the entry-point group `GROUP`; it returns
-its findings in the order in which they are to be read. So the command needs to know none of these packages.
+its findings in the order in which they are to be read. So the command needs to know none of these packages. A function
+`applies` beside it may tell whether there is anything to examine; where there is not, only who asks for it has it
+examined.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
@@ -53,10 +54,22 @@ def command(
     if not areas or not known.keys() >= set(areas):
         choice = f"choose from: {', '.join(sorted(known))}" if known else "nothing that can be examined is installed"
         raise typer.BadParameter(choice if area is None else f"{area!r} is unknown; {choice}", param_hint="AREA")
-    return lambda: max(_run(area, known[area].load(), as_json) for area in areas)
+    return lambda: max(_run(one, known[one].load(), as_json, asked=area is not None) for one in areas)
 
 
-def _run(area: str, examine: Examine, as_json: bool) -> int:
+def _applies(examine: Examine) -> bool:
+    """Whether there is anything to examine; see `lazyshard.examination`."""
+    told = getattr(sys.modules.get(examine.__module__), "applies", None)
+    return told is None or bool(told())
+
+
+def _run(area: str, examine: Examine, as_json: bool, *, asked: bool) -> int:
+    if not asked and not _applies(examine):
+        if as_json:
+            say(json.dumps({"area": area, "ok": True, "findings": []}))
+        else:
+            say(f"{area}: not installed, so there is nothing to examine; `lazyshard doctor {area}` tells what it needs")
+        return exits.DONE
     findings = list(examine())
     missing = sum(finding.ok is False for finding in findings)
     if as_json:

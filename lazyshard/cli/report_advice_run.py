@@ -132,7 +132,10 @@ def waits_finding(
                 f"{longest.chunk:,} for {duration(longest.seconds)}."
             )
         if span > 0 and lost / span >= _PAUSED:
-            change = f"See in the producer's log what it waited for before chunk {longest.chunk:,}"
+            change = (
+                f"See in the producer's log what it waited for before chunk {longest.chunk:,}, or whether it was not "
+                f"running then"
+            )
             changes.append(Change(min(0.5, lost / span) if dry else LITTLE, change))
     return Finding(text, tuple(changes))
 

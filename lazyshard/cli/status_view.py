@@ -160,7 +160,9 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
     if reading is not None and one.ahead_chunks is not None:
         page.add(
             "  reading",
-            f"needs {count(reading.needs_chunks, 'chunk')}, {_ahead(one.ahead_chunks)}; "
+            # Of a stream that has ended all is there, whatever a window would take.
+            f"needs {count(reading.needs_chunks, 'chunk')}"
+            f"{'' if outlook.survey.census.ended else f', {_ahead(one.ahead_chunks)}'}; "
             f"{duration(one.reading_age_s or 0.0)} old",
         )
     window = outlook.band.windows.get(one.consumer.name)

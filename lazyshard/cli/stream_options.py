@@ -36,7 +36,13 @@ def check_stream(stream: str, *, may_come: bool = False) -> None:
     if stream and is_folder(stream):
         return
     if not (stream and may_come) or os.path.lexists(stream):
-        raise typer.BadParameter(f"{stream!r} is not a directory", param_hint="STREAM")
+        what = (
+            "is a file: give the directory that it lies in"
+            if os.path.lexists(stream)
+            else "see whether the path is right"
+        )
+        advice = f": {what}" if stream else ""
+        raise typer.BadParameter(f"{stream!r} is not a directory{advice}", param_hint="STREAM")
     parent = os.path.dirname(os.path.abspath(stream))
     if not os.path.isdir(parent):
         raise typer.BadParameter(

@@ -108,7 +108,7 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
         reason += advise(row, reason, arrays=other is not None)
         raise _invalid(f"cannot be written as JSON: {reason}", None) from None
     if b"null" in line and _has_non_finite(row):
-        raise _invalid("NaN and infinities are not JSON", None)
+        raise _invalid("NaN and infinities are not JSON; write null or a string", None)
     return line
 
 

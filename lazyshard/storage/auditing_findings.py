@@ -124,7 +124,9 @@ def of_steps(saved: SavedState, tracing: Tracing) -> Iterator[Finding]:
         # One that tells of its own epoch alone counts the steps of that, its folder those of the run.
         told = None
     if told is not None and steps.unknown is None and steps.trained != told:
-        yield Finding("steps", file, f"it is of step {told}, but the state has trained {steps.trained} steps")
+        which = "is of" if saved.step is not None else f"lies in {saved.file.parent.name}, so it is of"
+        name = "" if saved.step is not None else ": call folders by their step"
+        yield Finding("steps", file, f"it {which} step {told}, but the state has trained {steps.trained} steps{name}")
     elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
         yield Finding("steps", file, f"it is of step {saved.step}, but its folder is called {saved.file.parent.name}")
 

@@ -25,7 +25,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.storage.disk_use import canonical_names, names_with_arrays
 from lazyshard.storage.files import is_there, read_file, read_replaced_file
 from lazyshard.storage.listing import Listing, list_chunks
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.manifest import read_manifest, stream_missing
 from lazyshard.storage.retire import read_retired
 
 _T = TypeVar("_T")
@@ -145,9 +145,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: 
         listing = None
     known = any(is_there(directory / name) for name in (MANIFEST, HEAD))
     if listing is None or not (known or listing.data or listing.seals):
-        raise StreamMissing(
-            f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file", directory=str(directory)
-        )
+        raise stream_missing(directory)
     if not native and not listing.seals:
         raise StreamUnsealed(
             f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "

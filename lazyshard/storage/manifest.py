@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch
+from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch, StreamMissing
 from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.format.encoding import differences
 from lazyshard.format.names import MANIFEST
@@ -43,6 +43,15 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
             actual=str(manifest.samples_per_chunk),
         )
     return manifest
+
+
+def stream_missing(directory: Path) -> StreamMissing:
+    """Returns the error of a directory that is none of a stream, and none at all maybe."""
+    return StreamMissing(
+        f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file; see whether the path is right, and "
+        f"start its producer",
+        directory=str(directory),
+    )
 
 
 def manifest_lost(directory: Path, beside: str, again: str = "") -> StreamInvalid:

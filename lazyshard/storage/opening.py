@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lazyshard.errors import StreamInvalid, StreamMissing
-from lazyshard.format.names import MANIFEST, OWNER
+from lazyshard.errors import StreamInvalid
+from lazyshard.format.names import OWNER
 from lazyshard.storage.chunk_opening import open_foreign
 from lazyshard.storage.files import is_there
 from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.manifest import read_manifest, stream_missing
 from lazyshard.storage.stream import Stream, open_stream
 
 
@@ -29,9 +29,7 @@ def open_now(directory: Path, samples_per_chunk: int | None = None) -> Stream:
         samples_per_chunk = rows_of_first_chunk(directory)
     stream = open_stream(directory, samples_per_chunk)
     if stream is None:
-        raise StreamMissing(
-            f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file", directory=str(directory)
-        )
+        raise stream_missing(directory)
     return stream
 
 

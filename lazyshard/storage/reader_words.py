@@ -105,7 +105,7 @@ def chunk_missing(number: int, file: str, waited: float) -> ChunkMissing:
     """Returns the error for a published chunk of which a file has not appeared, after so many seconds."""
     return ChunkMissing(
         f"{file}: chunk {number} is published, but this file of it has not appeared within "
-        f"{format_seconds(waited)}; was it deleted?",
+        f"{format_seconds(waited)}: restore it from a copy; `lazyshard verify` tells what else is missing",
         file=file,
         chunk=number,
         waited=waited,

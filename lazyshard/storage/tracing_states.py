@@ -84,7 +84,8 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
         data = read_given_file(file)
     except FileNotFoundError as cause:
         raise StateInvalid(
-            f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME}",
+            f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME} "
+            f"(`lazyshard audit` takes the folder of all checkpoints as an argument)",
             file=str(file),
         ) from cause
     if data[:2] in _PICKLED:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lazyshard.errors import LazyShardError, StreamMismatch, StreamMissing, StreamUnsealed
+from lazyshard.errors import LazyShardError, StreamMismatch, StreamUnsealed
 from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import MANIFEST, SEAL_SUFFIX
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.storage.manifest import read_manifest, stream_missing
 from lazyshard.storage.reader import GRACE_S
 from lazyshard.storage.retire import read_retired
 from lazyshard.storage.verification_chunks import ChunkBatch, ChunkVerdict, check_chunk
@@ -196,9 +196,7 @@ def _check_kind(directory: Path, facts: Facts, names: ChunkNames) -> None:
     if facts.native or names.seals:
         return
     if not names.data:
-        raise StreamMissing(
-            f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file", directory=str(directory)
-        )
+        raise stream_missing(directory)
     raise StreamUnsealed(
         f"{directory}: {len(names.data)} chunk files, but no {SEAL_SUFFIX} marker, so nothing tells which of them are "
         f"complete. If nobody writes to them any more, mark them: `lazyshard adopt {shlex.quote(str(directory))}`",

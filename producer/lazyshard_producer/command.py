@@ -71,7 +71,9 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
         if hasattr(error, "format_message"):
             known = {command.name for command in app.registered_commands}
             command = f"{NAME} {found.rest[0]}" if found.rest and found.rest[0] in known else NAME
-            say(error_line(f"{error.format_message()} (see `{command} --help`)"))
+            # Its options without it are what a forgotten `run` looks like.
+            meant = f"; did you mean `{NAME} run ...`?" if found.rest and found.rest[0].startswith("--") else ""
+            say(error_line(f"{error.format_message()}{meant} (see `{command} --help`)"))
             return exits.USAGE
         return report(error, debug="--debug" in arguments)
     return code if isinstance(code, int) else exits.FINISHED

@@ -103,6 +103,18 @@ def test_without_an_area_all_are_examined(
     assert [json.loads(line)["area"] for line in capsys.readouterr().out.splitlines()] == sorted(areas)
 
 
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["bad"], 1)])
+def test_what_is_not_there_is_examined_for_who_asks_for_it(
+    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name == "bad"]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
+    monkeypatch.setitem(globals(), "applies", lambda: False)
+    assert main(["doctor", *arguments]) == code
+    told = "bad: not installed, so there is nothing to examine; `lazyshard doctor bad` tells what it needs\n"
+    assert (capsys.readouterr().out == told) is (code == 0)
+
+
 def test_without_an_area_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

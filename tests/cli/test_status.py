@@ -171,7 +171,7 @@ def twice(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "code", "message"),
     [
-        (empty, 5, "there is no stream: neither stream.json nor any chunk file"),
+        (empty, 5, "there is no stream: neither stream.json nor any chunk file; see whether the path"),
         (unmarked, 5, "3 chunk files, but no .completed marker"),
         (later, 5, "written in stream format 3"),
         (twice, 3, "are both chunk 0"),
@@ -311,7 +311,9 @@ def test_watch_waits_for_a_stream_that_is_still_to_be_begun(tmp_path: Path) -> N
 def test_watch_as_json_follows_the_stream(tmp_path: Path) -> None:
     with Watching(tmp_path, "--json") as watching:
         missing = json.loads(watching.line())
-        assert missing["error"] == f"{tmp_path}: there is no stream: neither stream.json nor any chunk file"
+        assert missing["error"].startswith(
+            f"{tmp_path}: there is no stream: neither stream.json nor any chunk file; see"
+        )
         produce(tmp_path, 20, end=False)
         edit_head(tmp_path, state="running", rate=4.0)
         now = time.time()

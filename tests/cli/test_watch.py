@@ -226,7 +226,8 @@ def test_directory_without_a_stream_is_shown_as_such_and_the_stream_once_it_come
         found = json.loads(get(running.port, "/status.json").body)
         assert (found["status"], found["error"]) == (
             None,
-            f"{tmp_path}: there is no stream: neither stream.json nor any chunk file",
+            f"{tmp_path}: there is no stream: neither stream.json nor any chunk file; see whether the path is right, "
+            "and start its producer",
         )
         assert found["missing"] is True
         assert b"lazyshard_stream_up 0.0" in get(running.port, "/metrics").body

@@ -43,11 +43,11 @@ def test_nan_at_any_depth_is_refused(bad: float) -> None:
     for _ in range(250):
         deep = [deep]
     for row in [*rows, {"a": deep}]:
-        check_refusal(row, "NaN and infinities are not JSON")
+        check_refusal(row, "NaN and infinities are not JSON; write null or a string")
 
 
 def test_nan_of_an_enumeration_is_refused() -> None:
-    check_refusal({"a": [Label.UNKNOWN]}, "NaN and infinities are not JSON")
+    check_refusal({"a": [Label.UNKNOWN]}, "NaN and infinities are not JSON; write null or a string")
     assert encode_row({"a": [Label.GOOD]}) == b'{"a":["good"]}\n'
 
 

@@ -96,7 +96,7 @@ def test_rows_that_are_none_do_not_end_it(open_generator: Open) -> None:
     (nan, first), (long, _), (good, last) = read_all(open_generator(text))
     assert isinstance(nan, RowInvalid) and isinstance(long, RowInvalid)
     assert (nan.reason, long.reason) == (
-        "NaN and infinities are not JSON",
+        "NaN and infinities are not JSON; write null or a string",
         "longer than the 100 bytes of --max-row-bytes",
     )
     assert (good, first["rows"], last["rows"]) == (b'{"a":1}\n', 1, 3)

@@ -78,7 +78,7 @@ ALLOWED: Final = {
     "integrations/swift/lazyshard_swift/pipeline.py: importlib.import_module": "ms-swift, by constants",
     "integrations/swift/lazyshard_swift/launcher.py: subprocess.run": "the command that ms-swift would run itself",
     "integrations/swift/lazyshard_swift/launcher.py: subprocess.Popen": "the command that ms-swift would run itself",
-    "lazyshard/cli/doctor.py: known[area].load": "entry points of installed packages, by a name from their list",
+    "lazyshard/cli/doctor.py: known[one].load": "entry points of installed packages, by a name from their list",
 }
 """Where the product does any of this, and why no file of somebody else's decides what is run."""
 

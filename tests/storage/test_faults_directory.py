@@ -53,7 +53,10 @@ SEALED = "; the file was changed or damaged after it was sealed. Restore it from
 RESTORE = "; restore the file from a copy"
 LATER = ": written in stream format 2, this release of lazyshard reads format 1; install a newer lazyshard"
 LATER_SEAL = ": written in stream format 3, this release of lazyshard reads formats 1 to 2; install a newer lazyshard"
-NEVER = ": chunk 1 is published, but this file of it has not appeared within 0 s; was it deleted?"
+NEVER = (
+    ": chunk 1 is published, but this file of it has not appeared within 0 s: restore it from a copy; "
+    "`lazyshard verify` tells what else is missing"
+)
 LOST = "chunk 1 is published, but its files are not all there: run `lazyshard verify {d}`"
 NO_HEAD = "{d}/head.json: missing, so the chunks were counted by listing them"
 NO_HEAD_LINE = (

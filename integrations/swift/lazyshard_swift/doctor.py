@@ -24,6 +24,11 @@ _PTH: Final = "lazyshard_swift.pth"
 _ANY: Final = ("torch", "transformers")
 
 
+def applies() -> bool:
+    """Returns whether there is an ms-swift to work with."""
+    return versions.installed() is not None
+
+
 def examine() -> list[Finding]:
     """Returns the findings; the entry point of the group `lazyshard.doctor`."""
     version = versions.installed()

@@ -311,7 +311,7 @@ class CursorTaken(LazyShardError, RuntimeError):
 class CursorUnwritable(LazyShardError, OSError):
     """The filesystem took no cursor; the checkpoint that it was to tell of is not touched, and `commit` may come again.
 
-    The error of the filesystem is its cause, with the number that the system gave.
+    `errno` is that of the filesystem's error, which is its cause.
     """
 
     directory: str | None = None

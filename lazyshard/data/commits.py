@@ -94,7 +94,7 @@ class Commits:
         uid = os.geteuid()
         allowed = error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
         remedy = "Mend that" if allowed else f"Let uid {uid} write to {self._directory / CURSORS}"
-        return CursorUnwritable(
+        told = CursorUnwritable(
             f"{self._directory}: the cursor of {self._consumer!r} cannot be written ({error.strerror or error}). "
             f"The checkpoint is not touched; the producer goes by the cursor before this one, and without any it does "
             f"not know of this run. {remedy}, and commit again",
@@ -102,6 +102,9 @@ class Commits:
             consumer=self._consumer,
             uid=uid,
         )
+        # As whoever expects an OSError asks for it: whether the disk is full, for instance.
+        told.errno = error.errno
+        return told
 
 
 def chunks_done(states: Iterable[RunState], total: int | None) -> int:

@@ -220,6 +220,6 @@ def test_doctor_without_ms_swift(producer: Environment) -> None:
     done = producer.command("lazyshard", "doctor", "swift")
     assert (done.returncode, done.stderr) == (1, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "NOT OK ms-swift not installed" in lines
+    assert "NOT OK ms-swift not installed: pip install 'ms-swift>=4.0,<4.7'" in lines
     assert "ok finder active in this interpreter" in lines
     assert "NOT OK megatron sft --sharded_lazy true cannot start: ms-swift is not installed" in lines

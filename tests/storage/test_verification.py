@@ -170,7 +170,7 @@ def test_one_damage(
                     "damage head",
                     "head.json",
                     "3 chunks with 5 rows, as stream.end says",
-                    "1000000000000000 chunks with 2000000000000000 rows, and more to come",
+                    "1,000,000,000,000,000 chunks with 2,000,000,000,000,000 rows, and more to come",
                 )
             ],
         ),

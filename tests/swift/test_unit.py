@@ -32,7 +32,7 @@ def test_swift_with_2_processes_then_1_on_one_file(tmp_path: Path, model: Path) 
     }
     first = swift_sft(tmp_path / "run1", model, processes=2, max_steps=6, **options)
     assert first.returncode == 0, first.tail()
-    assert "fewer than a chunk of 100 for each of 2 ranks, so they are dealt in batches of 2" in first.output
+    assert "fewer than a chunk of 100 for each of 2 data-parallel ranks, so they are dealt in batches" in first.output
     assert ids_by_dp(first.batches) == {
         rank: [number for number in range(24) if number // MICRO % 2 == rank] for rank in (0, 1)
     }

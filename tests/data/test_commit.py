@@ -222,10 +222,9 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
     with monkeypatch.context() as patched:
         patched.setattr("lazyshard.storage.cursor.write_all", full)
         for _ in range(2):
-            with pytest.raises(
-                CursorUnwritable, match=r"cursor of 'sft' cannot be written \(No space left.*Mend that,"
-            ):
+            with pytest.raises(CursorUnwritable, match=r"'sft' cannot be written \(No space left.*Mend that,") as told:
                 dataset.commit(16, last_epoch=True)
+            assert told.value.errno == errno.ENOSPC
     dataset.commit(16, last_epoch=True)
     assert chunks_before(stream) == 4
     dataset.commit(24, last_epoch=True)

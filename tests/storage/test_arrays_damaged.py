@@ -104,8 +104,8 @@ CASES: list[tuple[str, Damage, type[LazyShardError], str, str, int]] = [
         "missing",
         delete(A1),
         ChunkMissing,
-        "{d}/chunk_00001.arrays: chunk 1 is published, but this file of it has not appeared within 0 s; was "
-        "it deleted?",
+        "{d}/chunk_00001.arrays: chunk 1 is published, but this file of it has not appeared within 0 s: "
+        "restore it from a copy; `lazyshard verify` tells what else is missing",
         "damage: chunk_00001.arrays: expected the arrays of the rows of the chunk, found no such file "
         "although a seal is "
         "there; restore the file from a copy",

@@ -194,6 +194,20 @@ class Tracing:
             for epoch in range(first, stretch.last_epoch + 1):
                 yield self._fate(sample, epoch, stretch, last=number == len(self.stretches) - 1)
 
+    def fewer_than_step(self, fate: Fate) -> int | None:
+        """Returns the samples of the step in which one is to come, where its epoch has too few left for it; else None.
+
+        Such a step takes the first of the next epoch too, unless the run stops where the epoch ends.
+        """
+        drawn = fate.drawn
+        if fate.became != "to come" or drawn is None or drawn.step is None or self.total is None:
+            return None
+        place = None if isinstance(self.steps, MemberSteps) else self.steps.place(drawn.step)
+        if place is None or place.stop <= self.course.until(drawn.part).epoch_stop(drawn.position + 1, self.total):
+            return None
+        part = self.state.parts[drawn.part]
+        return part.dp * part.draws_per_step
+
     def _fate(self, sample: int, epoch: int, stretch: Stretch, last: bool) -> Fate:
         course, state = stretch.course, self.state
         current = last and epoch == stretch.last_epoch

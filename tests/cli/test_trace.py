@@ -98,8 +98,26 @@ def test_the_fates_of_samples(run: tuple[Path, Path], capsys: pytest.CaptureFixt
     ]
     assert answer(capsys, stream, "--state", checkpoint, "--chunk", 5, "--row", 1, "--json")[1] == [
         '{"step": null, "part": 1, "rank": null, "position": null, "epoch": 0, "sample": 16, "chunk": 5, "row": 1, '
-        '"became": "skipped", "deleted": false}'
+        '"became": "skipped", "deleted": false, "fewer_than_step": null}'
     ]
+
+
+def test_a_sample_in_a_step_that_its_epoch_does_not_fill_may_be_left_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two steps of 8 and one of 6 leave 22 and 23 of 24, and the next step takes 4 of the next epoch as well."""
+    stream = tmp_path / "stream"
+    parts = [PartState(2, 2, 8, draws_per_step=4), PartState(1, 2, 6, first_step=2, draws_per_step=6)]
+    checkpoint = save(tmp_path / "out", 3, run_of(make_stream(stream), *parts))
+    assert answer(capsys, stream, "--state", checkpoint, "--sample", "21,22")[1] == [
+        "sample 21: chunk 7, row 0",
+        "  epoch 0: trained at step 3 by rank 0 (part 1, position 5)",
+        "sample 22: chunk 7, row 1",
+        "  epoch 0: to come at step 4, on rank 0, if the run goes on as it is (part 1, position 6); fewer than the 6 "
+        "of a step are left: left over, if training stops at the epoch's end",
+    ]
+    _, lines, _ = answer(capsys, stream, "--state", checkpoint, "--sample", "21,22", "--json")
+    assert [json.loads(line)["fewer_than_step"] for line in lines] == [None, 6]
 
 
 def test_the_course_of_a_run(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

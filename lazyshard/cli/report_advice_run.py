@@ -13,19 +13,16 @@ from lazyshard.cli.report_advice import LITTLE, Change, Finding, percent
 from lazyshard.cli.status_words import room_first, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count
-from lazyshard.storage.inspection_shuffle import ShuffleReport, WindowReport
 from lazyshard.storage.outlook import Outlook
 from lazyshard.storage.report_chunks import Made
 from lazyshard.storage.report_course import At, Dry, Pause, mean_rate, rates
 from lazyshard.storage.report_refusals import Refusals
-from lazyshard.storage.report_training import TrainingFacts
 
 __all__ = [
     "damage_finding",
     "disk_finding",
     "rates_finding",
     "refusals_finding",
-    "shuffle_finding",
     "waits_finding",
 ]
 
@@ -140,43 +137,6 @@ def waits_finding(
     return Finding(text, tuple(changes))
 
 
-def shuffle_finding(
-    found: ShuffleReport | None, reason: str, training: TrainingFacts, *, dealt: bool, made: Made
-) -> Finding:
-    """Says how far apart neighbours of the stream are trained.
-
-    Args:
-        found: for some windows; None where that is not known.
-        reason: why it is not, "" where there is no row.
-        training: how the stream is trained.
-        dealt: whether it is dealt by cost.
-        made: how its rows were made.
-    """
-    if found is None:
-        return Finding(f"Not known: {reason}" if reason else "There is no row to shuffle.", known=False)
-    if dealt:
-        return Finding("Rows are dealt by cost, in an order by chance within each stripe: read them in order.")
-    now = next((one for one in found.windows if one.window == (training.window or 0)), None)
-    if now is None:
-        return Finding("Not known: too little is published.", known=False)
-    where = "in order" if not now.positions else f"in windows of {count(int(now.window), 'chunk')}"
-    text = f"Read {where}, two neighbours of the stream are trained {_steps(now, found)} apart."
-    if training.window is None:
-        text = f"How it is read is not known. {text}"
-    if now.positions or made.shuffled:
-        return Finding(f"{text} The producer has shuffled the rows." if made.shuffled else text)
-    wider = [one for one in found.windows if one.positions and one.window != "all"]
-    if not wider:
-        return Finding(text)
-    best = wider[-1]
-    change = (
-        "Shuffle within windows, unless the rows come in an order by chance or will be dealt by cost: "
-        f"{_steps(best, found)} between neighbours"
-    )
-    weight = LITTLE if training.window is None else 5 * LITTLE
-    return Finding(text, (Change(weight, change, f"shuffle_window={best.window}"),))
-
-
 def refusals_finding(stream: str, found: Refusals | None, made: Made) -> Finding:
     """Says which rows were refused."""
     told = made.source_rows.refused if made.source_rows is not None else 0
@@ -239,12 +199,6 @@ def disk_finding(stream: str, outlook: Outlook) -> Finding:
 
 def _span(seconds: float) -> str:
     return duration(seconds) if seconds >= 1 else "less than a second"
-
-
-def _steps(one: WindowReport, found: ShuffleReport) -> str:
-    distance = one.expected.neighbours if one.measured.neighbours is None else one.measured.neighbours
-    steps = distance / found.reading.batch_size
-    return f"{steps:,.0f} steps" if steps >= 10 else f"{steps:.1f} steps"
 
 
 def _faster(outlook: Outlook, why: str, gain: float) -> Change:

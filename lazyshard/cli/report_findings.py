@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.cli.report_advice import Finding, balance_finding, lengths_finding, packing_finding
+from lazyshard.cli.report_advice_order import shuffle_finding
 from lazyshard.cli.report_advice_run import (
     damage_finding,
     disk_finding,
     rates_finding,
     refusals_finding,
-    shuffle_finding,
     waits_finding,
 )
 from lazyshard.cli.status_words import problems

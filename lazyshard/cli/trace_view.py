@@ -127,8 +127,8 @@ def fate_line(fate: Fate, tracing: Tracing) -> str:
     elif fate.became == "to come" and drawn is not None:
         at = "" if drawn.step is None else f" at step {drawn.step + 1}"
         text = f"to come{at}, on rank {drawn.rank}, if the run goes on as it is {where}"
-        if (step := tracing.fewer_than_step(fate)) is not None:
-            text += f"; fewer than the {step:,} of a step are left: left over, if training stops at the epoch's end"
+        if (whole := tracing.fewer_than_step(fate)) is not None:
+            text += f"; fewer than the {whole:,} of a step are left: left over, if training stops at the epoch's end"
     elif fate.became == "to come":
         text = "to come; when is certain once more is published"
     elif fate.became == "skipped" and drawn is not None:

@@ -16,12 +16,12 @@ from lazyshard.cli.report_advice import (
     packing_finding,
     percent,
 )
+from lazyshard.cli.report_advice_order import shuffle_finding
 from lazyshard.cli.report_advice_run import (
     damage_finding,
     disk_finding,
     rates_finding,
     refusals_finding,
-    shuffle_finding,
     waits_finding,
 )
 from lazyshard.format import Manifest
@@ -245,6 +245,31 @@ def test_what_is_shuffled_already_is_left(window: int, dealt: bool, made: Made, 
     found = shuffle_finding(WINDOWS, "", replace(NODE, window=window), dealt=dealt, made=made)
     assert found.text.endswith(text)
     assert found.changes == ()
+
+
+def test_windows_that_bring_little_are_not_proposed_and_the_smallest_of_the_good_ones_is() -> None:
+    found = shuffle_finding(shuffled((0, 2.0), (2, 2.9), (8, 2.9)), "", NODE, dealt=False, made=Made())
+    assert found.changes == ()
+    found = shuffle_finding(shuffled((0, 2.0), (2, 64.0), (8, 66.0)), "", NODE, dealt=False, made=Made())
+    assert commands(found) == ["shuffle_window=2"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "ended", "unit", "proposed"),
+    [
+        (79, True, None, ['unit="auto"']),
+        (79, True, 10, ['unit="auto"']),
+        (79, True, 2, []),
+        (79, False, None, []),
+        (80, True, None, []),
+    ],
+)
+def test_fewer_chunks_than_ranks_are_to_be_dealt_by_micro_batches(
+    samples: int, ended: bool, unit: int | None, proposed: list[str]
+) -> None:
+    found = replace(shuffled((0, 2.0)), samples=samples, ended=ended)
+    finding = shuffle_finding(found, "", replace(NODE, unit=unit), dealt=False, made=Made())
+    assert commands(finding) == proposed
 
 
 def test_a_shuffle_that_is_not_known_is_not_judged() -> None:

@@ -19,6 +19,7 @@ from lazyshard_producer.pace import Pace
 from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.feed import Batch, Feed
 from lazyshard_producer.stop import Stop
+from lazyshard_producer.wording import held_rows
 
 SLICE_S: Final = 0.1
 """Longest sleep: a signal is answered after that at the latest, sooner than anybody notices."""
@@ -221,7 +222,8 @@ class RowLoop:
         """Waits until there may be more rows, or something else is to be looked at."""
         reason = self._book.mixer.wait(SLICE_S)
         if reason:
-            self._tell("source", reason)
+            size = self._writer.samples_per_chunk
+            self._tell("source", reason + held_rows(size - self._writer.room, size))
 
     def _pause(self, seconds: float, why: Reason, text: str) -> bool:
         """Waits on purpose; returns False if a signal came."""

@@ -180,6 +180,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def held_rows(held: int, size: int) -> str:
+    """Returns what to add to a wait for a source where rows are held until they fill a chunk; "" where none are.
+
+    >>> held_rows(7, 1000), held_rows(0, 1000)
+    ('; 7 of the 1,000 rows of the next chunk are there', '')
+    """
+    return f"; {held:,} of the {count(size, 'row')} of the next chunk are there" if held else ""
+
+
 def _value(value: str | int | float) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"

@@ -107,6 +107,7 @@ def test_sigusr1_ends_a_live_source_and_with_it_the_stream(kind: str, recipe: st
 def test_a_run_that_waits_for_rows_stops_at_once(kind: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with live_run(kind, tmp_path, out) as process:
+        assert notes(out).endswith("; 1 of the 3 rows of the next chunk are there")
         text = end(process, number, code)
     assert "published=6 chunks=2" in text
     assert ids(out) == list(range(6))

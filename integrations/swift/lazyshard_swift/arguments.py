@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from lazyshard_swift import settings
-from lazyshard_swift.logs import notice
+from lazyshard_swift.logs import caution, notice
 from lazyshard_swift.settings_checks import check_combinations
 
 
@@ -205,7 +205,7 @@ def check(args: Any) -> None:
     if not args.sharded_lazy:
         for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
             if os.path.exists(os.path.join(name, "stream.json")):
-                notice(
+                caution(
                     f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes the "
                     f"directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
                 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lazyshard.errors import CursorTaken
 from lazyshard.storage.durable import sync_directory
 from lazyshard_swift import cursors, parallel
-from lazyshard_swift.logs import notice
+from lazyshard_swift.logs import caution
 from lazyshard_swift.position import Position
 from lazyshard_swift.position_files import load_if_there, save, saved_in
 from lazyshard_swift.run_plan import RunPlan
@@ -87,7 +87,7 @@ class Checkpoints:
         except CursorTaken as error:
             if not self._fenced:
                 self._fenced = True
-                notice(str(error))
+                caution(str(error))
 
     @property
     def pending(self) -> bool:
@@ -101,7 +101,7 @@ class Checkpoints:
             for directory, cursor in self._plan.cursors(position, self._standing(position)):
                 cursors.put(directory, cursor, take_over=self._plan.take_over)
         except OSError as error:
-            notice(
+            caution(
                 f"the cursor could not be written ({error}); the producer goes by the one before: it keeps chunks that "
                 f"are done with, or if there is none it does not know of this run"
             )

@@ -14,6 +14,11 @@ def notice(text: str) -> None:
     _swift_logger().info("lazyshard: %s", text)
 
 
+def caution(text: str) -> None:
+    """Tells something once for the whole job that goes wrong unless somebody acts."""
+    _swift_logger().warning("lazyshard: %s", text)
+
+
 def attend() -> None:
     """Makes the lines of the library itself visible, such as those of a rank that waits, on every rank.
 

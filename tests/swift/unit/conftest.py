@@ -11,12 +11,21 @@ import pytest
 from lazyshard_swift import cursors
 
 
+@pytest.fixture
+def cautions() -> list[str]:
+    """What the integration warns of through ms-swift's logger."""
+    return []
+
+
 @pytest.fixture(autouse=True)
-def notices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def notices(monkeypatch: pytest.MonkeyPatch, cautions: list[str]) -> list[str]:
     """What the integration tells through ms-swift's logger."""
     told: list[str] = []
     swift, utils = ModuleType("swift"), ModuleType("swift.utils")
-    logger = SimpleNamespace(info=lambda text, *values: told.append(text % values))
+    logger = SimpleNamespace(
+        info=lambda text, *values: told.append(text % values),
+        warning=lambda text, *values: cautions.append(text % values),
+    )
     vars(utils).update(get_logger=lambda: logger, to_device=lambda data, device: data)
     monkeypatch.setitem(sys.modules, "swift", swift)
     monkeypatch.setitem(sys.modules, "swift.utils", utils)

@@ -130,6 +130,18 @@ def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[
     assert (installed, notices) == ([], [])
 
 
+def test_a_forgotten_flag_is_warned_of(
+    classes: Any, installed: list[bool], cautions: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "stream.json").touch()
+    parse(classes.SftArguments, f"--dataset {tmp_path} other.jsonl")
+    assert cautions == [
+        f"lazyshard: --dataset {tmp_path} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes "
+        "the directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
+    ]
+    assert installed == []
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -237,12 +237,12 @@ def test_resumed_start_puts_the_cursor_where_it_goes_on(tmp_path: Path) -> None:
     assert (cursor(directory).consumed, cursor(directory).chunks_before) == (12, 4)
 
 
-def test_start_that_cannot_register_is_told_and_goes_on(tmp_path: Path, notices: list[str]) -> None:
+def test_start_that_cannot_register_is_told_and_goes_on(tmp_path: Path, cautions: list[str]) -> None:
     directory = produce(tmp_path / "s", 48, PER_CHUNK)
     (directory / "cursors").touch()
     Checkpoints(plan(args_of(tmp_path / "out"), directory, 0, 2), str(tmp_path / "out")).register()
-    assert len(notices) == 1
-    assert "the cursor could not be written" in notices[0]
+    assert len(cautions) == 1
+    assert "the cursor could not be written" in cautions[0]
 
 
 def test_newest_of_several_that_were_begun_counts(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("failure", ["no folder", "no stream", "no space"])
 def test_cursor_that_cannot_be_written_is_told_and_not_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: list[str], failure: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cautions: list[str], failure: str
 ) -> None:
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
     saves = Checkpoints(plan(args_of(output), directory, 0, 2), str(output))
@@ -285,8 +285,8 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     else:
         monkeypatch.setattr(cursors, "put", fail)
     checkpoint(saves, output, 5)
-    assert len(notices) == 1
-    assert "the cursor could not be written" in notices[0]
+    assert len(cautions) == 1
+    assert "the cursor could not be written" in cautions[0]
     assert load(output / "checkpoint-5") is not None
     # The next one is tried again.
     if failure == "no folder":
@@ -299,13 +299,13 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     assert cursor(directory).consumed == 24
 
 
-def test_checkpoint_that_is_gone_again_is_told_and_not_raised(tmp_path: Path, notices: list[str]) -> None:
+def test_checkpoint_that_is_gone_again_is_told_and_not_raised(tmp_path: Path, cautions: list[str]) -> None:
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
     saves = Checkpoints(plan(args_of(output), directory, 0, 2), str(output))
     saves.begin(str(output / "checkpoint-5"), 20, 5)
     shutil.rmtree(output)
     saves.commit()
-    assert len(notices) == 1
+    assert len(cautions) == 1
 
 
 def test_directory_that_another_program_fills_has_a_cursor_too(tmp_path: Path) -> None:

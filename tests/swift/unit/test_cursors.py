@@ -57,7 +57,7 @@ def test_every_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_second_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more(
-    tmp_path: Path, notices: list[str]
+    tmp_path: Path, cautions: list[str]
 ) -> None:
     directory, output = produce(tmp_path / "s", 24, 3), tmp_path / "output"
     first = checkpoints(directory)
@@ -69,8 +69,8 @@ def test_second_run_takes_over_where_it_is_told_and_the_first_one_writes_no_more
             first.commit()
         assert anew(directory).consumed == 0
     # Told once, and not raised: training goes on.
-    assert len(notices) == 1
-    assert "has taken over the cursor of 'run'; this run does not write it any more" in notices[0]
+    assert len(cautions) == 1
+    assert "has taken over the cursor of 'run'; this run does not write it any more" in cautions[0]
 
 
 def test_run_that_is_told_to_takes_over(tmp_path: Path) -> None:

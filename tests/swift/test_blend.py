@@ -207,10 +207,15 @@ def test_a_stream_that_is_still_produced_beside_one_that_has_ended(tmp_path: Pat
     ("options", "message"),
     [
         ({"interleave_prob": [0.5]}, "--interleave_prob has 1 weights for 2 streams of --dataset"),
-        ({"interleave_prob": [0.5, -1]}, "--interleave_prob 0.5 -1.0: weights are numbers above 0"),
-        (
+        pytest.param(
+            {"interleave_prob": [0.5, -1]},
+            "--interleave_prob 0.5 -1.0: weights are numbers above 0",
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
             {"sharded_lazy_skip": "samples 1:2"},
             "--sharded_lazy_skip names samples of one stream, --dataset has",
+            marks=pytest.mark.sweep,
         ),
     ],
 )

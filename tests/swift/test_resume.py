@@ -250,6 +250,7 @@ def test_another_stream_is_refused(tmp_path: Path, model: Path, killed: Killed) 
     assert f"{other} holds the stream {its}" in message
 
 
+@pytest.mark.sweep
 def test_a_torn_position_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
     torn = shutil.copytree(killed.checkpoint, tmp_path / "checkpoint-10")
     position = torn / "lazyshard.json"
@@ -259,6 +260,7 @@ def test_a_torn_position_is_refused(tmp_path: Path, model: Path, killed: Killed)
     assert refusal(run).startswith(f"{position}: expected a JSON object, found 100 bytes that are none")
 
 
+@pytest.mark.sweep
 def test_a_deleted_chunk_is_refused(tmp_path: Path, model: Path, killed: Killed) -> None:
     stream = shutil.copytree(killed.directory, tmp_path / "stream")
     (following,) = {batch.ids[0] for batch in killed.run.batches if (batch.step, batch.micro) == (11, 0)}

@@ -56,7 +56,7 @@ def write_plain_stream(directory: Path, samples: int) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.sweep), 2])
 def test_two_epochs_whose_last_steps_are_short(tmp_path: Path, model: Path, processes: int) -> None:
     samples = 45  # an epoch of 44: 22 or 11 micro batches for each process, which 3 does not divide
     directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
@@ -163,6 +163,7 @@ def test_swift_pt(tmp_path: Path, model: Path) -> None:
     assert_cursor(run.output_dir / "checkpoint-8", directory, 16, set(range(samples)) - left_over)
 
 
+@pytest.mark.sweep
 def test_megatron_pt(tmp_path: Path, model: Path) -> None:
     samples = 17
     directory = write_plain_stream(tmp_path / "stream", samples)
@@ -184,7 +185,11 @@ def test_megatron_pt(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("train", "command"),
-    [(swift_sft, ("swift", "sft")), (swift_sft, ("swift", "pt")), (megatron_sft, ("megatron", "sft"))],
+    [
+        pytest.param(swift_sft, ("swift", "sft"), marks=pytest.mark.sweep),
+        pytest.param(swift_sft, ("swift", "pt"), marks=pytest.mark.sweep),
+        (megatron_sft, ("megatron", "sft")),
+    ],
 )
 def test_help_shows_the_arguments(
     tmp_path: Path, model: Path, train: Callable[..., Run], command: tuple[str, str]

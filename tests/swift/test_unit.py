@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SAMPLES = 61
 
 
+@pytest.mark.sweep
 def test_swift_with_2_processes_then_1_on_one_file(tmp_path: Path, model: Path) -> None:
     directory = write_stream(tmp_path / "stream", 0, SAMPLES, 100)
     options: dict[str, Any] = {

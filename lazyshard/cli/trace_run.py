@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -180,15 +180,17 @@ def _show_steps(this: _Run, first: int, stop: int, rank: int | None) -> None:
         say(f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}")
 
 
-def _show_samples(this: _Run, samples: Iterable[int]) -> None:
+def _show_samples(this: _Run, samples: Sequence[int]) -> None:
     """Shows what became of samples, each with its row if rows are shown."""
     tracing, rows = this.tracing, this.rows
     facts = tracing.facts
+    # Before the first is shown: after an error there is nothing on stdout.
+    if facts.ended and (beyond := [sample for sample in samples if sample >= facts.samples]):
+        raise typer.BadParameter(
+            f"no sample {', '.join(map(str, beyond))}: the stream has ended with {count(facts.samples, 'sample')}",
+            param_hint="--sample",
+        )
     for sample in samples:
-        if facts.ended and sample >= facts.samples:
-            raise typer.BadParameter(
-                f"no sample {sample}: the stream has ended with {count(facts.samples, 'sample')}", param_hint="--sample"
-            )
         fates = list(tracing.fates(sample))
         if rows.as_json:
             for fate in fates:

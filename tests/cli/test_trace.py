@@ -204,6 +204,7 @@ def test_the_only_cursor_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--step", "5:5"], "'5:5': expected N, or N:M"),
         (["--sample", "1,x"], "'1,x': expected numbers of samples"),
         (["--sample", "24"], "no sample 24: the stream has ended with 24 samples"),
+        (["--sample", "7,24,99"], "no sample 24, 99: the stream has ended with 24 samples"),
         (["--step", "3", "--rank", "3"], "no rank 3: step 3 had 3 data-parallel ranks, from 0 to 2"),
         (["--step", "3", "--sample", "1"], "one question at a time: give either --step or --sample"),
         (["--rank", "3"], "goes with --step"),

@@ -9,6 +9,7 @@ from typing import Final
 
 from lazyshard.cli.report_advice import LITTLE, Change, Finding
 from lazyshard.cli.wording import count
+from lazyshard.plan.unit import auto_unit
 from lazyshard.storage.inspection_shuffle import ShuffleReport, WindowReport
 from lazyshard.storage.report_chunks import Made
 from lazyshard.storage.report_training import TrainingFacts
@@ -64,12 +65,13 @@ def shuffle_finding(
 def _rows_change(found: ShuffleReport, training: TrainingFacts) -> tuple[Change, ...]:
     """Returns that more than one row is to be read at a time, where a few chunks are dealt to more ranks row by row."""
     size, ranks = found.samples_per_chunk, found.reading.ranks
-    chunks = found.samples // size
-    if not found.ended or chunks >= ranks or training.unit not in (None, size) or training.micro_batch_size == 1:
+    better = auto_unit(ranks, size, training.micro_batch_size, found.samples, found.ended, None)
+    if better in (None, size, 1) or training.unit not in (None, size):
         return ()
+    chunks = count(found.samples // size, "full chunk")
     change = (
-        f"Deal micro batches in place of chunks: there are {count(chunks, 'full chunk')} for {ranks:,} ranks, so that "
-        "each row is dealt, and read, by itself"
+        f"Deal micro batches in place of chunks: there are {chunks} for {ranks:,} ranks, so that each row is dealt, and "
+        "read, by itself"
     )
     return (Change(2 * LITTLE, change, 'unit="auto"'),)
 

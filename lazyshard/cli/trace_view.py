@@ -128,7 +128,7 @@ def fate_line(fate: Fate, tracing: Tracing) -> str:
         at = "" if drawn.step is None else f" at step {drawn.step + 1}"
         text = f"to come{at}, on rank {drawn.rank}, if the run goes on as it is {where}"
         if (whole := tracing.fewer_than_step(fate)) is not None:
-            text += f"; fewer than the {whole:,} of a step are left: left over, if training stops at the epoch's end"
+            text += f"; its epoch has too few left for the {whole:,} of that step: left over, if training stops there"
     elif fate.became == "to come":
         text = "to come; when is certain once more is published"
     elif fate.became == "skipped" and drawn is not None:

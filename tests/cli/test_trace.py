@@ -113,8 +113,8 @@ def test_a_sample_in_a_step_that_its_epoch_does_not_fill_may_be_left_over(
         "sample 21: chunk 7, row 0",
         "  epoch 0: trained at step 3 by rank 0 (part 1, position 5)",
         "sample 22: chunk 7, row 1",
-        "  epoch 0: to come at step 4, on rank 0, if the run goes on as it is (part 1, position 6); fewer than the 6 "
-        "of a step are left: left over, if training stops at the epoch's end",
+        "  epoch 0: to come at step 4, on rank 0, if the run goes on as it is (part 1, position 6); its epoch has too "
+        "few left for the 6 of that step: left over, if training stops there",
     ]
     _, lines, _ = answer(capsys, stream, "--state", checkpoint, "--sample", "21,22", "--json")
     assert [json.loads(line)["fewer_than_step"] for line in lines] == [None, 6]

@@ -37,8 +37,8 @@ def test_writer_killed_at_any_step_loses_repeats_and_tears_nothing(when: str, ov
 def test_writer_killed_again_while_it_recovers_loses_repeats_and_tears_nothing(overlap: bool, root: Path) -> None:
     total = run(root / "whole", overlap=overlap)
     assert total is not None
-    for first in range(2, total, 7):
-        for second in range(1 + first % 4, total, 13):
+    for first in range(2, total, 5):
+        for second in range(1 + first % 4, total, 9):
             directory = root / f"{first}_{second}"
             run(directory, first, WHEN[first % 3], overlap=overlap)
             sealed = check(directory, {})

@@ -70,8 +70,8 @@ def _rows_change(found: ShuffleReport, training: TrainingFacts) -> tuple[Change,
         return ()
     chunks = count(found.samples // size, "full chunk")
     change = (
-        f"Deal micro batches in place of chunks: there are {chunks} for {ranks:,} ranks, so that each row is dealt, and "
-        "read, by itself"
+        f"Deal micro batches in place of chunks: there are {chunks} for {ranks:,} ranks, so that each row is dealt, "
+        "and read, by itself"
     )
     return (Change(2 * LITTLE, change, 'unit="auto"'),)
 

@@ -1,27 +1,97 @@
-"""What holds for every test: a machine that is busy fails none of them, and what takes longest begins first."""
+"""What holds for every test: a machine that is busy fails none of them, and what takes longest begins first.
+
+Nor does it matter which signals were ignored where the tests were started.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 # Time says nothing here: cores are shared, and Hypothesis' first imports count as slow generation.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+EXAMPLES_FACTOR: Final = "PROPERTY_EXAMPLES"
+"""Environment variable: so many times the examples of each property are tried, drawn anew in each run. What fails is
+tried first in the next one, until it is fixed. `scripts/test_faults properties` sets it."""
 
 _LONG = ("swift", "crash", "faults", "objects", "packaging", "producer")
 """Folders whose files take longest, first of all. Where files are dealt out to several processes, one that takes
 minutes and begins last leaves the others with nothing to do."""
 
 
+_OPTIONAL = ("torch", "torchdata", "swift", "megatron", "mcore_bridge", "ray", "mkdocs", "tokenizers", "transformers")
+"""What `scripts/environment` may leave out."""
+
+
+class _OptionalModule(pytest.Module):
+    """A test file, skipped with the reason where it imports a part that is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            part = cause.name.partition(".")[0] if isinstance(cause, ModuleNotFoundError) and cause.name else ""
+            if part in _OPTIONAL and find_spec(part) is None:
+                pytest.skip(f"{part} is not installed", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _OptionalModule.from_parent(parent, path=module_path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of those folders first, all else in its order."""
+    """Puts the files of those folders first, all else in its order; scales what Hypothesis tries."""
     here = Path(__file__).parent
+    _scale({item.obj for item in items if isinstance(item, pytest.Function)}, int(os.environ.get(EXAMPLES_FACTOR, "1")))
 
     def turn(item: pytest.Item) -> int:
         folder = item.path.relative_to(here).parts[0]
         return _LONG.index(folder) if folder in _LONG else len(_LONG)
 
     items.sort(key=turn)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_of_children() -> Iterator[None]:
+    """Has no child inherit a signal that is ignored here, as SIGHUP is under nohup.
+
+    A handler, other than "ignore", is not inherited by what is executed; this one leaves the tests themselves as safe
+    from the signal as they were. Python ignores SIGPIPE and SIGXFSZ by itself, and `subprocess` restores these two.
+    """
+    ignored = [
+        number
+        for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _scale(tests: set[Any], factor: int) -> None:
+    """Has the properties among the tests tried on so many times the examples that each asks for."""
+    if factor == 1:
+        return
+    found = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
+    for test in filter(is_hypothesis_test, tests):
+        # Of what a test asks for by its decorator no profile has a say.
+        own = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(
+            own, max_examples=own.max_examples * factor, derandomize=False, database=found, print_blob=True
+        )

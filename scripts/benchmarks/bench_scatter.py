@@ -161,7 +161,7 @@ def main() -> int:
         parser.error(f"--dir {args.dir} is no directory; make it first")
     missing = missing_packages(("ms-swift", "transformers", "torch"))
     if missing:
-        parser.error(f"not installed: {', '.join(missing)}; scripts/environment test installs them on Python 3.11-3.13")
+        parser.error(f"not installed: {', '.join(missing)}; scripts/environment full installs them")
     from scripts.benchmarks.bench_scatter_ranks import run_ranks
 
     report = Report(versions_of(("ms-swift", "torch", "orjson")))

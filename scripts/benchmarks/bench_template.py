@@ -166,7 +166,7 @@ def main() -> int:
         parser.error(f"--dir {args.dir} is no directory; make it first")
     missing = missing_packages(STACK)
     if missing:
-        parser.error(f"not installed: {', '.join(missing)}; scripts/environment test installs them on Python 3.11-3.13")
+        parser.error(f"not installed: {', '.join(missing)}; scripts/environment full installs them")
     judged = Report(versions_of((*STACK, "tokenizers")))
     with tempfile.TemporaryDirectory(dir=args.dir) as place:
         found = measure(Path(place), args.rows, args.samples, args.rounds)

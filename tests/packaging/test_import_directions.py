@@ -23,6 +23,7 @@ PACKAGES: Final = {
 LAYERS: Final = {
     "lazyshard.errors": "errors",
     "lazyshard.examination": "examination",
+    "lazyshard.memory": "memory",
     "lazyshard.format": "format",
     "lazyshard.plan": "plan",
     "lazyshard.config": "config",
@@ -39,16 +40,17 @@ LAYERS: Final = {
 MAY_IMPORT: Final[dict[str, set[str]]] = {
     "errors": set(),
     "examination": set(),
-    "format": {"errors"},
+    "memory": set(),
+    "format": {"memory", "errors"},
     "plan": {"errors"},
-    "config": {"errors"},
-    "storage": {"format", "plan", "errors"},
-    "measure": {"storage", "config", "format", "errors"},
-    "data": {"storage", "config", "format", "plan", "errors"},
+    "config": {"memory", "errors"},
+    "storage": {"format", "plan", "memory", "errors"},
+    "measure": {"storage", "config", "format", "memory", "errors"},
+    "data": {"storage", "config", "format", "plan", "memory", "errors"},
     "facade": {"data", "config", "storage", "format", "plan", "errors"},
-    "cli": {"facade", "config", "measure", "storage", "format", "plan", "examination", "errors"},
-    "producer": {"facade", "storage", "format", "plan", "errors"},
-    "swift": {"facade", "data", "storage", "format", "plan", "examination", "errors"},
+    "cli": {"facade", "config", "measure", "storage", "format", "plan", "examination", "memory", "errors"},
+    "producer": {"facade", "storage", "format", "plan", "memory", "errors"},
+    "swift": {"facade", "data", "storage", "format", "plan", "examination", "memory", "errors"},
 }
 
 # Public names whose home is lazyshard.data: taking them from the facade is importing it.

@@ -87,7 +87,7 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
         "--no-compile",
         "--disable-pip-version-check",
         "-c",
-        ROOT / "scripts/constraints.txt",
+        ROOT / "scripts/locked.txt",
     ]
     packages = [f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
     run_checked([bin / "python", "-m", "pip", "install", *options, *packages], tmp_path)

@@ -14,7 +14,7 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.patience import READERS, Patience
 from lazyshard.storage.retire import retire
-from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, without_rights
+from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, told, without_rights
 from tests.storage.streams import produce
 
 
@@ -99,7 +99,7 @@ def unreadable() -> None:
 
 def empty() -> str:
     STREAM.mkdir()
-    return said(lazyshard, 5, "verify", "stream")
+    return f"{said(lazyshard, 5, 'verify', 'stream')}\n{told(lambda: StreamReader('AI-MO/NuminaMath-1.5'))}"
 
 
 def unsealed() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from torch.utils.data import DataLoader
+
 from lazyshard import Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
 from lazyshard.format.head import Head, ProducerState
@@ -39,14 +41,18 @@ def waits() -> str:
 
 
 def states() -> str:
-    def waits_for(state: ProducerState, rate: float = 0.0, age: float = 1.0, gone: bool = False, note: str = "") -> str:
-        published = Published(4, 8, False, Head(4, 8, False, state, rate, "node1", 4711, 1000.0 - age, note))
+    def waits_for(
+        state: ProducerState, rate: float = 0.0, age: float = 1.0, gone: bool = False, note: str = "", open: int = 0
+    ) -> str:
+        head = Head(4, 8, False, state, rate, "node1", 4711, 1000.0 - age, note, open=open)
+        published = Published(4, 8, False, head)
         doing = pacing.describe_producer(published, 10, 1000.0, gone)
         return f"waiting for chunk 4 of stream: {doing}"
 
     return "\n".join(
         (
             waits_for("running", rate=2.0, age=0.0),
+            waits_for("running", rate=2.0, age=12.0, open=1),
             waits_for("waiting", note="rows on standard input"),
             waits_for("idle"),
             waits_for("failed", note="stream: No space left on device"),
@@ -85,7 +91,8 @@ def ranks() -> str:
     produce(STREAM, 4)
     with mock.patch.dict(os.environ, {"WORLD_SIZE": "4"}):
         unknown = told(lambda: dataset(dp_rank=None, dp_size=None)[0])
-    return f"{unknown}\n{told(lambda: dataset(dp_rank=2, dp_size=2))}"
+    everything = told(lambda: next(iter(DataLoader(dataset(dp_rank=0, dp_size=2)))))
+    return "\n".join((unknown, told(lambda: dataset(dp_rank=2, dp_size=2)), everything))
 
 
 def other_state() -> str:

@@ -19,6 +19,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import may_hold_arrays, refuse_array_key
 from lazyshard.format.duplicate_keys import count_keys, has_duplicate_keys
 from lazyshard.format.row import check_line, check_row
+from lazyshard.memory import loads, quick_loads
 
 _GROUP: Final = 32
 """Lines that are parsed together: few enough that their objects stay in the processor's cache and that Python's garbage
@@ -112,7 +113,7 @@ def without_array_keys(rows: CheckedLines) -> CheckedLines:
         line = rows.data[start:end]
         if may_hold_arrays(line):
             try:
-                refuse_array_key(orjson.loads(line))
+                refuse_array_key(loads(line))
             except RowInvalid as refused:
                 refused.index = index
                 return CheckedLines(
@@ -137,7 +138,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[int], int]:
     keys: list[int] = []
     for start in range(0, len(lines), _GROUP):
         try:
-            rows = list(map(orjson.loads, lines[start : start + _GROUP]))
+            rows = list(map(quick_loads, lines[start : start + _GROUP]))
         except orjson.JSONDecodeError:
             return keys, start
         if set(map(type, rows)) != {dict}:
@@ -228,7 +229,7 @@ def _find_duplicates(
     doubtful |= np.diff(np.searchsorted(apart, ends[last]), prepend=0) > 0
     for group in np.flatnonzero(doubtful).tolist():
         for index in range(group * _GROUP, min(len(lines), (group + 1) * _GROUP)):
-            if has_duplicate_keys(lines[index], orjson.loads(lines[index])):
+            if has_duplicate_keys(lines[index], loads(lines[index])):
                 yield index
 
 

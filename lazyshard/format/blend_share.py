@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from lazyshard.errors import redact
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.fields import MAX_SAMPLES, Fields, printable
 
@@ -26,7 +27,7 @@ class BlendShare:
     """One stream of a blend.
 
     Attributes:
-        stream: its directory or URL, as the run was given it; the end of a long one.
+        stream: its directory or URL, as the run was given it but without credentials; the end of a long one.
         weight: share of the samples that come next, of the closed range [0, 1].
         consumed: samples of it that were trained, over all ranks.
     """
@@ -50,7 +51,7 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
     whole = sum(parts)
     return tuple(
         BlendShare(
-            printable(str(directories.get(state.names[member], state.names[member])))[-_MAX_CHARACTERS:],
+            printable(redact(str(directories.get(state.names[member], state.names[member]))))[-_MAX_CHARACTERS:],
             part / whole,
             state.members[member].consumed,
         )

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import orjson
 
+from lazyshard.memory import dumps
+
 _QUOTES_AND_BRACES: Final = re.compile(rb'(?s:\\.)|"([ \t\r\n]*:)?|[{}]')
 """Tokens of a valid row: an escape, a quote and whether a colon follows, a brace."""
 
@@ -41,8 +43,8 @@ def _surely_none(line: bytes, row: dict[str, Any]) -> bool:
         return True
     # Written anew, a row has the colons of its strings and of its keys. Only an escaped colon makes up for a lost one.
     try:
-        written = orjson.dumps(row)
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes, which is less deep than it reads
+        written = dumps(row)
+    except (orjson.JSONEncodeError, MemoryError):  # nested deeper than orjson writes, or too large to be copied
         return False
     return colons == written.count(b":") and b"\\u003" not in line
 

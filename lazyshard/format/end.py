@@ -5,7 +5,8 @@ Written once, after the last seal is durable. Lifetime: as long as the stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from lazyshard.errors import EndInvalid
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
@@ -19,14 +20,17 @@ class End:
     Attributes:
         chunks: all chunks: those of the half-open range [0, chunks).
         samples: rows in them.
+        source: the producer's position behind all that it has read, as in seals; None if it gave none.
     """
 
     chunks: int
     samples: int
+    source: Any = field(default=None, compare=False)
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        return encode({"format": FORMAT, "chunks": self.chunks, "samples": self.samples})
+        source = {} if self.source is None else {"source": self.source}
+        return encode({"format": FORMAT, "chunks": self.chunks, "samples": self.samples} | source)
 
     @classmethod
     def decode(cls, data: bytes, file: str = END) -> End:
@@ -43,4 +47,4 @@ class End:
             raise fields.refuse("samples", "0, as there is no chunk", str(samples))
         if samples < chunks:
             raise fields.refuse("samples", f"at least one for each of {chunks} chunks", str(samples))
-        return cls(chunks=chunks, samples=samples)
+        return cls(chunks=chunks, samples=samples, source=fields.values.get("source"))

@@ -17,6 +17,7 @@ import pybase64
 
 from lazyshard.errors import FormatInvalid, VersionUnsupported
 from lazyshard.format.stream_id import is_stream_id
+from lazyshard.memory import loads
 
 FORMAT: Final = 1
 """The stream format that every file of a stream carries, but for those of which the next constant tells."""
@@ -57,7 +58,7 @@ class Fields:
         self.file = file
         self.error = error
         try:
-            values = orjson.loads(data)
+            values = loads(data)
         except orjson.JSONDecodeError as cause:
             raise self.refuse(None, "a JSON object", f"{_shown(data)} ({cause})") from cause
         if not isinstance(values, dict):

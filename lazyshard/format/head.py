@@ -19,7 +19,7 @@ resumable; finished: the stream has ended; failed: stopped by an error, resumabl
 
 STATES: Final[tuple[ProducerState, ...]] = get_args(ProducerState)
 
-_OPTIONAL: Final = ("note", "process")
+_OPTIONAL: Final = ("note", "process", "open", "row_at")
 """Left out where they say nothing."""
 
 
@@ -38,6 +38,8 @@ class Head:
         updated_at: seconds since 1970, UTC, by the producer's clock.
         note: what it waits for, or why it has failed, in words; empty where it does not say.
         process: what tells its process from all others of the machine, to be compared; empty where it does not say.
+        open: rows that it has taken since the last published one.
+        row_at: when it was first seen to have as many, like `updated_at`; 0 where none has come since it started.
     """
 
     chunks: int
@@ -50,6 +52,8 @@ class Head:
     updated_at: float
     note: str = ""
     process: str = ""
+    open: int = 0
+    row_at: float = 0.0
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
@@ -83,4 +87,6 @@ class Head:
             updated_at=fields.number("updated_at"),
             note=fields.text("note") if "note" in fields.values else "",
             process=fields.text("process") if "process" in fields.values else "",
+            open=fields.integer("open", 0, MAX_SAMPLES) if "open" in fields.values else 0,
+            row_at=fields.number("row_at") if "row_at" in fields.values else 0.0,
         )

@@ -28,6 +28,7 @@ import xxhash
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.format.encoding import Encoding
+from lazyshard.memory import loads
 
 KEPT_VERSION: Final = 1
 """Of these bytes, and of what the text says; another one has other names."""
@@ -155,7 +156,7 @@ def decode_record(data: npt.NDArray[np.uint8], digest: int, key: bytes, row: int
     if found_key != key or found_row != row or found_line != line or text < _HEAD.size:
         return None
     try:
-        found = orjson.loads(view[text:])
+        found = loads(view[text:])
         if _SAMPLE in found:
             fill_row(found, data[_HEAD.size : text])
             return Kept(found[_SAMPLE])

@@ -20,6 +20,8 @@ from typing import Final
 
 MANIFEST: Final = "stream.json"
 HEAD: Final = "head.json"
+HEAD_RESERVE: Final = "head.json.reserve"
+"""Under `.tmp/` only: what keeps room for one head."""
 END: Final = "stream.end"
 OWNER: Final = "stream.owner"
 RETIRED: Final = "retired.json"

@@ -16,6 +16,30 @@ _MAX_LOOKED_AT: Final = 100_000
 _SHOWN: Final = 80
 """Characters of a place."""
 
+_BYTES: Final = "write the path of a file that holds it, or base64 text: base64.b64encode(it).decode()"
+
+_LIST: Final = "convert it, with list()"
+
+_ADVICE: Final = {
+    **dict.fromkeys(("bytes", "bytearray", "memoryview", "bytes_"), _BYTES),
+    **dict.fromkeys(("Image", "PngImageFile", "JpegImageFile", "WebPImageFile"), _BYTES.partition(":")[0]),
+    **dict.fromkeys(("set", "frozenset"), "convert it, with sorted(), as it has no order of its own"),
+    **dict.fromkeys(("range", "generator", "deque", "map", "filter", "zip", "dict_keys", "dict_values"), _LIST),
+    **dict.fromkeys(("Decimal", "Fraction"), "convert it, with float(), or str() to keep every digit"),
+    **dict.fromkeys(("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"), "convert it, with str()"),
+    **dict.fromkeys(("datetime64", "timedelta64"), "convert it, with str()"),
+    "timedelta": "convert it, with .total_seconds()",
+    "complex": "write it as two numbers, [it.real, it.imag]",
+    "Tensor": "convert it, with .tolist()",
+}
+"""What to do with a value of a type of this name."""
+
+_WITH_ARRAYS: Final = {
+    **dict.fromkeys(("bytes", "bytearray", "memoryview"), "; or an array: np.frombuffer(it, np.uint8)"),
+    "Tensor": "; or an array: .numpy()",
+}
+"""What to do besides where a row may hold arrays."""
+
 
 def advise(row: Any, reason: str, arrays: bool) -> str:
     """Returns what to put behind the reason that orjson gives; nothing where it is about no type.
@@ -25,8 +49,8 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
         reason: orjson's.
         arrays: whether it may hold numpy arrays.
 
-    >>> advise({"a": {"b": [1, 1j]}}, "Type is not JSON serializable: complex", True)
-    " under 'a.b[1]'; a row holds what JSON has, and numpy arrays: convert it, with int(), float() or .tolist()"
+    >>> advise({"a": {"b": [1, range(2)]}}, "Type is not JSON serializable: range", True)
+    " under 'a.b[1]'; a row holds what JSON has, and numpy arrays: convert it, with list()"
     """
     if not reason.startswith(_TYPE):
         return ""
@@ -36,7 +60,11 @@ def advise(row: Any, reason: str, arrays: bool) -> str:
     place = _find(row, name)
     where = f" under {place[:_SHOWN]!r}" if place else ""
     holds = "what JSON has, and numpy arrays" if arrays else "what JSON has"
-    return f"{where}; a row holds {holds}: convert it, with int(), float() or .tolist()"
+    advice = _ADVICE.get(name)
+    if advice is None:
+        numpy = reason.startswith(f"{_TYPE}numpy.")
+        advice = "convert it, with .item()" if numpy else "make it of dicts, lists, text, numbers, True, False and None"
+    return f"{where}; a row holds {holds}: {advice}{_WITH_ARRAYS.get(name, '') if arrays else ''}"
 
 
 def _find(row: Any, name: str) -> str:

@@ -5,8 +5,7 @@ the file still holds what it wrote. File locks do not hold across the mounts of 
 that was stopped and has woken up finds a higher epoch and gives up. Lifetime: as long as the stream; replaced at every
 start of a producer.
 
-Not guaranteed: the look and the publish are two steps. What a fenced producer publishes in between is the very chunk
-that its successor would publish, since cuts depend on the input alone.
+That look and the publish are two steps: nothing comes in between, see `lazyshard.storage.workplace`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Owner:
     """A producer and its turn.
 
     Attributes:
-        epoch: counts the producers that have opened the stream, from 1.
+        epoch: grows with each producer that opens the stream, from 1.
         token: hexadecimal digits chosen at random at this start, so that no two are ever equal.
         host: its machine.
         pid: its process there.

@@ -18,6 +18,7 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.odd_value import advise
+from lazyshard.memory import dumps, loads, quick_loads
 
 _QUOTES_AND_INTEGERS: Final = re.compile(rb'(?s:\\.)|"|(?<![0-9.eE+-])(-?[0-9]{19,})(?![0-9.eE])')
 """Tokens of a valid row: an escape, a quote, a long integer (also within strings, which the quotes tell apart)."""
@@ -41,9 +42,10 @@ def parse_row(line: bytes | memoryview) -> dict[str, Any]:
 
     Raises:
         RowInvalid: with `reason` and `byte` (offset in the line).
+        MemoryError: there is not enough memory.
     """
     try:
-        row = orjson.loads(line)
+        row = loads(line)
     except orjson.JSONDecodeError as cause:
         raise refuse_row(bytes(line), cause) from None
     if type(row) is not dict:
@@ -95,11 +97,12 @@ def encode_row(row: object, other: Callable[[Any], Any] | None = None) -> bytes:
     Raises:
         RowInvalid: a value that JSON, UTF-8 or 64-bit integers cannot hold, or more than 254 levels of nesting. NaN and
             infinities are refused, not made null.
+        MemoryError: there is not enough memory.
     """
     if not isinstance(row, dict):
         raise _invalid(f"expected a dict, found {type(row).__name__}", None)
     try:
-        line = orjson.dumps(row, other, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
+        line = dumps(row, other, orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS)
     except (orjson.JSONEncodeError, RecursionError) as cause:
         if isinstance(cause.__cause__, RowInvalid):
             raise cause.__cause__ from None
@@ -195,7 +198,7 @@ def _has_non_finite(row: object) -> bool:
 def parse_lines(lines: list[bytes]) -> list[dict[str, Any]]:
     """Parses lines quickly if all are JSON objects; returns nothing if one is not, and `parse_row` tells which."""
     try:
-        rows: list[dict[str, Any]] = list(map(orjson.loads, lines))
+        rows: list[dict[str, Any]] = list(map(quick_loads, lines))
     except orjson.JSONDecodeError:
         return []
     for row in rows:

@@ -23,6 +23,7 @@ from lazyshard.format.fields import MAX_SAMPLES, encode
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
 from lazyshard.format.state_fields import check_integer, check_ranges, check_version, inside, members, refused, tuples
 from lazyshard.format.stream_id import is_stream_id
+from lazyshard.memory import loads
 
 STATE_FORMAT: Final = 1
 """The only format of a run's state that there is. It counts apart from that of streams."""
@@ -174,7 +175,7 @@ class RunState:
             VersionUnsupported: a later format.
         """
         try:
-            value = orjson.loads(data)
+            value = loads(data)
         except orjson.JSONDecodeError as cause:
             actual = f"{len(data)} bytes that are torn or no JSON ({cause})"
             raise StateInvalid(

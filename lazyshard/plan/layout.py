@@ -20,10 +20,7 @@ from dataclasses import dataclass
 from operator import index as as_int
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from lazyshard.plan._bounds import check_field, int64_array, outside
+from lazyshard.plan._bounds import check_field, outside
 
 __all__ = ["BlockLayout", "Layout", "StridedLayout", "make_layout"]
 
@@ -48,14 +45,6 @@ class Layout(Protocol):
 
         Raises:
             IndexError: `index` is not in [-size, size).
-        """
-
-    def locate_all(self, indices: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the lanes and the positions of `indices`, int64 and of the same shape: `locate` for each.
-
-        Raises:
-            IndexError: one is not in [-size, size); the first such one is named.
-            ValueError: they are not integers.
         """
 
     def index(self, lane: int, position: int) -> int:
@@ -101,12 +90,6 @@ class BlockLayout:
         """Return the lane and the position of `index`."""
         return divmod(_from_start(index, self.size), self.block)
 
-    def locate_all(self, indices: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the lanes and the positions of `indices`."""
-        found = _all_from_start(indices, self.size)
-        lanes = np.asarray(found // max(self.block, 1))
-        return lanes, np.asarray(found - lanes * self.block)
-
     def index(self, lane: int, position: int) -> int:
         """Return the index of `position` of `lane`."""
         _check_place(self, lane, position)
@@ -146,12 +129,6 @@ class StridedLayout:
         """Return the lane and the position of `index`."""
         position, lane = divmod(_from_start(index, self.size), self.dp)
         return lane, position
-
-    def locate_all(self, indices: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the lanes and the positions of `indices`."""
-        found = _all_from_start(indices, self.size)
-        positions = np.asarray(found // self.dp)
-        return np.asarray(found - positions * self.dp), positions
 
     def index(self, lane: int, position: int) -> int:
         """Return the index of `position` of `lane`."""
@@ -199,8 +176,3 @@ def _from_start(index: int, size: int) -> int:
     if not -size <= number < size:
         raise outside("index", number, size, low=-size)
     return number + size if number < 0 else number
-
-
-def _all_from_start(indices: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
-    numbers = int64_array("index", indices, size, low=-size)
-    return np.where(numbers < 0, numbers + size, numbers)

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from lazyshard.errors import ProducerLocked
 from lazyshard.format import End, Manifest, check_samples_per_chunk
-from lazyshard.format.names import END, HEAD, MANIFEST, TEMPORARY, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, seal_name
 from lazyshard.storage.adoption_names import (
     check_markers,
     check_names,
@@ -122,8 +122,8 @@ def adopt(
             f"{found.chunks} with {found.samples}; restore what is missing from a copy, or remove {END}",
         )
     lock = WriterLock(directory)
-    owner = lock.acquire(clock(), directory / TEMPORARY)
-    publisher = Publisher(directory, lock, owner.token, clock)
+    lock.acquire(clock())
+    publisher = Publisher(directory, lock, clock)
     try:
         if (manifest := read_manifest(directory, samples_per_chunk)) is None:
             check_names_unchanged(directory, listing)

@@ -27,8 +27,10 @@ from lazyshard.format.names import (
     parse_chunk_name,
     seal_name,
 )
+from lazyshard.memory import loads
 from lazyshard.storage.files import read_file
 from lazyshard.storage.listing import Listing, list_chunks
+from lazyshard.storage.workplace import is_workplace
 
 _CHUNK_LIKE: Final = re.compile(r"(?s:chunk_([0-9]{0,255}).*)")
 
@@ -66,7 +68,7 @@ def check_names(directory: Path, listing: Listing, names: list[str]) -> None:
     temporary = directory / TEMPORARY
     left = sorted(os.listdir(temporary)) if temporary.is_dir() else []
     for name in left:
-        if not is_temporary(name):
+        if not is_temporary(name) and not is_workplace(name):
             raise refuse(
                 directory,
                 f"{temporary / name}: made by another program, but a stream clears its {TEMPORARY}; stop that program "
@@ -83,7 +85,7 @@ def _may_hold_rows(name: str, listing: Listing) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name in `.tmp` is one that a writer of ours gives."""
+    """Whether a name in `.tmp` is one that a writer of an older version of ours gave."""
     found = _TEMPORARY_NAME.fullmatch(name)
     if found is None:
         return False
@@ -200,7 +202,7 @@ def read_seal(directory: Path, chunk: int) -> Seal | None:
 def _is_ours(data: bytes) -> bool:
     """Whether a file that cannot be decoded is at least meant to be in our format: never to be overwritten."""
     try:
-        values: Any = orjson.loads(data)
+        values: Any = loads(data)
     except orjson.JSONDecodeError:
         return False
     return isinstance(values, dict) and "format" in values

@@ -22,17 +22,15 @@ from lazyshard.storage.retire import list_kept
 class Publisher:
     """Puts files into a directory, one durable step after the other, as long as it is ours to write to."""
 
-    def __init__(self, directory: Path, lock: WriterLock, token: str, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, lock: WriterLock, clock: Callable[[], float]) -> None:
         self.directory = directory
         self.clock = clock
         self._lock = lock
-        self._suffix = f".{token}"
-        self._temporary = directory / TEMPORARY
 
     def publish(self, name: str, data: bytes) -> None:
         """Makes a file appear whole and durable, in place of what has the name."""
         self._lock.check()
-        publish_bytes(data, self.directory / name, self._temporary / f"{name}{self._suffix}")
+        publish_bytes(data, self.directory / name, self._lock.workplace.path(name))
 
     def publish_head(self, found: End, ended: bool) -> None:
         """Tells the readers what there is."""
@@ -49,16 +47,15 @@ class Publisher:
         self.publish(HEAD, head.encode())
 
     def clear(self) -> None:
-        """Removes the temporary directory, with what this run and those that were killed have left in it.
+        """Removes what runs of older versions that were killed have left; the lock removes what this run has.
 
         Nothing is removed from under another process that has taken the directory over.
         """
         with contextlib.suppress(OSError, LazyShardError):
             self._lock.check()
-            for path in list(self._temporary.iterdir()):
+            for path in list((self.directory / TEMPORARY).iterdir()):
                 if is_temporary(path.name):
                     remove(path)
-            os.rmdir(self._temporary)
 
 
 def seal_all(publisher: Publisher, chunks: list[CheckedChunk], report: Report) -> None:
@@ -80,8 +77,8 @@ def seal_all(publisher: Publisher, chunks: list[CheckedChunk], report: Report) -
 def restore_head(directory: Path, manifest: Manifest, clock: Callable[[], float]) -> None:
     """Does the last step where a crash has left only that to do."""
     lock = WriterLock(directory)
-    owner = lock.acquire(clock(), directory / TEMPORARY)
-    publisher = Publisher(directory, lock, owner.token, clock)
+    lock.acquire(clock())
+    publisher = Publisher(directory, lock, clock)
     try:
         sync_directory(directory)
         listing = list_kept(directory, manifest.stream_id)

@@ -112,6 +112,16 @@ def of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[Findin
             yield Finding("count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside")
 
 
+def told_steps(saved: SavedState) -> int | None:
+    """Returns the steps that a checkpoint has trained by its file, or the name of its folder; None where neither says.
+
+    A state that tells of its own epoch alone counts the steps of that, its folder those of the run.
+    """
+    if saved.step is None and saved.state.parts[0].epoch:
+        return None
+    return saved.step if saved.step is not None else saved.folder_step
+
+
 def of_steps(saved: SavedState, tracing: Tracing) -> Iterator[Finding]:
     """Yields where the steps of a checkpoint do not agree with each other."""
     file, steps = str(saved.file), tracing.steps
@@ -119,10 +129,7 @@ def of_steps(saved: SavedState, tracing: Tracing) -> Iterator[Finding]:
         yield Finding("steps", file, f"part {part} begins after {begins} steps, the parts before it have {ended}")
     for part in steps.ragged():
         yield Finding("steps", file, f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank")
-    told = saved.step if saved.step is not None else saved.folder_step
-    if saved.step is None and saved.state.parts[0].epoch:
-        # One that tells of its own epoch alone counts the steps of that, its folder those of the run.
-        told = None
+    told = told_steps(saved)
     if told is not None and steps.unknown is None and steps.trained != told:
         which = "is of" if saved.step is not None else f"lies in {saved.file.parent.name}, so it is of"
         name = "" if saved.step is not None else ": call folders by their step"

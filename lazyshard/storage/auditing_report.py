@@ -21,6 +21,7 @@ from lazyshard.storage.auditing_findings import (
     of_epochs,
     of_steps,
     of_stream,
+    told_steps,
 )
 from lazyshard.storage.auditing_lineage import Related, relate
 from lazyshard.storage.stream import Stream
@@ -76,14 +77,19 @@ class Audit:
         return all(one.proven for one in self.epochs)
 
     @property
-    def proven(self) -> bool:
+    def consistent(self) -> bool:
         """Whether that is so, and nothing contradicts what the states say."""
         return self.counted and not any(finding.kind in CONTRADICTIONS for finding in self.findings)
 
     @property
+    def proven(self) -> bool:
+        """Whether that is so, and the checkpoint's number of steps bears the state's count of samples out."""
+        return self.consistent and self.tracing.steps.unknown is None and told_steps(self.head) is not None
+
+    @property
     def ok(self) -> bool:
         """Whether nothing was found that is not in order."""
-        return self.proven and not self.findings
+        return self.consistent and not self.findings
 
     @property
     def fewer_than_step(self) -> int | None:

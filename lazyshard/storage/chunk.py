@@ -26,6 +26,7 @@ from lazyshard.format import check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.row import parse_lines
+from lazyshard.memory import quick_loads
 from lazyshard.storage.chunk_arrays import ChunkArrays
 from lazyshard.storage.chunk_damage import MARKED, SEALED, damaged
 from lazyshard.storage.complete_file import CompleteFile
@@ -39,7 +40,7 @@ LARGE_ROW_BYTES: Final = 64 << 10
 copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
 
 _digest = xxhash.xxh3_64_digest
-_loads = orjson.loads
+_loads = quick_loads
 
 
 class Chunk:

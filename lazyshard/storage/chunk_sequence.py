@@ -54,7 +54,7 @@ class ChunkSequence:
         self._directory = directory
         self._samples_per_chunk = opened.manifest.samples_per_chunk
         self._arrays = opened.manifest.arrays
-        self._lock, self._workplace, self._announcer = opened.lock, opened.workplace, opened.announcer
+        self._lock, self._workplace, self._announcer = opened.lock, opened.lock.workplace, opened.announcer
         self._steps = steps
         self._clock = clock
         self._publishing = 0  # number of the step
@@ -99,18 +99,21 @@ class ChunkSequence:
             self._publish(last=True)
         self._steps.wait()
         self._lock.check()
-        publish_end(self._directory, self.published_chunks, self.published_samples, temporary=self._workplace.path(END))
+        publish_end(
+            self._directory,
+            self.published_chunks,
+            self.published_samples,
+            self.row_source,
+            temporary=self._workplace.path(END),
+        )
         self.tell("finished")
 
-    def leave(self, state: ProducerState, note: str = "") -> bool:
-        """Tells the readers, if it can, that this producer stops, and why; returns whether the stream is still ours."""
-        ours = False
+    def leave(self, state: ProducerState, note: str = "") -> None:
+        """Tells the readers, if it can, that this producer stops, and why."""
         if self._steps.stop():
             with contextlib.suppress(OSError, LazyShardError):
                 self._lock.check()
-                ours = True
                 self.tell(state, note)
-        return ours
 
     def tell_alive(self, note: str) -> None:
         """A step: tells the readers that this producer is alive.
@@ -125,6 +128,7 @@ class ChunkSequence:
         except LazyShardError:
             raise
         except OSError as cause:
+            self._lock.check(closely=True)
             # The head is a hint; a full disk must not stop a producer that has nothing to publish yet.
             _log.warning("%s: readers cannot be told that this producer is alive: %s", self._directory, cause)
 
@@ -135,6 +139,7 @@ class ChunkSequence:
     def close(self) -> None:
         """A step, the last one: removes what is not published."""
         self._chunk.discard()
+        self._announcer.close()
 
     def abandon(self) -> None:
         """Lets go of the open file as it is; for a fork, which only has copies."""

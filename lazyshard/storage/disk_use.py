@@ -1,7 +1,8 @@
 """How many bytes a stream takes: exact while it is small, else from the sizes of some of its chunks.
 
-The names of a stream's chunks are known, so nothing is listed, and a hundred thousand chunks cost no more than a few
-hundred (measured: a listing of them with the size of each file takes a second, the sizes of `SAMPLED_CHUNKS` 1 ms).
+The names of a stream's chunks are known, so a hundred thousand chunks cost no more than a few hundred (measured: a
+listing of them with the size of each file takes a second, the sizes of `SAMPLED_CHUNKS` 1 ms). What was deleted by hand
+is found all the same, up to `LISTED_CHUNKS`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.format.names import TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.storage.files import size_of
+from lazyshard.storage.files import list_names, size_of
 from lazyshard.storage.urls import UrlPath
 
 SAMPLED_CHUNKS: Final = 128
 """So many chunks are looked at, two calls each: on a network filesystem a call takes about a millisecond."""
+
+LISTED_CHUNKS: Final = 10_000
+"""The names of so many chunks are listed to see whether one is missing, in some 10 ms; of more chunks only those are
+looked at whose sizes are."""
 
 _SAMPLED_OBJECTS: Final = 16
 """As many of a stream in an object store, where a call takes some ten milliseconds."""
@@ -39,7 +44,7 @@ class DiskUse:
         size: bytes of its chunks, seals and what is being written. Sizes, not blocks.
         exact: whether every chunk was looked at.
         chunk_size: mean bytes of a chunk with its seal, None where no chunk was found.
-        missing: those of the chunks looked at of which a file is not there, in order.
+        missing: those of which a file is not there, in order: of all chunks, or of those looked at where they are many.
     """
 
     size: int
@@ -118,6 +123,12 @@ def measure_disk(
         OSError: the filesystem failed.
     """
     looked_at = sampled_chunks(first, stop, _SAMPLED_OBJECTS if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
+    exact = len(looked_at) == stop - first
+    if not exact and stop - first <= LISTED_CHUNKS and not isinstance(directory, UrlPath):
+        there = set(list_names(directory))
+        unseen = [chunk for chunk in range(first, stop) if not there.issuperset(names(chunk))]
+        # A listing may be older than the chunks, so what it does not show is looked at.
+        looked_at = sorted({*looked_at, *unseen})
     sizes: dict[int, int] = {}
     missing = []
     for chunk in looked_at:
@@ -128,7 +139,6 @@ def measure_disk(
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
             missing.append(chunk)
-    exact = len(looked_at) == stop - first
     count = len(sizes) if exact else stop - first
     return DiskUse(
         size=estimate_size(count, sizes, stop - 1) + _unfinished_size(directory),
@@ -179,9 +189,9 @@ def _unfinished_size(directory: Path) -> int:
     if isinstance(directory, UrlPath):
         return 0
     size = 0
-    with contextlib.suppress(OSError), os.scandir(directory / TEMPORARY) as entries:
-        for entry in entries:
+    for folder, _, names in os.walk(directory / TEMPORARY):
+        for name in names:
             # What is being written is renamed at any moment.
             with contextlib.suppress(OSError):
-                size += entry.stat(follow_symlinks=False).st_size
+                size += os.stat(os.path.join(folder, name), follow_symlinks=False).st_size
     return size

@@ -143,6 +143,42 @@ def publish_bytes(data: bytes, target: Path, temporary: Path, *, durable: bool =
         sync_directory(target.parent)
 
 
+def reserve(path: Path, size: int) -> None:
+    """Makes a file of so many bytes, for `publish_reserved`.
+
+    Raises:
+        OSError: there is no room for it; the file is not there.
+    """
+    fd = create(path)
+    try:
+        try:
+            write_all(fd, bytes(size))
+        finally:
+            os.close(fd)
+    except OSError:
+        remove(path)
+        raise
+
+
+def publish_reserved(data: bytes, target: Path, reserved: Path, *, durable: bool) -> None:
+    """As `publish_bytes`, written into a file that has its room already, for a disk that has none left.
+
+    Raises:
+        OSError: nothing was published.
+    """
+    fd = open_own(reserved)
+    try:
+        write_all(fd, data)
+        os.ftruncate(fd, len(data))
+        if durable:
+            sync(fd)
+    finally:
+        os.close(fd)
+    rename(reserved, target)
+    if durable:
+        sync_directory(target.parent)
+
+
 def publish_new_bytes(data: bytes, target: Path, temporary: Path) -> None:
     """Makes a file durably appear with its whole content, unless there is one of its name.
 
@@ -202,7 +238,7 @@ def _link(source: Path, target: Path) -> bool:
 
 
 def open_own(path: Path) -> int:
-    """Opens a file that is written in place, and made if it is not there; returns its descriptor. Never blocks.
+    """Opens a file for reading and for writing in place, made if it is not there; returns its descriptor. Never blocks.
 
     Such a name stands for years where others may write. So what is opened must be a plain file of no other name: bytes
     that go to a second name of somebody's file, through a link, or to a pipe or device, are refused.
@@ -211,7 +247,7 @@ def open_own(path: Path) -> int:
         FileRefused: it is something else.
         OSError: the filesystem refused.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, NEW_FILE_MODE)
     except OSError as cause:
@@ -237,8 +273,10 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
-def clear_folder(folder: Path) -> None:
-    """Removes all files in a folder, if it is there.
+def clear_folder(folder: Path) -> bool:
+    """Removes all files in a folder, if it is there; returns whether something is left in it.
+
+    That may be a folder, or a file that this machine has open and a network filesystem keeps for it by another name.
 
     Raises:
         NotADirectoryError: it is a link or a file.
@@ -247,13 +285,23 @@ def clear_folder(folder: Path) -> None:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return
+        return False
+    left = False
     try:
         # By the descriptor: the name may be given to another folder meanwhile, whose files are not ours to remove.
         with os.scandir(fd) as entries:
-            names = [entry.name for entry in entries]
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=fd)
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in found:
+            try:
+                if not is_folder:
+                    os.unlink(name, dir_fd=fd)
+            except FileNotFoundError:
+                continue
+            except OSError as cause:
+                if cause.errno != errno.EBUSY:
+                    raise
+                left = True
+            left |= is_folder
     finally:
         os.close(fd)
+    return left

@@ -1,17 +1,53 @@
 """Which chunks a directory holds, by listing it.
 
-O(chunks): for writers, for foreign directories, and where head.json is lost.
+O(chunks): for writers, and where head.json is lost. For readers of foreign directories there is `scan_chunks`, which
+keeps numbers instead of names.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format.names import parse_arrays_name, parse_chunk_name, parse_tokens_name
-from lazyshard.storage.files import list_names, unreadable
+from lazyshard.format.names import (
+    DATA_SUFFIX,
+    HEAD,
+    MANIFEST,
+    OWNER,
+    SEAL_SUFFIX,
+    chunk_name,
+    parse_arrays_name,
+    parse_chunk_name,
+    parse_tokens_name,
+)
+from lazyshard.storage.files import again_if_stale, list_names, unreadable
+from lazyshard.storage.urls import UrlPath
+
+_PREFIX: Final = b"chunk_"
+_DATA_END: Final = DATA_SUFFIX.encode()
+_SEAL_END: Final = (DATA_SUFFIX + SEAL_SUFFIX).encode()
+_OURS: Final = frozenset((MANIFEST, HEAD, OWNER))
+_LONGEST_OURS: Final = max(map(len, _OURS))
+
+_PADDED: Final = 5
+"""Digits with which no name is padded otherwise than `chunk_name` does."""
+
+_MOST_DIGITS: Final = 18
+"""Such numbers are int64."""
+
+_BATCH: Final = 1 << 14
+"""Names that are looked at together: of a million chunks, all would take 150 MB."""
+
+_Integers: TypeAlias = npt.NDArray[np.int64]
+_NONE: Final = np.zeros(0, np.int64)
 
 
 def other_files(names: Iterable[str]) -> str:
@@ -81,6 +117,99 @@ def list_chunks(directory: Path) -> Listing:
     except PermissionError as cause:
         raise unreadable(directory) from cause
     return sort_names(found, str(directory))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a listing says of a stream that nobody deletes from.
+
+    Attributes:
+        complete: the chunks of the half-open range [0, complete) have marker and data.
+        data: how many chunks have data.
+        seals: how many have a marker.
+        odd: file names of the rows of chunks that are not named as `chunk_name` says.
+        ours: names of files that only producers of ours write.
+    """
+
+    complete: int
+    data: int
+    seals: int
+    odd: dict[int, str]
+    ours: frozenset[str]
+
+    @property
+    def gap(self) -> int | None:
+        """As `Listing.gap`."""
+        return self.complete if self.seals > self.complete else None
+
+    def data_name(self, chunk: int) -> str:
+        """Returns the file name of a chunk's rows."""
+        return self.odd.get(chunk, chunk_name(chunk))
+
+
+def scan_chunks(directory: Path) -> Scan:
+    """Lists the chunk files of a directory as `list_chunks` does, faster and in less memory. Raises as that does."""
+    if not isinstance(directory, UrlPath):
+        try:
+            found = again_if_stale(lambda: _scan(directory))
+        except PermissionError as cause:
+            raise unreadable(directory) from cause
+        if found is not None:
+            return found
+    names = list_names(directory)
+    listing = sort_names(names, str(directory))
+    odd = {chunk: name for chunk, name in listing.data.items() if name != chunk_name(chunk)}
+    return Scan(listing.complete, len(listing.data), len(listing.seals), odd, _OURS.intersection(names))
+
+
+def _scan(directory: Path) -> Scan | None:
+    """Returns what is there, None where it takes a closer look: two files have one number, or a number is absurd."""
+    kinds: tuple[list[_Integers], list[_Integers]] = [], []
+    odd: dict[int, str] = {}
+    ours: set[str] = set()
+    with os.scandir(directory) as entries:
+        while batch := [entry.name for entry in itertools.islice(entries, _BATCH)]:
+            for length, group in itertools.groupby(sorted(batch, key=len), key=len):
+                # What is not ASCII is nothing of a stream.
+                names = [name for name in group if name.isascii()]
+                ours.update(_OURS.intersection(names) if length <= _LONGEST_OURS else ())
+                table = np.frombuffer("".join(names).encode(), np.uint8).reshape(-1, length)
+                for kind, end in zip(kinds, (_DATA_END, _SEAL_END), strict=True):
+                    digits = length - len(_PREFIX) - len(end)
+                    if digits > _MOST_DIGITS and any(map(parse_chunk_name, names)):
+                        return None
+                    if not 0 < digits <= _MOST_DIGITS:
+                        continue
+                    rows, numbers = _numbers(table, end, digits)
+                    kind.append(numbers)
+                    if kind is kinds[0] and digits != _PADDED:
+                        # Longer ones that begin with a zero, and all that are shorter.
+                        found = np.flatnonzero((numbers < 10 ** (digits - 1)) | (digits < _PADDED))
+                        odd.update((int(numbers[one]), names[rows[one]]) for one in found)
+    data, seals = (np.sort(np.concatenate([_NONE, *kind])) for kind in kinds)
+    if any((numbers[1:] == numbers[:-1]).any() for numbers in (data, seals)):
+        return None
+    complete = min(_first_missing(data), _first_missing(seals))
+    return Scan(complete, len(data), len(seals), odd, frozenset(ours))
+
+
+def _numbers(table: npt.NDArray[np.uint8], end: bytes, digits: int) -> tuple[_Integers, _Integers]:
+    """Returns which rows of a table, each the bytes of a name, are those of chunks with such an end, and their numbers.
+
+    Returns:
+        Two arrays of int64 of the same length.
+    """
+    fits = (table[:, : len(_PREFIX)] == np.frombuffer(_PREFIX, np.uint8)).all(axis=1)
+    fits &= (table[:, len(_PREFIX) + digits :] == np.frombuffer(end, np.uint8)).all(axis=1)
+    values = table[:, len(_PREFIX) : len(_PREFIX) + digits] - np.uint8(ord("0"))
+    rows = np.flatnonzero(fits & (values <= 9).all(axis=1))
+    return rows, values[rows].astype(np.int64) @ (10 ** np.arange(digits - 1, -1, -1, dtype=np.int64))
+
+
+def _first_missing(numbers: _Integers) -> int:
+    """Returns the first number from 0 on that is not among such, which are in order and each there once."""
+    wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
+    return int(wrong[0]) if len(wrong) else len(numbers)
 
 
 def sort_names(names: Iterable[str], directory: str) -> Listing:

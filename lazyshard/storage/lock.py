@@ -1,6 +1,7 @@
-"""One writer a stream: a lock against a second producer on the same machine, an epoch against one anywhere.
+"""One writer a stream: a lock against a second producer on the same machine, fencing against one anywhere.
 
-Files: `.producer.lock` (held while a producer runs; stays, empty) and `stream.owner` (see `lazyshard.format.owner`).
+Files: `.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.owner`), and a
+directory under `.tmp/` (see `lazyshard.storage.workplace`).
 """
 
 from __future__ import annotations
@@ -8,47 +9,44 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
 from pathlib import Path
-from typing import Final
 
 import filelock
 
 from lazyshard.errors import OwnerInvalid, ProducerFenced, ProducerLocked
-from lazyshard.format.names import LOCK, OWNER
+from lazyshard.format.names import LOCK, OWNER, TEMPORARY
 from lazyshard.format.owner import Owner
 from lazyshard.storage.durable import publish_bytes
-from lazyshard.storage.files import check_folder, read_replaced_file
-
-REMEMBERED_S: Final = 60.0
-"""How long network filesystems may remember what another machine has removed; common settings are 3 to 60 s."""
-
-_PAUSE_S: Final = 0.2
+from lazyshard.storage.files import read_replaced_file
+from lazyshard.storage.workplace import Workplace, destroy, is_workplace, list_workplaces, make_workplace
 
 
 class WriterLock:
     """The right to write to a stream.
 
-    Not guaranteed: that a fenced producer notices between its look at the owner and the rename that follows; see
-    `lazyshard.format.owner`.
+    Attributes:
+        workplace: the only directory from which files get into the stream, and into which they are taken out of it.
     """
+
+    workplace: Workplace
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / OWNER
         self._lock = filelock.FileLock(directory / LOCK, timeout=0, thread_local=False)
         self._owner: Owner | None = None
+        self._released = False
 
-    def acquire(self, now: float, temporary: Path) -> Owner:
-        """Takes the lock of this machine, then the ownership from whoever had it.
+    def acquire(self, now: float) -> Owner:
+        """Takes the lock of this machine, then the ownership from whoever had it, who can change nothing from then on.
 
         Args:
             now: seconds since 1970.
-            temporary: a directory on the same filesystem to write under.
 
         Raises:
             ProducerLocked: a producer on this machine is running on the stream.
-            FileRefused: `temporary` is a link; what is left in it gets cleared, so it must be the stream's own.
+            ProducerFenced: another one takes it at this moment.
+            FileRefused: `.tmp` is a link; what is left in it gets cleared, so it must be the stream's own.
             OSError: the filesystem failed.
         """
         try:
@@ -63,41 +61,52 @@ class WriterLock:
             ) from cause
         try:
             before = self._read()
-            owner = Owner(
-                epoch=before.epoch + 1 if before else 1,
-                token=secrets.token_hex(8),
-                host=socket.gethostname() or "unknown",
-                pid=os.getpid(),
-                since=now,
-            )
-            self._publish(owner, temporary)
+            least = before.epoch + 1 if before else 1
+            self.workplace = make_workplace(self._directory / TEMPORARY, least, secrets.token_hex(8))
+            try:
+                self._owner = self._take_over(now)
+            except BaseException as cause:
+                if isinstance(cause, OSError) and self.workplace.is_gone():
+                    raise self._fenced(self._read()) from cause
+                self.workplace.remove()
+                raise
         except BaseException:
             self._lock.release()
             raise
-        self._owner = owner
+        return self._owner
+
+    def _take_over(self, now: float) -> Owner:
+        """Fences all who came before, and becomes the owner."""
+        mine = (self.workplace.epoch, self.workplace.token)
+        temporary = self.workplace.directory.parent
+        # In this order: who has left before the first look has been the owner by the second.
+        others = list_workplaces(temporary)
+        found = self._read()
+        if found is not None:
+            # By its name too: a listing may be old.
+            others.setdefault((found.epoch, found.token), f"{found.epoch}.{found.token}")
+        if max(others, default=mine) > mine:
+            raise self._fenced(found)
+        for other, name in sorted(others.items()):
+            # The owner's file may hold anything.
+            if other != mine and is_workplace(name):
+                destroy(temporary / name)
+        owner = Owner(
+            epoch=self.workplace.epoch,
+            token=self.workplace.token,
+            host=socket.gethostname() or "unknown",
+            pid=os.getpid(),
+            since=now,
+        )
+        publish_bytes(owner.encode(), self._path, self.workplace.path(OWNER))
         return owner
 
-    def _publish(self, owner: Owner, temporary: Path) -> None:
-        """Writes the owner's file, and makes the directory for temporary files.
-
-        A network filesystem may remember that directory although a producer elsewhere has removed it: then it can be
-        neither made nor used until that is forgotten, which is waited for.
-        """
-        started = time.monotonic()
-        while True:
-            temporary.mkdir(exist_ok=True)
-            check_folder(temporary)
-            try:
-                publish_bytes(owner.encode(), self._path, temporary / f"{OWNER}.{owner.token}")
-            except FileNotFoundError:
-                if not temporary.is_dir() or time.monotonic() - started > REMEMBERED_S:
-                    raise
-                time.sleep(_PAUSE_S)
-            else:
-                return
-
-    def check(self) -> None:
+    def check(self, *, closely: bool = False) -> None:
         """Looks whether the stream is still ours.
+
+        Args:
+            closely: whether to look at our directory too, as after an error: who takes the stream over removes that
+                first, and writes his own name after it.
 
         Raises:
             ProducerFenced: another producer has taken it over, or its owner's file is gone.
@@ -110,18 +119,28 @@ class WriterLock:
                 f"start it again: it goes on after the last sealed chunk",
                 directory=str(self._directory),
             )
-        if found != self._owner:
-            holder = str(found)
-            raise ProducerFenced(
-                f"{self._directory}: {holder} has taken this stream over; this producer stops. Nothing is lost: the "
-                f"other one goes on after the last sealed chunk",
-                directory=str(self._directory),
-                holder=holder,
-            )
+        if found != self._owner or (closely and not self._released and self.workplace.is_gone()):
+            raise self._fenced(found)
 
     def release(self) -> None:
-        """Lets the next producer in."""
+        """Lets the next producer in, and removes what is not published."""
+        if self._owner is not None and not self._released:
+            self._released = True
+            self.workplace.remove()
         self._lock.release()
+
+    def _fenced(self, found: Owner | None) -> ProducerFenced:
+        """Returns the error of one that has to stop; `found` is the owner, which may still be the one of before."""
+        mine = (self.workplace.epoch, self.workplace.token)
+        later = found is not None and found != self._owner and (found.epoch, found.token) >= mine
+        holder = str(found) if later else None
+        who = f"{holder} has taken this stream over" if holder else "another producer is taking this stream over"
+        return ProducerFenced(
+            f"{self._directory}: {who}; this producer stops. Nothing is lost: the other one goes on after the last "
+            f"sealed chunk",
+            directory=str(self._directory),
+            holder=holder,
+        )
 
     def _read(self) -> Owner | None:
         # An owner file that a power cut has emptied says as much as none: the lock of this machine is what keeps a

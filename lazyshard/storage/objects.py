@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lazyshard.errors import redact
 from lazyshard.storage.objects_calls import StoreCalls, ending, patience
 from lazyshard.storage.objects_failures import why_failed
 
@@ -29,6 +30,9 @@ class ObjectStore:
         patience_s: how many seconds to repeat what fails; None for `PATIENCE_VARIABLE`, or else `PATIENCE_S`.
         options: for fsspec's driver, beside what fsspec's own configuration says (``FSSPEC_S3_...``).
 
+    Attributes:
+        url: without the credentials that the given one may hold, for people, as is what `name_of` returns.
+
     Raises:
         StoreRefused: the patience is no number of seconds.
 
@@ -38,8 +42,8 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, patience_s: float | None = None, options: Mapping[str, Any] | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._calls = StoreCalls(self.url, patience() if patience_s is None else patience_s, options or {})
+        self.url = redact(url.rstrip("/"))
+        self._calls = StoreCalls(url.rstrip("/"), patience() if patience_s is None else patience_s, options or {})
 
     @property
     def patience_s(self) -> float:

@@ -11,10 +11,11 @@ import errno
 import logging
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from lazyshard.errors import StoreRefused, StoreUnavailable
+from lazyshard.errors import StoreRefused, StoreUnavailable, redact
 from lazyshard.storage.objects_failures import FIRST_PAUSE_S, Failure, next_pause, why_failed
 
 PATIENCE_S: Final = 120.0
@@ -46,13 +47,12 @@ class StoreCalls:
         options: for fsspec's driver, beside what fsspec's own configuration says.
 
     Attributes:
-        url: see there.
         patience_s: see there.
         is_s3: whether the store speaks S3.
     """
 
     def __init__(self, url: str, patience_s: float, options: Mapping[str, Any]) -> None:
-        self.url = url
+        self._url = url
         self.patience_s = patience_s
         self.is_s3 = url.partition("://")[0] in _S3
         self._options = dict(options)
@@ -65,8 +65,11 @@ class StoreCalls:
         return self.__dict__ | {"_systems": {}}
 
     def name_of(self, name: str) -> str:
-        """Returns the URL of an object."""
-        return f"{self.url}/{name}" if name else self.url
+        """Returns the URL of an object, without credentials."""
+        return redact(self._url_of(name))
+
+    def _url_of(self, name: str) -> str:
+        return f"{self._url}/{name}" if name else self._url
 
     def do(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
         """Returns what a call gives, repeated while it fails by the network or the server.
@@ -90,8 +93,8 @@ class StoreCalls:
                 fs, root = self._system()
                 return call(fs, f"{root}/{name}" if name else root)
             except Exception as error:
-                failure = why_failed(error)
-                cause = error
+                failure = why_failed(error, self._url_of(name))
+                cause = _without_credentials(error, failure, self._url_of(name))
             waited = time.monotonic() - started
             if failure.kind == "missing":
                 raise FileNotFoundError(errno.ENOENT, "No such object", self.name_of(name)) from cause
@@ -143,10 +146,18 @@ class StoreCalls:
             for settings in given:
                 own = own | dict(settings.get("config_kwargs", {}))
             options["config_kwargs"] = own
-        fs, path = fsspec.core.url_to_fs(self.url, **options)
+        fs, path = fsspec.core.url_to_fs(self._url, **options)
         if self.is_s3:
             fs.retries = 1
         return fs, str(path).rstrip("/")
+
+
+def _without_credentials(error: Exception, failure: Failure, url: str) -> Exception:
+    """Returns an error, or what may be shown of it where its traceback would show the credentials of a URL."""
+    told = "".join(traceback.format_exception(type(error), error, None))
+    if redact(told, url) == told:
+        return error
+    return OSError(failure.words) if isinstance(error, OSError) else RuntimeError(failure.words)
 
 
 def ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

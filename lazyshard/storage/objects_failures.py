@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from lazyshard.errors import redact
+
 FIRST_PAUSE_S: Final = 0.1
 _LAST_PAUSE_S: Final = 5.0
 
@@ -64,11 +66,16 @@ def next_pause(pause: float) -> float:
     return min(_LAST_PAUSE_S, 2 * pause) * random.uniform(0.75, 1.0)  # noqa: S311
 
 
-def why_failed(error: BaseException) -> Failure:
-    """Returns what an error of a driver means."""
+def why_failed(error: BaseException, url: str = "") -> Failure:
+    """Returns what an error of a driver means.
+
+    Args:
+        error: which a driver has raised.
+        url: of the store, whose credentials are left out of the words, as are those of any URL in them.
+    """
     chain = list(_chain(error))
     status, code = _answer(chain)
-    words = _words(error, code)
+    words = redact(_words(error, code), url)
     names = {type(one).__name__ for one in chain}
     if code == "NoSuchBucket":
         return Failure("refused", words, _BUCKET_ADVICE, status, code)

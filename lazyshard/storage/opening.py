@@ -8,7 +8,7 @@ from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import OWNER
 from lazyshard.storage.chunk_opening import open_foreign
 from lazyshard.storage.files import is_there
-from lazyshard.storage.listing import list_chunks
+from lazyshard.storage.listing import scan_chunks
 from lazyshard.storage.manifest import read_manifest, stream_missing
 from lazyshard.storage.stream import Stream, open_stream
 
@@ -45,18 +45,18 @@ def rows_of_first_chunk(directory: Path) -> int | None:
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):
             return None
-        listing = list_chunks(directory)
+        scan = scan_chunks(directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not listing.seals:
+    if not scan.seals:
         return None
-    if not listing.complete:
+    if not scan.complete:
         raise StreamInvalid(
             f"{directory}: chunk 0 is not complete, so nothing tells how many samples a chunk has; give their number",
             directory=str(directory),
             chunk=0,
         )
-    path = directory / listing.data[0]
+    path = directory / scan.data_name(0)
     rows = len(open_foreign(path, 0))
     if not rows:
         raise StreamInvalid(

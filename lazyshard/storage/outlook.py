@@ -13,7 +13,7 @@ from lazyshard.format import Head, ProducerState
 from lazyshard.storage.band import Band, make_band
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.growth import ChangePace, Pace
-from lazyshard.storage.pacing import STALE_HEARTBEAT_S
+from lazyshard.storage.pacing import STALE_HEARTBEAT_S, is_silent
 from lazyshard.storage.remainder import Remainder, remainder
 from lazyshard.storage.survey import Survey
 
@@ -133,6 +133,8 @@ class Looks:
     def _coming(self, survey: Survey, state: State | None) -> float | None:
         census = survey.census
         if census.ended or state in ("idle", "failed", "finished", "dead"):
+            return 0.0
+        if census.head is not None and is_silent(census.head, survey.looked_at):
             return 0.0
         if census.head is not None and census.manifest is not None and census.head.rate > 0:
             return census.head.rate / census.manifest.samples_per_chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lazyshard.format import Head
 from lazyshard.format.fields import printable
 from lazyshard.storage.published import Published
 
@@ -28,6 +29,9 @@ _FORESEEABLE_S: Final = 30 * 86400.0
 
 STALE_HEARTBEAT_S: Final = 15.0
 """Producers beat every 5 s while rows come; three beats missed are worth a word."""
+
+_SILENT_ROWS: Final = 5
+"""At its own rate a producer would have told of as many rows."""
 
 _DEAD_HEARTBEAT_S: Final = 60.0
 """A writer that waits for one slow row does not beat either, so the word for it comes later."""
@@ -82,16 +86,19 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     age = heartbeat_age(published, now) or 0.0
     who = f"the producer (pid {head.pid} on {printable(head.host)})"
     expected = expected_wait(samples, published)
+    left = None if expected is None else expected - age
+    silence = describe_silence(head, now, 1.0 if left is not None and left < 1 else STALE_HEARTBEAT_S)
     if gone:
         doing = "is not there any more, and did not say that it stops: killed? Start it again"
-    elif expected is not None:
+    elif left is not None and left >= 1:
         # The rate was told with the last heartbeat, so what has passed since then counts.
-        left = expected - age
-        when = f"so expect it in about {format_seconds(left)}" if left >= 1 else "so it should be there by now"
-        doing = f"is {head.state} at {head.rate:,.1f} samples/s, {when}"
-        if head.note and left < 1:
-            # Held, or failing: what it says of itself tells more than a rate that was.
-            doing = f"is {head.state}"
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so expect it in about {format_seconds(left)}"
+        doing += f", though it {silence}" if silence else ""
+    elif silence:
+        # A rate that was says nothing of a producer that has no row now.
+        doing = f"is {head.state}, but {silence}"
+    elif left is not None and not head.note:
+        doing = f"is {head.state} at {head.rate:,.1f} samples/s, so it should be there by now"
     elif head.state == "failed":
         doing = "has failed; look at its log and start it again"
         if head.note:
@@ -106,6 +113,23 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     silent = age > _DEAD_HEARTBEAT_S and head.state in ("running", "waiting")
     dead = ", it may be dead" if silent and not gone else ""
     return f"{published.samples:,} samples are published, {who} {doing}{beat}{dead}{gap}"
+
+
+def is_silent(head: Head, now: float) -> bool:
+    """Returns whether a running producer has told of no row for so long that its rate says nothing any more."""
+    return head.rate > 0 and bool(describe_silence(head, now, max(STALE_HEARTBEAT_S, _SILENT_ROWS / head.rate)))
+
+
+def describe_silence(head: Head, now: float, least: float) -> str:
+    """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s."""
+    silent = now - min(head.row_at or head.updated_at, head.updated_at)
+    if head.state != "running" or silent < least:
+        return ""
+    rows = "rows, if any," if not head.open else "1 row or more" if head.open == 1 else f"{head.open:,} rows or more"
+    return (
+        f"has told of no new row for {format_seconds(silent)}, with {rows} in its open chunk, which is published once "
+        f"it is full or the producer closes it"
+    )
 
 
 def failure_words(note: str) -> str:

@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lazyshard.errors import StreamInvalid
+from lazyshard.errors import ProducerFenced
 from lazyshard.format import End
 from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
 from lazyshard.storage.durable import publish_bytes, rename, sync_directory
+from lazyshard.storage.files import MAX_PLAIN_BYTES
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 
@@ -33,8 +34,7 @@ def publish_chunk(
         temporary: a name on the same filesystem to write the seal under.
 
     Raises:
-        StreamInvalid: somebody else has published this chunk.
-        ProducerFenced: another producer has taken the stream over.
+        ProducerFenced: another producer has taken the stream over, or has published this chunk all the same.
         OSError: the filesystem refused.
         TypeError: `source` is not JSON.
     """
@@ -44,10 +44,9 @@ def publish_chunk(
     if os.path.lexists(target):
         # By a producer that has taken over since the look before, most likely.
         lock.check()
-        raise StreamInvalid(
+        raise ProducerFenced(
             f"{target}: somebody else has published this chunk; this producer stops, nothing of the stream was changed",
             directory=str(directory),
-            chunk=chunk.number,
         )
     if chunk.arrays is not None:
         rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
@@ -58,10 +57,14 @@ def publish_chunk(
     publish_bytes(seal.encode(), target, temporary)
 
 
-def publish_end(directory: Path, chunks: int, samples: int, *, temporary: Path) -> None:
-    """Ends the stream after so many chunks, all of them published.
+def publish_end(directory: Path, chunks: int, samples: int, source: Any = None, *, temporary: Path) -> None:
+    """Ends the stream after so many chunks, all of them published; `source` is the position behind all that was read.
 
     Raises:
         OSError: the filesystem refused.
     """
-    publish_bytes(End(chunks, samples).encode(), directory / END, temporary)
+    data = End(chunks, samples, source).encode()
+    if len(data) > MAX_PLAIN_BYTES:
+        # Readers refuse such a file, and can do without the position.
+        data = End(chunks, samples).encode()
+    publish_bytes(data, directory / END, temporary)

@@ -21,7 +21,7 @@ from lazyshard.storage.published import Published
 from lazyshard.storage.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
 from lazyshard.storage.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.storage.stream import Stream, open_stream
-from lazyshard.storage.urls import stream_path
+from lazyshard.storage.urls import check_place, stream_path
 from lazyshard.storage.waiting import Waiting
 
 GRACE_S: Final = 60.0
@@ -49,12 +49,13 @@ class StreamReader(Waiting):
 
     Args:
         directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix``. If there is no
-            stream in it yet, the constructor waits for one.
+            stream in it yet, the constructor waits for one; the directory above must be there.
         samples_per_chunk: needed for a foreign directory only; otherwise None or what the stream's manifest says.
         max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
 
     Raises:
         WaitTimeout: no stream has appeared.
+        StreamMissing: none can appear: the directory above is missing too.
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: see `lazyshard.errors`.
         StoreRefused, StoreUnavailable: the object store cannot be read; any method may raise these.
         ValueError: samples_per_chunk is needed or impossible, or max_wait is negative.
@@ -359,8 +360,15 @@ class StreamReader(Waiting):
             )
 
     def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
+        checked = False
+
         def look(age: float) -> Stream | None:
-            return self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
+            nonlocal checked
+            found = self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
+            if found is None and not checked:
+                self._ask(lambda: check_place(self.directory), "looking for %s", self.directory)
+                checked = True
+            return found
 
         return self._wait(look, lambda waited: self._waiting(0, None, waited))
 

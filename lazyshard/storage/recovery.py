@@ -19,9 +19,10 @@ from typing import Final
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format import End, Manifest, Seal
 from lazyshard.format.names import END, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.storage.durable import clear_folder, remove, sync_directory
+from lazyshard.storage.durable import clear_folder, sync_directory
 from lazyshard.storage.files import open_file, read_file
 from lazyshard.storage.listing import Listing
+from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.retire import complete_retirement, list_kept
 
 LISTING_S: Final = 60.0
@@ -49,24 +50,24 @@ class Recovered:
     closing: bool
 
 
-def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None] = lambda: None) -> Recovered:
+def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
     """Clears what was never published and returns what was. The caller holds the writer's lock.
 
     Args:
         directory: the stream's directory.
         manifest: its manifest.
-        check_owner: is called before anything is removed: what was never published when it was looked for, another
-            producer may have published since.
+        lock: the right to write to it. What was never published when it was looked for, another producer may have
+            published since: so it is taken out in a way in which only the owner can.
 
     Raises:
-        ProducerFenced: as `check_owner` raises it.
+        ProducerFenced: another producer has taken the stream over.
         StreamInvalid: there is a gap above the retired chunks, or `stream.end` says otherwise than the seals.
         RetiredInvalid: `retired.json` cannot be used.
         ChunkCorrupt, ChunkMissing, SealInvalid: the last chunk is not as it was sealed.
         OSError: the filesystem failed.
     """
     sync_directory(directory)
-    listing = _list(directory, manifest, check_owner)
+    listing = _list(directory, manifest, lock.check)
     _check_gaps(directory, listing, manifest.arrays)
     last = _last_seal(directory, listing)
     if last is not None and last.samples > manifest.samples_per_chunk:
@@ -79,7 +80,7 @@ def recover(directory: Path, manifest: Manifest, check_owner: Callable[[], None]
     short = 0 if last is None else manifest.samples_per_chunk - last.samples
     samples = listing.sealed * manifest.samples_per_chunk - short
     ended = _check_end(directory, listing.sealed, samples)
-    _clear(directory, listing, check_owner)
+    _clear(directory, listing, lock)
     complete_retirement(directory, listing)
     return Recovered(listing.sealed, samples, last, ended, closing=short > 0 and not ended)
 
@@ -185,11 +186,11 @@ def _check_end(directory: Path, chunks: int, samples: int) -> bool:
     return True
 
 
-def _clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
-    check_owner()
+def _clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+    lock.check()
     for names in (listing.data, listing.arrays):
         for chunk, name in names.items():
             if chunk not in listing.seals:
-                check_owner()
-                remove(directory / name)
+                lock.workplace.take_out(directory / name)
+    # What was written there by versions that had no directories of their own.
     clear_folder(directory / TEMPORARY)

@@ -119,7 +119,7 @@ def look_at_chunks(
         progress(index, len(numbers))
         try:
             shown = describe_chunk(stream, number)
-            at = _published_at(stream, shown)
+            at = _published_at(shown)
             tokens = chunk_tokens(stream.directory, number).lengths if index in keep and shown.tokens.count else None
         except (LazyShardError, OSError) as error:
             if deleted_since(stream, number, error):
@@ -181,7 +181,7 @@ def read_made(source: Any) -> Made:
     )
 
 
-def _published_at(stream: Stream, shown: ShownChunk) -> float:
+def _published_at(shown: ShownChunk) -> float:
     if shown.seal is not None:
         return shown.seal.sealed_at
     return modified_at(shown.file.with_name(f"{shown.file.name}{SEAL_SUFFIX}"))

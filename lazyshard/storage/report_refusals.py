@@ -1,21 +1,21 @@
 """The rows that a producer has refused, counted by reason, of a file that other processes append to.
 
-The file is described in docs/format.md. At most `_MOST_BYTES` of its beginning are read, and `_MOST_REASONS` reasons
-are told apart, so that neither grows with it. A last line that is not complete yet is left out.
+The file is described in docs/format.md. `MOST_TOLD_APART` reasons, and as many sources of each, are told apart, and
+unless all is asked for `_MOST_BYTES` of its beginning are read. A last line that is not complete yet is left out.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from lazyshard.format.names import QUARANTINE
+from lazyshard.memory import loads
 from lazyshard.storage.files import open_file, read_file
 from lazyshard.storage.urls import UrlPath
 
@@ -25,7 +25,7 @@ _MOST_BYTES: Final = 64 << 20
 _MOST_LINE: Final = 16 << 20
 """A longer line is none that is looked into."""
 
-_MOST_REASONS: Final = 200
+MOST_TOLD_APART: Final = 200
 _NUMBER: Final = re.compile(r"\d+")
 _SHOWN_OF_ROW: Final = 160
 
@@ -73,11 +73,15 @@ class Refusals:
     complete: bool
 
 
-def read_refusals(directory: Path) -> Refusals | None:
+def read_refusals(directory: Path, *, whole: bool = False) -> Refusals | None:
     """Counts the rows that were refused; None without a file of them.
 
+    Args:
+        directory: the stream's.
+        whole: whether to read all of the file, however large it is.
+
     Raises:
-        FileRefused: it is no plain file, or an object of more than `_MOST_BYTES`.
+        FileRefused: it is no plain file, or an object of more than 64 MiB.
         LazyShardError, OSError: it cannot be read.
     """
     path = directory / QUARANTINE
@@ -87,7 +91,9 @@ def read_refusals(directory: Path) -> Refusals | None:
         opened = open_file(path)
     except FileNotFoundError:
         return None
-    return count_refusals(_lines(opened.fd), complete=opened.size <= _MOST_BYTES)
+    if whole:
+        return count_refusals(_lines(opened.fd, sys.maxsize, sys.maxsize), complete=True)
+    return count_refusals(_lines(opened.fd, _MOST_BYTES, _MOST_LINE), complete=opened.size <= _MOST_BYTES)
 
 
 def count_refusals(lines: Iterator[bytes], *, complete: bool) -> Refusals:
@@ -110,31 +116,31 @@ def count_refusals(lines: Iterator[bytes], *, complete: bool) -> Refusals:
         rows += 1
         # A reason may hold a place or a value of the row.
         key = _NUMBER.sub("0", one.reason)
-        if key not in groups and len(groups) >= _MOST_REASONS:
+        if key not in groups and len(groups) >= MOST_TOLD_APART:
             key = OTHERS
         group = groups.get(key)
         if group is None:
             group = groups[key] = RefusedFor(OTHERS if key == OTHERS else one.reason, 0, 0, one)
         group.rows += 1
         known = sources.setdefault(key, set())
-        if len(known) < _MOST_REASONS:
+        if len(known) < MOST_TOLD_APART:
             known.add(one.source)
         group.sources = len(known)
     ordered = sorted(groups.values(), key=lambda group: (group.reason == OTHERS, -group.rows, group.reason))
     return Refusals(rows, tuple(ordered), unreadable, complete)
 
 
-def _lines(fd: int) -> Iterator[bytes]:
+def _lines(fd: int, most_bytes: int, most_line: int) -> Iterator[bytes]:
     read = 0
     with os.fdopen(os.dup(fd), "rb") as file:
-        while read < _MOST_BYTES and (line := file.readline(_MOST_LINE)):
+        while read < most_bytes and (line := file.readline(most_line)):
             read += len(line)
             yield line
 
 
 def _decode(line: bytes) -> RefusedRow | None:
     try:
-        entry: Any = orjson.loads(line)
+        entry: Any = loads(line)
     except ValueError:
         return None
     if not isinstance(entry, dict):

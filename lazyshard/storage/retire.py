@@ -43,7 +43,7 @@ def retire(
     published_chunks: int,
     *,
     clock: Callable[[], float] = time.time,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], Path | None] = lambda: None,
 ) -> int:
     """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one.
 
@@ -54,7 +54,8 @@ def retire(
         chunks_before: no consumer needs the chunks below this number.
         published_chunks: how many chunks have ever been published, the retired ones included.
         clock: returns seconds since 1970.
-        check: is called before anything is changed; raises if the stream is another producer's now.
+        check: is called before anything is changed; raises if the stream is another producer's now, and returns the
+            directory from which this one may publish. None for who keeps others away by himself.
 
     Returns:
         How many chunks were deleted by this call.
@@ -77,9 +78,9 @@ def retire(
         first -= 1
     if first == target:
         return 0
-    check()
+    folder = check()
     if target > marked:
-        _write_mark(directory, Retired(manifest.stream_id, target, clock()))
+        _write_mark(directory, folder, Retired(manifest.stream_id, target, clock()))
     else:
         # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
         sync_directory(directory)
@@ -155,12 +156,13 @@ def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
     return any(os.path.lexists(directory / name) for name in names)
 
 
-def _write_mark(directory: Path, mark: Retired) -> None:
-    folder = directory / TEMPORARY
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    check_folder(folder)
-    temporary = folder / f"{RETIRED}.{secrets.token_hex(8)}"
+def _write_mark(directory: Path, folder: Path | None, mark: Retired) -> None:
+    if folder is None:
+        folder = directory / TEMPORARY
+        folder.mkdir(exist_ok=True)
+        temporary = check_folder(folder) / f"{RETIRED}.{secrets.token_hex(8)}"
+    else:
+        temporary = folder / RETIRED
     try:
         publish_bytes(mark.encode(), directory / RETIRED, temporary)
     finally:

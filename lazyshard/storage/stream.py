@@ -9,9 +9,7 @@ from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
 from lazyshard.format import Encoding
 from lazyshard.format.names import HEAD, MANIFEST, OWNER
 from lazyshard.storage.chunk import Chunk
-from lazyshard.storage.files import list_names
-from lazyshard.storage.foreign_stream import ForeignStream
-from lazyshard.storage.listing import list_chunks
+from lazyshard.storage.foreign_stream import ForeignStream, look_foreign
 from lazyshard.storage.manifest import manifest_lost, read_manifest
 from lazyshard.storage.mirror_chunks import MirroredChunks
 from lazyshard.storage.native_stream import NativeStream
@@ -90,21 +88,21 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
     try:
-        listing = list_chunks(directory)
-        names = list_names(directory)
+        found = look_foreign(directory)
     except FileNotFoundError:
         return None
     # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
-    if MANIFEST in names or (not listing.data and not listing.seals):
+    scan = found[1]
+    if MANIFEST in scan.ours or not (scan.data or scan.seals):
         return None
     # An adoption that was interrupted leaves an owner too, and the directory as it was, for those who know its numbers.
-    ours = HEAD if HEAD in names else OWNER if OWNER in names and samples_per_chunk is None else None
+    ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
     if ours is not None:
         again = "" if ours == HEAD else "; or, if `lazyshard adopt` was interrupted, run that again"
         raise manifest_lost(directory, ours, again)
-    if not listing.seals:
+    if not scan.seals:
         raise StreamUnsealed(
-            f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "
+            f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
             f"are complete. If nobody writes to them any more, mark them: "
             f"`lazyshard adopt {directory}`; a producer should make each marker when its chunk is complete",
             directory=str(directory),
@@ -120,4 +118,4 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
             f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but "
             f"the last holds"
         )
-    return ForeignStream(directory, samples_per_chunk)
+    return ForeignStream(directory, samples_per_chunk, found)

@@ -1,7 +1,7 @@
 """One look at a stream, for people who ask how it is: everything that its files tell, and what is wrong with them.
 
 Nothing is written, no lock is taken, and no row is read. With a readable `head.json` the cost does not grow with the
-stream.
+stream, but for a listing of its names while it is short.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def weights_by_tokens(
     weights = []
     for directory, share in shares:
         if not share > 0:
-            raise ValueError(f"{os.fspath(directory)}: a share is a number above 0, got {share!r}")
+            raise ValueError(f"{stream_path(directory)}: a share is a number above 0, got {share!r}")
         weights.append(share / mean_tokens(directory, most_chunks))
     total = sum(weights)
     return tuple(float(f"{weight / total:.4g}") for weight in weights)

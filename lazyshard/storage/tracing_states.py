@@ -22,6 +22,7 @@ from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import CURSORS, cursor_name
 from lazyshard.format.state import PartState, RunState
 from lazyshard.format.stream_id import is_stream_id
+from lazyshard.memory import loads
 from lazyshard.storage.files import read_given_file
 from lazyshard.storage.tracing_blends import Member, of_stream
 
@@ -97,7 +98,7 @@ def read_state(path: Path, directory: Path | None = None) -> SavedState:
             actual="a file of torch.save",
         )
     try:
-        value = orjson.loads(data)
+        value = loads(data)
     except orjson.JSONDecodeError as cause:
         raise StateInvalid(
             f"{file}: expected a JSON object, found {len(data)} bytes that are torn or no JSON ({cause}); take "

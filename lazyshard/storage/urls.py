@@ -7,15 +7,19 @@ at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path, PosixPath
 from typing import Final, NoReturn
 
+from lazyshard.errors import StreamMissing, redact
 from lazyshard.storage.objects import ObjectStore
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
+
+_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 _LOCAL: Final = ("file", "local")
 
@@ -24,12 +28,20 @@ _stores: dict[tuple[str, str | None], ObjectStore] = {}
 
 
 class UrlPath(PosixPath):
-    """The URL of a stream, or of an object of it. Joined and taken apart as a path, never given to the filesystem."""
+    """The URL of a stream, or of an object of it. Joined and taken apart as a path, never given to the filesystem.
+
+    Its text is for people and for files, and leaves the credentials of the URL out; `url` is for whoever opens it.
+    """
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Returns the URL."""
+        """Returns the URL without its credentials."""
+        return redact(self.url)
+
+    @property
+    def url(self) -> str:
+        """The URL as it was given, credentials included: only to open it, never to be shown or kept."""
         scheme, *names = self.parts
         return f"{scheme}//{'/'.join(names)}"
 
@@ -80,9 +92,46 @@ def stream_path(directory: str | os.PathLike[str]) -> Path:
 
 
 def stream_name(directory: str | os.PathLike[str]) -> str:
-    """Returns what tells one stream's place from another's: its absolute path, or its URL."""
+    """Returns what tells one stream's place from another's, and opens it: its absolute path, or its URL as given."""
     path = stream_path(directory)
-    return str(path) if isinstance(path, UrlPath) else os.path.abspath(path)
+    return path.url if isinstance(path, UrlPath) else os.path.abspath(path)
+
+
+def check_place(directory: str | os.PathLike[str]) -> None:
+    """Refuses a path at which no stream will appear: a producer makes the stream's directory in one that is there.
+
+    Costs a look at the directory above; only where that is missing, those further up are listed too: a network
+    filesystem may remember for up to a minute that something was not there, and lists it all the same.
+
+    Raises:
+        StreamMissing: there is not even the directory above, as where the name of a data set on a hub was given.
+    """
+    path = stream_path(directory)
+    if isinstance(path, UrlPath):
+        return
+    parent = Path(os.path.abspath(path)).parent
+    try:
+        os.stat(parent)
+        return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        # Whoever opens the stream tells.
+        return
+    missing = parent
+    while not os.path.isdir(missing.parent):
+        missing = missing.parent
+    with contextlib.suppress(OSError):
+        if missing.name in os.listdir(missing.parent):
+            return
+    hub = ""
+    if _HUB_NAME.fullmatch(str(path)):
+        hub = "; the name of a data set on a hub is none: streams are directories, or URLs of object stores"
+    raise StreamMissing(
+        f"{path}: no stream is there, nor is {path.parent}, in which a producer would make it: see whether the path is "
+        f"right{hub}",
+        directory=str(path),
+    )
 
 
 def is_folder(directory: str | os.PathLike[str]) -> bool:

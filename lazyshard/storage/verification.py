@@ -133,7 +133,7 @@ def verify(
     findings = [*facts.findings, *names.findings, *tally.findings]
     findings += missing_chunks(names, now, tally.missing | unmarked_chunks(names, extent), tally.there)
     findings += leftovers(names, extent)
-    findings += judge_files(facts, names, extent, tally.last)
+    findings += judge_files(facts, extent, tally.last)
     return Verified(
         native=facts.native,
         stream_id=None if facts.manifest is None else facts.manifest.stream_id,

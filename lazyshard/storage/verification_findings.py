@@ -10,8 +10,6 @@ Severity = Literal["damage", "unchecked", "leftover"]
 """damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
 leaves behind, and a producer's next start puts right."""
 
-SEVERITIES: Final[tuple[Severity, ...]] = ("damage", "unchecked", "leftover")
-
 RESTORE: Final = "restore the file from a copy"
 REMOVED: Final = "nothing to do: the producer's next start removes it"
 

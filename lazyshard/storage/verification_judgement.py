@@ -49,12 +49,11 @@ def _first(facts: Facts, names: ChunkNames) -> int:
     return mark.chunks_before
 
 
-def judge_files(facts: Facts, names: ChunkNames, extent: Extent, last: ChunkVerdict | None) -> Iterator[Finding]:
+def judge_files(facts: Facts, extent: Extent, last: ChunkVerdict | None) -> Iterator[Finding]:
     """Yields what contradicts the chunks, or is missing or left over beside them.
 
     Args:
         facts: what the files say.
-        names: the chunk files.
         extent: which chunks are to be there.
         last: what was found in the last of them, None where it is not there.
     """

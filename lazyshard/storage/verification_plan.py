@@ -31,7 +31,7 @@ def plan_batches(
         per_chunk: rows in a chunk, None where that is not known.
         quick: whether to leave the rows unread.
     """
-    files = list(_native(names, extent) if extent.native else _foreign(names, extent))
+    files = list(_native(names, extent) if extent.native else _foreign(names))
     size = BATCH_CHUNKS if quick else max(1, min(BATCH_CHUNKS, BATCH_ROWS // (per_chunk or BATCH_ROWS)))
     return [ChunkBatch(directory, tuple(files[at : at + size]), quick) for at in range(0, len(files), size)]
 
@@ -57,6 +57,6 @@ def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
             yield ChunkFiles(chunk, data, seal, side, chunk in names.tokens)
 
 
-def _foreign(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
+def _foreign(names: ChunkNames) -> Iterator[ChunkFiles]:
     for chunk, marker in sorted(names.seals.items()):
         yield ChunkFiles(chunk, names.data.get(chunk) or marker.removesuffix(SEAL_SUFFIX), None)

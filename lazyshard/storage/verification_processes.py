@@ -43,6 +43,7 @@ def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _A
 
     Raises:
         ChildProcessError: a process has ended before its work was done.
+        MemoryError: there is not enough memory for a row.
     """
     started = time.monotonic()
     done = 0
@@ -60,8 +61,13 @@ def serve() -> None:
             batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
         except EOFError:
             return
+        found: list[ChunkVerdict] | MemoryError
         try:
-            pickle.dump(check_batch(batch), sys.stdout.buffer)
+            found = check_batch(batch)
+        except MemoryError as error:
+            found = MemoryError(*error.args)
+        try:
+            pickle.dump(found, sys.stdout.buffer)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             # Nobody waits for it any more; what is left in the buffer must not fail once more at the end.
@@ -97,10 +103,12 @@ class _Process:
     def take(self) -> list[ChunkVerdict]:
         assert self.popen.stdout is not None
         try:
-            verdicts: list[ChunkVerdict] = pickle.load(self.popen.stdout)  # noqa: S301 - of our own child
+            found: list[ChunkVerdict] | MemoryError = pickle.load(self.popen.stdout)  # noqa: S301 - of our own child
         except (EOFError, pickle.UnpicklingError) as cause:
             raise self._ended() from cause
-        return verdicts
+        if isinstance(found, MemoryError):
+            raise found
+        return found
 
     def end(self) -> None:
         self.popen.kill()

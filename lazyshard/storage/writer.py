@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, redact
 from lazyshard.format import (
     CheckedLines,
     Encoding,
@@ -75,12 +75,13 @@ class ChunkWriter:
         StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
         StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
         ProducerLocked: another producer on this machine is writing to it.
+        ProducerFenced: one on another machine has begun to at the same time.
         OSError: the filesystem refused.
         ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
 
-    Not guaranteed: that no second producer *on another machine* publishes at the very moment of taking over; see
-    `lazyshard.format.owner`. One writer is for one thread, and for the process that opened it: a forked one is refused
-    every call, and nothing that it does touches the stream.
+    One writer is for one thread, and for the process that opened it: a forked one is refused every call, and nothing
+    that it does touches the stream. Not guaranteed: that two producers on two machines are told from each other on a
+    filesystem that does not keep what `lazyshard.storage.workplace` asks for.
     """
 
     def __init__(
@@ -273,14 +274,19 @@ class ChunkWriter:
         self._check_open()
         self._finish_steps()
 
-    def check_owner(self) -> None:
+    def check_owner(self) -> Path:
         """Looks whether the stream is still this producer's: before something of it is deleted, for instance.
+
+        Returns:
+            A directory for files that are to be renamed into the stream: no such rename is possible any more once
+            another producer has taken the stream over.
 
         Raises:
             ProducerFenced: another producer has taken the stream over.
             OSError: the filesystem does not tell.
         """
-        self._lock.check()
+        self._lock.check(closely=True)
+        return self._lock.workplace.directory
 
     def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None, note: str = "") -> None:
         """Closes the writer. Closing a closed one does nothing.
@@ -289,7 +295,8 @@ class ChunkWriter:
             end: True publishes what rows are left as the last, shorter chunk and ends the stream; False drops them and
                 leaves the stream to be resumed.
             state: what `head.json` says from now on, if the stream does not end.
-            source: as in `write`, for the last chunk if it is a shorter one: position where all the sources end.
+            source: as in `write`: position where all the sources end, for the end and the last chunk if it is a
+                shorter one.
             note: why it stops, in words, if the stream does not end.
 
         Raises:
@@ -311,7 +318,6 @@ class ChunkWriter:
             return
         if source is not None:
             self._chunks.row_source = source
-        ours = False
         try:
             if end:
                 self._check_open()
@@ -319,12 +325,11 @@ class ChunkWriter:
                     self._chunks.end()
                 except BaseException as cause:
                     self._failure.fail(cause, self.published_samples)
-                ours = True
             else:
                 self._finish_steps()
-                ours = self._chunks.leave(state, _plain(note))
+                self._chunks.leave(state, _plain(note))
         except BaseException as cause:
-            ours = self._chunks.leave("failed", _why(cause))
+            self._chunks.leave("failed", _why(cause))
             raise
         finally:
             self._closed = True
@@ -332,8 +337,6 @@ class ChunkWriter:
             # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
             if self._steps.stop():
                 self._chunks.close()
-                if ours:
-                    self._opened.workplace.remove()
                 self._lock.release()
 
     def __enter__(self) -> ChunkWriter:
@@ -395,4 +398,4 @@ def _why(error: BaseException | None) -> str:
 
 def _plain(text: str) -> str:
     """Returns a text on one line, short enough, and as bytes of UTF-8 can hold it: a file's name need not."""
-    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:_MAX_NOTE]
+    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:_MAX_NOTE]

@@ -48,8 +48,8 @@ class WriterFailure:
         told: LazyShardError = self._told(cause.strerror or str(cause), remedy, published_samples)
         self._cause = told
         try:
-            # A producer that has taken over may have removed `.tmp`, which is no fault of the filesystem.
-            self._lock.check()
+            # A producer that takes over removes this one's directory, which is no fault of the filesystem.
+            self._lock.check(closely=True)
         except ProducerFenced as fenced:
             self._cause = told = fenced
         except OSError:

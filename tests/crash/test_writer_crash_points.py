@@ -13,6 +13,7 @@ import pytest
 from lazyshard.format.manifest import Manifest
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.storage import chunk_sequence, durable, publishing, recovery, writer_opening
+from lazyshard.storage import lock as locking
 from lazyshard.storage.chunk_sequence import ChunkSequence
 from lazyshard.storage.listing import Listing
 from lazyshard.storage.lock import WriterLock
@@ -83,21 +84,20 @@ def data_in_place() -> None:
     """Writes rows under the chunk's own name, and takes what is there for published."""
     original = recovery.recover
 
-    def recover(
-        directory: Path, manifest: Manifest, check_owner: Callable[[], None] = lambda: None
-    ) -> recovery.Recovered:
+    def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> recovery.Recovered:
         for path in directory.glob("chunk_*.jsonl"):
             path.with_name(path.name + ".completed").touch()
-        return original(directory, manifest, check_owner)
+        return original(directory, manifest, lock)
 
     writer_opening.recover = recover  # type: ignore[attr-defined]
 
 
 def nothing_cleared() -> None:
-    def clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
+    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
         pass
 
     recovery._clear = clear
+    locking.destroy = lambda directory: None  # type: ignore[attr-defined]
 
 
 def end_before_last_chunk() -> None:
@@ -212,9 +212,9 @@ def arrays_after_seal() -> None:
 def side_files_not_cleared() -> None:
     original = recovery._clear
 
-    def clear(directory: Path, listing: Listing, check_owner: Callable[[], None]) -> None:
+    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
         listing.arrays.clear()
-        original(directory, listing, check_owner)
+        original(directory, listing, lock)
 
     recovery._clear = clear
 

@@ -22,7 +22,17 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
 from lazyshard.format.names import arrays_name
-from lazyshard.storage import announcer, durable, lock, piece_file, publishing, recovery, retire, writer_opening
+from lazyshard.storage import (
+    announcer,
+    durable,
+    lock,
+    piece_file,
+    publishing,
+    recovery,
+    retire,
+    workplace,
+    writer_opening,
+)
 from lazyshard.storage.listing import list_chunks
 from tests.storage.streams import forked, names
 
@@ -37,8 +47,8 @@ CLEAN: Final = sorted(_STREAM + [f"chunk_0000{n}.jsonl{end}" for n in range(4) f
 CLEAN_WITH_ARRAYS: Final = sorted([*CLEAN, *(f"chunk_0000{n}.arrays" for n in range(4))])
 
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
-_SYSTEM: Final = ("unlink", "rmdir", "mkdir")
-_MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, writer_opening)
+_SYSTEM: Final = ("unlink", "rmdir", "mkdir", "rename")
+_MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, workplace, writer_opening)
 
 Mutant = Callable[[], None]
 

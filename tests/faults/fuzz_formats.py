@@ -45,7 +45,7 @@ from lazyshard.format import (
 from lazyshard.format.cursor_token import CursorToken
 from tests.faults.fuzz_mutations import alter_json, spoil_more
 
-__all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "drawn_value", "mutated", "same"]
+__all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "mutated", "same"]
 
 FILE: Final = "/some/stream/the-file"
 MAX_MESSAGE: Final = 1000
@@ -109,11 +109,6 @@ def mutated(target: FileFormat, random: Random) -> bytes:
     return data
 
 
-def drawn_value(target: FileFormat, random: Random) -> Any:
-    """Returns a value of a target."""
-    return target.make(random)
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values say the same; arrays are compared by their numbers."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
@@ -156,6 +151,8 @@ def _head(random: Random) -> Head:
         _number(random, 2**31),
         _time(random),
         note,
+        open=_number(random, 2**62),
+        row_at=_time(random),
     )
 
 

@@ -35,7 +35,15 @@ from tests.faults.fuzz_streams import ID, Known
 __all__ = ["LOOKS", "Broken", "Look", "look_at"]
 
 _DOCUMENTED: Final = frozenset(
-    (exits.DONE, exits.USAGE, exits.REFUSED, exits.STREAM_DAMAGED, exits.OTHER_PRODUCER, exits.FILESYSTEM)
+    (
+        exits.DONE,
+        exits.USAGE,
+        exits.REFUSED,
+        exits.STREAM_DAMAGED,
+        exits.OTHER_PRODUCER,
+        exits.FILESYSTEM,
+        exits.OUT_OF_MEMORY,
+    )
 )
 
 Look = Callable[[Path, Known, Damaged], None]

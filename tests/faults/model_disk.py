@@ -38,7 +38,7 @@ _NOTHING: Final = 0
 _TEMPORARY: Final = f"/{TEMPORARY}"
 
 _LEFT: Final = "/left"
-"""The name that stands for all in `.tmp/` that may be back."""
+"""The directory that stands for all in `.tmp/` that may be back."""
 
 
 class Disk(NamedTuple):
@@ -68,9 +68,9 @@ def folder_of(path: str) -> str:
 
 
 def is_junk(path: str) -> bool:
-    """Whether it is a file under a temporary name."""
+    """Whether it is a file under a temporary name, or a directory for such files."""
     folder, _, name = path.rpartition("/")
-    return folder.endswith(_TEMPORARY) or (folder.endswith("/cursors") and name.startswith("."))
+    return f"{_TEMPORARY}/" in path or (folder.endswith("/cursors") and name.startswith("."))
 
 
 class _Draft:
@@ -146,6 +146,7 @@ def do(disk: Disk, step: Step) -> Disk:
         draft.put(step[2], file)
         if kind == "rename":
             draft.put(path, _NOTHING)
+            _move_along(draft, path, step[2])
     elif kind == "mkdir":
         # One directory is as good as another.
         again = [one for one in draft.others.get(path, ()) if one]
@@ -161,6 +162,13 @@ def do(disk: Disk, step: Step) -> Disk:
     else:
         assert kind == "rmdir", step
     return draft.freeze()
+
+
+def _move_along(draft: _Draft, before: str, after: str) -> None:
+    """Gives what is in a directory its new names."""
+    for path in [one for one in draft.now if one.startswith(f"{before}/")]:
+        name = after + path.removeprefix(before)
+        draft.now[name], draft.others[name] = draft.now.pop(path), draft.others.pop(path, set())
 
 
 def _truncate(draft: _Draft, path: str) -> None:
@@ -223,14 +231,14 @@ def without_junk(disk: Disk, stopped: Collection[str] = ()) -> Disk:
         draft.now[path], draft.others[path] = _NOTHING, set()
     if there or maybe:
         path = next(path for path in draft.now if path.endswith(_TEMPORARY)) + _LEFT
-        left = draft.new(SHORT)
+        left = draft.new(FOLDER)
         draft.now[path] = left if there else _NOTHING
         draft.others[path] = {_NOTHING if there else left} if maybe else set()
     return draft.freeze()
 
 
 def _maker(path: str) -> str:
-    return "producer" if folder_of(path).endswith(_TEMPORARY) else "consumer"
+    return "producer" if f"{_TEMPORARY}/" in path else "consumer"
 
 
 def power_cuts(disk: Disk) -> tuple[Disk, ...]:

@@ -119,8 +119,8 @@ class KeepsUnsealedTail(Producer):
         path = data_path(chunk)
         return [("truncate", path), ("write", path, ("rows", piece)), ("sync", path), ("sync_directory", STREAM)]
 
-    def clearing(self, seen: Seen, listed: Listed) -> list[Step]:
-        return [("remove", path) for path in self.temporary(seen)]
+    def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
+        return []
 
     def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
         chunk, position = super().start(seen, listed, last)
@@ -128,7 +128,10 @@ class KeepsUnsealedTail(Producer):
 
 
 class NothingCleared(Producer):
-    def clearing(self, seen: Seen, listed: Listed) -> list[Step]:
+    def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
+        return []
+
+    def destroying(self, seen: Seen) -> list[Step]:
         return []
 
 
@@ -141,7 +144,7 @@ class EndIsAHint(Producer):
     """Leaves it to the system when the head that tells of the end reaches the device, as the code once did."""
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
-        return [*self.hint(("head", chunks, True), "head.json", token), super().finishing(chunks, token)[-1]]
+        return [*self.hint(("head", chunks, True), "head.json", token), *self.leaving(token)]
 
 
 class DeletesBeforeMark(Producer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, chunk_name, seal_name
-from tests.faults.model_disk import Content, Disk, Step, folder_of, is_junk
+from tests.faults.model_disk import Content, Disk, Step, folder_of
 from tests.faults.model_stream import (
     CURSOR,
     END_PATH,
@@ -32,6 +32,7 @@ RETIRED_DONE: Final = "retired"
 before it is survived by the producer."""
 
 _TOKENS: Final = "abcdefgh"
+_GONE: Final = ".gone"
 
 
 class Producer:
@@ -74,12 +75,26 @@ class Producer:
             raise Broken("there are chunks but no manifest, so somebody else made them")
         # Of all names that there may be, since a power cut can bring any of them back.
         names = list(disk.all_names())
-        token = next(one for one in _TOKENS if not any(is_junk(name) and name.endswith(f".{one}") for name in names))
+        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in names))
         steps: list[Step] = [("mkdir", path) for path in (STREAM, TMP) if path not in seen]
-        steps += self.taking(token)
+        steps += [("mkdir", self.workplace(token)), *self.destroying(seen), *self.taking(token)]
         if manifest is None:
             steps += self.creating(token)
         return [*steps, *self.before_recovering(), ("recover", token)]
+
+    def workplace(self, token: str) -> str:
+        """Returns a producer's own directory."""
+        return f"{TMP}/0.{token}"
+
+    def destroying(self, seen: Seen) -> list[Step]:
+        """Fences those before it, whether they are alive or not."""
+        steps: list[Step] = []
+        for path in sorted(path for path in seen if folder_of(path) == TMP):
+            gone = path if path.endswith(_GONE) else path + _GONE
+            steps += [("rename", path, gone)] if path != gone else []
+            steps += [("remove", gone + one.removeprefix(path)) for one in sorted(seen) if folder_of(one) == path]
+            steps.append(("rmdir", gone))
+        return steps
 
     def taking(self, token: str) -> list[Step]:
         """Takes the stream over from whoever had it."""
@@ -115,7 +130,7 @@ class Producer:
         end = value_of(seen, END_PATH, "end")
         if end is not None and end[1] != listed.sealed:
             raise Broken(f"{END_PATH} says {end[1]} chunks, the seals say {listed.sealed}")
-        steps = [*self.clearing(seen, listed), *self.completing_retirement(listed)]
+        steps = [*self.clearing(seen, listed, token), *self.completing_retirement(listed)]
         closing = last is not None and not last[3] and end is None
         if closing:
             steps += self.durably(("end", listed.sealed), END, token)
@@ -146,14 +161,13 @@ class Producer:
         """Returns the number of the next chunk and the position in the source from which to fill it."""
         return listed.sealed, 0 if last is None else last[2]
 
-    def clearing(self, seen: Seen, listed: Listed) -> list[Step]:
-        """Removes rows without a seal, and what is under a temporary name."""
-        unsealed = [data_path(chunk) for chunk in sorted(listed.data - listed.seals)]
-        return [("remove", path) for path in (*unsealed, *self.temporary(seen))]
-
-    def temporary(self, seen: Seen) -> list[str]:
-        """Returns what is under a temporary name."""
-        return sorted(path for path in seen if folder_of(path) == TMP)
+    def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
+        """Removes rows without a seal, as only the owner can."""
+        steps: list[Step] = []
+        for chunk in sorted(listed.data - listed.seals):
+            taken_out = self.temporary_path(chunk_name(chunk), token)
+            steps += [("rename", data_path(chunk), taken_out), ("remove", taken_out)]
+        return steps
 
     def completing_retirement(self, listed: Listed) -> list[Step]:
         """Removes what is there, or there again, of retired chunks."""
@@ -199,7 +213,11 @@ class Producer:
 
     def finishing(self, chunks: int, token: str) -> list[Step]:
         """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
-        return [*self.durably(("head", chunks, True), HEAD, token), ("rmdir", TMP)]
+        return [*self.durably(("head", chunks, True), HEAD, token), *self.leaving(token)]
+
+    def leaving(self, token: str) -> list[Step]:
+        """Removes its own directory."""
+        return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
 
     # As `holdback.py` and `retire.py` have it.
 
@@ -240,7 +258,7 @@ class Producer:
 
     def temporary_path(self, name: str, token: str) -> str:
         """Returns under which name to write a file."""
-        return f"{TMP}/{name}.{token}"
+        return f"{self.workplace(token)}/{name}"
 
     def durably(self, value: Content, name: str, token: str) -> list[Step]:
         """Makes a file appear, content and name on the device."""

@@ -1,7 +1,8 @@
 """Records which calls a process makes that change files, in the words of the model.
 
 All of them, whoever makes them: what the system calls of Python do is written down, and what changes files in another
-way is written down as "unseen", which is no step of the model. Lock files are left out: being there means nothing.
+way is written down as "unseen", which is no step of the model. Lock files and room for a head are left out: being there
+means nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.format import Cursor, End, Head, Manifest, Owner, Retired, Seal, parse_row
-from lazyshard.format.names import END, HEAD, LOCK, MANIFEST, OWNER, RETIRED, SEAL_SUFFIX, parse_chunk_name
+from lazyshard.format.names import (
+    END,
+    HEAD,
+    HEAD_RESERVE,
+    LOCK,
+    MANIFEST,
+    OWNER,
+    RETIRED,
+    SEAL_SUFFIX,
+    TEMPORARY,
+    parse_chunk_name,
+)
 from tests.faults.model_disk import FOLDER, SHORT, Content, Step, is_junk
 from tests.faults.model_stream import Plan
 
@@ -25,6 +37,7 @@ PER_CHUNK: Final = 2
 """Rows of a full chunk; one that is not holds one less."""
 
 _TOKEN: Final = re.compile(r"\.([0-9a-f]{16}|[a-h])$")
+_WORKPLACE: Final = re.compile(rf"/{re.escape(TEMPORARY)}/[0-9]+\.([0-9a-f]{{16}}|[a-h])(?=[./]|$)")
 _CHANGES: Final = (
     "os.rename",
     "os.link",
@@ -106,7 +119,7 @@ class Recorder:
             return None
         path = path.removeprefix(f"{self._root}/")
         name = path.rpartition("/")[2]
-        return None if name == LOCK or (name.startswith(".") and name.endswith(".lock")) else path
+        return None if _means_nothing(name) else path
 
     def _step(self, name: str, paths: list[str | None], arguments: tuple[Any, ...], result: Any) -> list[Any] | None:
         path = paths[0]
@@ -159,14 +172,19 @@ def read_record(record: Path, plan: Plan) -> list[Step]:
 
 
 def read_disk(root: Path, plan: Plan) -> dict[str, Content]:
-    """Returns what is below a directory, as a disk of the model shows it; without lock files."""
+    """Returns what is below a directory, as a disk of the model shows it; without what means nothing."""
     found: dict[str, Content] = {}
     for path in sorted(root.rglob("*")):
-        if not path.name.endswith(".lock"):
+        if not _means_nothing(path.name):
             name = os.fspath(path.relative_to(root))
             value = FOLDER if path.is_dir() else content(name, path.read_bytes(), plan)
             found[starred(name)] = value
     return found
+
+
+def _means_nothing(name: str) -> bool:
+    lock = name == LOCK or (name.startswith(".") and name.endswith(".lock"))
+    return lock or _TOKEN.sub("", name) == HEAD_RESERVE
 
 
 def content(path: str, data: bytes, plan: Plan) -> Content:
@@ -208,4 +226,4 @@ def _chunk(name: str) -> int:
 
 def starred(path: str) -> str:
     """Returns a path with a star for the random part of a temporary name, of the code's or the model's."""
-    return _TOKEN.sub(".*", path) if is_junk(path) else path
+    return _TOKEN.sub(".*", _WORKPLACE.sub(f"/{TEMPORARY}/*", path)) if is_junk(path) else path

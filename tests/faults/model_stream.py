@@ -14,7 +14,6 @@ from lazyshard.format.names import (
     END,
     HEAD,
     MANIFEST,
-    OWNER,
     RETIRED,
     TEMPORARY,
     chunk_name,
@@ -37,7 +36,6 @@ def at(name: str) -> str:
 
 
 MANIFEST_PATH: Final = at(MANIFEST)
-OWNER_PATH: Final = at(OWNER)
 HEAD_PATH: Final = at(HEAD)
 END_PATH: Final = at(END)
 RETIRED_PATH: Final = at(RETIRED)

@@ -205,11 +205,3 @@ class Share:
         """Empties the folder."""
         for path in self.real.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextlib.contextmanager
-def two_mounts(folder: Path) -> Iterator[tuple[Share, Mount, Mount]]:
-    """Brings up a share with a `CACHED` and a `DEFAULT` mount."""
-    share = Share(folder)
-    with share.mount("cached", CACHED) as cached, share.mount("default", DEFAULT) as default:
-        yield share, cached, default

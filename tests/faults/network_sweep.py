@@ -95,7 +95,7 @@ class Round:
     ) -> None:
         self.wrong: list[str] = []
         self.done: list[str] = []
-        self._tally, self._nursery, self._share, self._mounts, self._dice = tally, nursery, share, mounts, dice
+        self._tally, self._nursery, self._mounts, self._dice = tally, nursery, mounts, dice
         self._name = folder.name
         self._real = share.real / folder.name
         self._source = source(folder)

@@ -96,10 +96,11 @@ def other_digests_after_a_restart() -> None:
 def side_file_leftovers_stay() -> None:
     """A restart clears away what the last run has left, but for the files of arrays."""
 
-    def clear(folder: Path) -> None:
+    def clear(folder: Path) -> bool:
         for path in folder.iterdir() if folder.is_dir() else ():
-            if ".arrays" not in path.name:
+            if path.suffix != ".arrays" and not path.is_dir():
                 path.unlink()
+        return True
 
     everywhere(durable.clear_folder, clear)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage import durable, publishing, recovery
+from lazyshard.storage import durable, lock, publishing, recovery
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 from tests.faults import points_arrays_mutants as arrays
@@ -130,17 +130,18 @@ def refused_row_kept_twice() -> None:
 def _cut_at(size: Callable[[int], int]) -> None:
     from lazyshard_producer.rows.refusals import Quarantine
 
-    original = Quarantine._cut
+    original = Quarantine._find_kept
 
-    def cut(self: Any, committed: int) -> None:
-        original(self, size(committed))
+    def find_kept(self: Any, committed: int) -> int:
+        return original(self, size(committed))
 
-    Quarantine._cut = cut  # type: ignore[method-assign]
+    Quarantine._find_kept = find_kept  # type: ignore[method-assign]
 
 
 def leftovers_stay() -> None:
     """A restart clears away nothing of what the last run has left."""
-    recovery._clear = lambda directory, listing, check_owner: None
+    recovery._clear = lambda directory, listing, lock: None
+    lock.destroy = lambda directory: None  # type: ignore[attr-defined]
 
 
 def seal_in_place() -> None:
@@ -249,7 +250,7 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(failed_sync_ignored, "exit status 0", kind="EIO"),
     Mutant(failed_write_ignored, "exit status", kind="ENOSPC", when="half", step=1),
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
-    Mutant(journal_not_written, "does not get through", "followed", step=3),
+    Mutant(journal_not_written, "a run on the ended stream changes it", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
     Mutant(arrays.side_file_named_after_the_seal, ".arrays missing", "encoded", step=1, first=24),
     Mutant(arrays.torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),

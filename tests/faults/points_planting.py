@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.storage import durable, recovery
-from lazyshard.storage.writer_opening import Workplace
+from lazyshard.storage.workplace import Workplace
 
 __all__ = ["everywhere", "keep_begun", "on_restart"]
 
@@ -28,7 +28,7 @@ def keep_begun(suffix: str) -> None:
     original = Workplace.path
 
     def path(self: Workplace, name: str) -> Path:
-        return self.directory.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
+        return self.directory.parent.with_name(f"{name}.part") if name.endswith(suffix) else original(self, name)
 
     Workplace.path = path  # type: ignore[method-assign]
     everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))

@@ -104,6 +104,38 @@ class Sweeper:
         """Puts a fault at every call of a first run, and after each one at every `step`-th of the run that goes on."""
         return self._count(lambda number: self._after(Fault(kind, number, when), number, step), self._step)
 
+    def in_pairs(self, second_step: int = 1) -> int:
+        """Stops a run at every call, then another one at each `second_step`-th; returns at how many of the first's.
+
+        See `Trial.take_over`.
+        """
+        turns = itertools.count()
+
+        def first(number: int) -> bool:
+            begin = 1 + next(turns) % second_step
+            met = False
+            for second in range(begin, _MOST_CALLS, second_step):
+                met, again = self._pair(number, second)
+                if not met or not again or len(self._tally.violations) >= self._most:
+                    break
+            return met
+
+        return self._count(first, self._step)
+
+    def _pair(self, first: int, second: int) -> tuple[bool, bool]:
+        met, trial = (False, False), None
+        try:
+            trial = Trial(self._stage)
+            met = trial.take_over(first, second)
+            trial.finish()
+        except Violation as error:
+            self._tally.violation(f"{self._name} pair@{first}/{second}: {error}")
+            met = (True, True)
+        if trial is not None:
+            trial.remove()
+        self._tally.trial(faults=sum(met), points=int(all(met)))
+        return met
+
     def play(self, faults: Sequence[Fault], before: Trial | None = None) -> bool:
         """Plays one trial; returns whether the last of its faults came about."""
         trial = None

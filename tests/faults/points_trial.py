@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -17,21 +19,32 @@ from lazyshard.storage.verification import verify
 from tests.faults.points_faults import Fault
 from tests.faults.points_sealed import SealedChunks, Violation
 from tests.faults.points_stage import HANGS_S, Stage
-from tests.producer.killed_streams import LASTING, Stream
+from tests.producer.killed_streams import Stream, lasting
 
 __all__ = ["Trial"]
 
 _REPAIRED_S: Final = 1.0
 """After so long a run that deletes and cannot is stopped: it waits for a repair, as it should."""
 
+_FENCED: Final = 6
+"""The command's exit code where another producer has the stream."""
+
 _FILESYSTEM: Final = 7
 """The command's exit code for an error of the filesystem."""
+
+WITHOUT_LOCKS: Final = f"{__name__}:without_locks"
+"""Names a function for `Nursery.start`."""
 
 _HARMLESS: Final = ("unlink", "rmdir", "mkdir")
 """Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there."""
 
 
 _NAMING: Final = ("replace", "link")
+
+
+def without_locks() -> None:
+    """Has file locks hold nobody off, as on a network filesystem that keeps them to one machine."""
+    fcntl.flock = lambda fd, operation: None
 
 
 class Trial:
@@ -87,6 +100,36 @@ class Trial:
             self.suffered.append(fault)
         self._judge(fault, met, status, said)
         return bool(met)
+
+    def take_over(self, first: int, second: int) -> tuple[bool, bool]:
+        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls.
+
+        One runs to its call number `first`, then another one to its call `second`; then the first one goes on to its
+        end, and after it the other.
+
+        Returns:
+            Whether the first one got to its call, and the other to its own.
+        """
+        runs: list[int] = []
+        prepare = (*self._stage.prepare, WITHOUT_LOCKS)
+        said = []
+        try:
+            with self._stream.fed():
+                met = []
+                for number in (first, second):
+                    runs.append(self._stream.start(kill_at=number, by=signal.SIGSTOP, prepare=prepare, most_s=HANGS_S))
+                    met.append(self._stage.nursery.wait_for_stop(runs[-1]))
+                    self._check_now()
+                while runs:
+                    os.kill(runs[0], signal.SIGCONT)
+                    said.append(self._stage.nursery.wait(runs.pop(0)))
+                    self._check_now()
+        finally:
+            for pid in runs:
+                os.kill(pid, signal.SIGKILL)
+                self._stage.nursery.wait(pid)
+        self._judge_pair(said)
+        return met[0], met[1]
 
     def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
         """Runs the command without a fault, and checks the whole stream.
@@ -155,11 +198,22 @@ class Trial:
         # Deleting is tried again and again; a name that was given, with only the answer lost, is known by its result.
         retains = self._stage.scene.behind is not None
         harmless = retains or met in _HARMLESS or (met in _NAMING and fault.when == "after")
+        # The head finds room in what is kept for it, once.
+        harmless |= fault.kind == "ENOSPC" and not fault.always and met in ("open", "write")
         if status == 0 and expected == _FILESYSTEM and harmless:
             return
         if status == -signal.SIGALRM and fault.always:
             return
         raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
+
+    def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
+        """Checks that one of two has got through, and the other has too or has said why not."""
+        for status, text in said:
+            errors = [line for line in text.splitlines() if "error: " in line]
+            if "Traceback" in text or status not in (0, _FENCED) or len(errors) != (status == _FENCED):
+                raise Violation(f"one of two producers ends with exit status {status}: {text}")
+        if all(status for status, _ in said):
+            raise Violation(f"both of two producers give up: {said}")
 
     def _check_words(self, fault: Fault, said: str) -> None:
         errors = [line for line in said.splitlines() if "error: " in line]
@@ -195,7 +249,7 @@ class Trial:
         """Nothing is left over, nor anything of what was deleted."""
         chunks = range(mark, len(self._stage.whole.seals))
         of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
-        expected = LASTING | {name(chunk) for chunk in chunks for name in of_chunk}
+        expected = lasting(self.out) | {name(chunk) for chunk in chunks for name in of_chunk}
         if self._stage.whole.refused:
             expected |= {QUARANTINE}
         if mark:

@@ -18,11 +18,10 @@ from lazyshard.storage import StreamReader, list_consumers, read_retired
 from lazyshard.storage.retire import list_kept
 from lazyshard.storage.verification import verify
 from tests.faults.power_told import Told
-
-LASTING: Final = {".producer.lock", HEAD, END, MANIFEST, "stream.owner"}
-"""What an ended stream has besides its chunks, and where there was something of the kind:"""
+from tests.producer.killed_streams import lasting
 
 OPTIONAL: Final = {QUARANTINE, "retired.json", "cursors"}
+"""What an ended stream may have besides what all have."""
 
 
 class Violation(AssertionError):
@@ -133,7 +132,7 @@ def check_ended(out: Path, whole: Whole, told: Told, before: Found) -> None:
         raise Violation(f"in quarantine are {refused(out)}, expected {whole.refused}")
     if whole.in_order and refused(out) != whole.refused:
         raise Violation(f"in quarantine the order is {refused(out)}, expected {whole.refused}")
-    left = {path.name for path in out.iterdir()} - set(files) - LASTING - OPTIONAL
+    left = {path.name for path in out.iterdir()} - set(files) - lasting(out) - OPTIONAL
     if left:
         raise Violation(f"left over: {sorted(left)}")
     findings = verify(out, jobs=1).findings

@@ -77,13 +77,13 @@ def deleted_before_the_mark() -> None:
     retire = _module("lazyshard.storage.retire")
     write_mark = retire._write_mark
 
-    def late(directory: Path, mark: Any) -> None:
+    def late(directory: Path, folder: Path | None, mark: Any) -> None:
         first = retire.read_retired(directory, mark.stream_id)
         for chunk in range(first, mark.chunks_before):
             retire.remove(directory / retire.seal_name(chunk))
             retire.remove(directory / retire.chunk_name(chunk))
         retire.sync_directory(directory)
-        write_mark(directory, mark)
+        write_mark(directory, folder, mark)
 
     retire._write_mark = late
 

@@ -17,9 +17,6 @@ from tests.producer.commands import run_arguments
 from tests.producer.killed_sources import FedSource
 from tests.producer.power import Disk
 
-_MOST_LIVES: Final = 3
-"""Nothing ends a life of those that finish a stream: the first one is to do it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scenario:

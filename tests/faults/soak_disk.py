@@ -145,10 +145,10 @@ def measure(stream: Path) -> Use:
         data = name.removesuffix(".completed")
         chunks[data] = chunks.get(data, 0) + size
     unpublished = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(stream / ".tmp") as entries:
-        for entry in entries:
+    for folder, _, names in os.walk(stream / ".tmp"):
+        for name in names:
             with contextlib.suppress(FileNotFoundError):
-                unpublished.append(entry.stat().st_size)
+                unpublished.append(os.stat(os.path.join(folder, name)).st_size)
     return Use(sum(sizes.values()), max(chunks.values(), default=0), sum(unpublished), len(unpublished))
 
 

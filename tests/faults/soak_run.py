@@ -47,8 +47,8 @@ _WARM_STEPS: Final = 3
 _AFTER_FULL_S: Final = 15.0
 """So long after a disk was full may somebody still end for that."""
 
-_MOST_TEMPORARY: Final = 4
-"""Files under .tmp: a chunk that is written, one that is published, their seals."""
+_MOST_TEMPORARY: Final = 5
+"""Files under .tmp: a chunk that is written, one that is published, their seals, room for a head."""
 
 
 class Soak:

@@ -17,10 +17,12 @@ from tests.faults.tally import Tally
 
 SWEEPS: Final = {
     "points": "tests.faults.points_sweep",
+    "pairs": "tests.faults.pairs_sweep",
     "power": "tests.faults.power_sweep",
     "model": "tests.faults.model_sweep",
     "network": "tests.faults.network_sweep",
     "fuzz": "tests.faults.fuzz_sweep",
+    "properties": "tests.faults.properties_sweep",
     "training": "tests.faults.training_sweep",
     "soak": "tests.faults.soak_sweep",
 }

@@ -42,9 +42,9 @@ class Tally:
     def __post_init__(self) -> None:
         self._started = self._said = time.monotonic()
 
-    def trial(self, faults: int = 1, points: int = 0) -> None:
-        """Counts one, and says now and then how far it is."""
-        self.trials += 1
+    def trial(self, faults: int = 1, points: int = 0, trials: int = 1) -> None:
+        """Counts one or several, and says now and then how far it is."""
+        self.trials += trials
         self.faults += faults
         self.points += points
         now = time.monotonic()

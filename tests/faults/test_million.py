@@ -70,7 +70,8 @@ def test_looking_opens_no_more_of_a_long_stream(
     command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]
 ) -> None:
     few, many = (touched(streams[chunks][0], *command) for chunks in (FEW, MANY))
-    assert many == few
+    # `status` looks for chunks that were deleted by hand in a stream that is short enough to be listed.
+    assert {name: (few[name], times) for name, times in many.items() if times > few[name]} == {}
     assert many["listings"] <= 2
 
 

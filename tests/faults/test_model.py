@@ -89,7 +89,7 @@ def explored(world: World, faults: int) -> Explored:
     ("plan", "faults", "states"),
     [
         (Plan(3, keeps=2), 0, 2000),
-        (Plan(2), 1, 60_000),
+        (Plan(2), 1, 45_000),
         (Plan(1, partial=True), 2, 50_000),
     ],
     ids=lambda value: str(value),

@@ -88,6 +88,17 @@ def test_second_fault_in_recovery(stages: dict[str, Stage], place: Path, nursery
     assert tally.faults >= 15
 
 
+@pytest.mark.parametrize(("scene", "steps"), [("plain", (23, 19)), ("followed", (37, 23)), ("encoded", (61, 29))])
+def test_two_at_a_time(
+    scene: str, steps: tuple[int, int], stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader
+) -> None:
+    tally = Tally(scene)
+    sweeper = Sweeper(staged(scene, stages, place, nursery, reader), tally, scene, step=steps[0], seed=8)
+    assert sweeper.in_pairs(steps[1]) > 0
+    assert tally.violations == []
+    assert tally.points > 4
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_found(name: str, place: Path, nursery: Nursery, reader: Reader) -> None:
     mutant = MUTANTS[name]

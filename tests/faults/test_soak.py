@@ -184,11 +184,11 @@ def test_chunks_that_are_open_twice_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_measured_by_what_was_there_all_the_while(tmp_path: Path) -> None:
-    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "1.x").mkdir(parents=True)
     (tmp_path / "chunk_00000.jsonl").write_bytes(bytes(10))
     (tmp_path / "chunk_00000.jsonl.completed").write_bytes(bytes(3))
     (tmp_path / "chunk_00001.jsonl").write_bytes(bytes(5))
-    (tmp_path / ".tmp" / "chunk_00002.jsonl.x").write_bytes(bytes(7))
+    (tmp_path / ".tmp" / "1.x" / "chunk_00002.jsonl").write_bytes(bytes(7))
     (tmp_path / "head.json").write_bytes(bytes(99))
     found = measure(tmp_path)
     assert (found.chunks, found.largest, found.unpublished, found.temporary) == (18, 13, 7, 1)

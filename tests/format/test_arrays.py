@@ -130,8 +130,10 @@ def test_bytes_are_those_of_the_moment_of_writing() -> None:
         (
             np.int64(1),
             "Type is not JSON serializable: numpy.int64 under 'x'; a row holds what JSON has, and numpy arrays: "
-            "convert it, with int(), float() or .tolist()",
+            "convert it, with .item()",
         ),
+        (b"\xff\xd8", "base64.b64encode(it).decode(); or an array: np.frombuffer(it, np.uint8)"),
+        (type("Tensor", (), {})(), "convert it, with .tolist(); or an array: .numpy()"),
         ([1, {"y": (2, 1j)}], "Type is not JSON serializable: complex under 'x[1].y[1]'; a row holds what JSON has"),
         ({"$array": 1}, "the key '$array' stands for arrays in a stream that holds some; give it another name"),
         ([{"$array": ["int32", [1], 0]}], "the key '$array' stands for arrays"),

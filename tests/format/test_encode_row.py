@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +215,26 @@ def test_value_that_holds_itself_is_not_searched_for_ever() -> None:
     # So deep and wide that it is not looked for to the end.
     row = {"a": [[0] * 1000] * 200 + [[1j]]}
     check_refusal(row, "cannot be written as JSON: Type is not JSON serializable: complex; a row holds")
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (b"\xff\xd8", "base64.b64encode(it).decode()"),
+        (bytearray(b"a"), "base64.b64encode(it).decode()"),
+        ({2, 1}, "sorted()"),
+        (range(3), "list()"),
+        (Decimal("1.5"), "float(), or str() to keep every digit"),
+        (Path("a.png"), "str()"),
+        (timedelta(1), ".total_seconds()"),
+        (np.float32(1), ".item()"),
+        (np.datetime64("2020"), "str()"),
+        (1j, "[it.real, it.imag]"),
+        (type("Tensor", (), {})(), ".tolist()"),
+        (object(), "make it of dicts, lists, text, numbers, True, False and None"),
+    ],
+)
+def test_advice_fits_the_type(value: object, advice: str) -> None:
+    with pytest.raises(RowInvalid) as caught:
+        encode_row({"x": value})
+    assert advice in str(caught.value)

@@ -22,6 +22,12 @@ def test_head_bytes_are_pinned() -> None:
     assert Head.decode(GOLDEN) == VALUE
 
 
+def test_rows_of_the_open_chunk_come_last() -> None:
+    silent = replace(VALUE, open=7, row_at=1.5)
+    assert silent.encode() == GOLDEN[:-2] + b',"open":7,"row_at":1.5}\n'
+    assert Head.decode(silent.encode()) == silent
+
+
 def test_note_of_a_waiting_producer_comes_last() -> None:
     noted = replace(VALUE, note="12 chunks ahead")
     assert noted.encode() == GOLDEN[:-2] + b',"note":"12 chunks ahead"}\n'
@@ -74,6 +80,11 @@ def test_samples_of_head_that_are_no_count_are_refused(value: object, actual: st
     check({"samples": value}, "samples", "an integer from 0 to 4611686018427387904", actual)
 
 
+@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 2**62))
+def test_open_rows_of_head_that_are_no_count_are_refused(value: object, actual: str) -> None:
+    check({"open": value}, "open", "an integer from 0 to 4611686018427387904", actual)
+
+
 @pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 2**31))
 def test_pid_of_head_that_is_no_count_is_refused(value: object, actual: str) -> None:
     check({"pid": value}, "pid", "an integer from 0 to 2147483648", actual)
@@ -96,7 +107,7 @@ def test_ended_that_is_no_boolean_is_refused() -> None:
     check({"ended": 1}, "ended", "true or false", "1")
 
 
-@pytest.mark.parametrize("field", ["rate", "updated_at"])
+@pytest.mark.parametrize("field", ["rate", "updated_at", "row_at"])
 def test_number_of_head_of_another_type_is_refused(field: str) -> None:
     check({field: "1"}, field, "a number", "'1'")
 

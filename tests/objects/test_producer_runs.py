@@ -70,12 +70,17 @@ def test_rows_are_put_before_their_seal_and_seals_before_the_end_and_the_head_th
     assert all(names.count(name) == 1 for name in set(names) - {"head.json"})
 
 
-def test_of_an_ended_stream_nothing_is_changed(run: Run) -> None:
+def test_of_an_ended_stream_nothing_is_changed(run: Run, source: Path) -> None:
     run.finish()
     before = run.objects()
     said = run.finish()
     assert "already ended" in said
     assert run.changes == []
+    with source.open("ab") as file:
+        file.write(b"{}\n")
+    code, said = run.run()
+    assert (code, run.changes) == (5, [])
+    assert_one_line(said, f"these rows are not in it: {source} (3 bytes behind byte ")
     run.move()
     assert run.run("--samples-per-chunk", 4)[0] == 5
     assert run.objects() == before
@@ -123,7 +128,14 @@ def test_refused_rows_and_journals_come_along_to_another_machine(
     (incoming / "_END").write_bytes(b"")
     run.finish()
     found = run.objects()
-    check_ended(found, 7, 2, "quarantine.jsonl")
+    (journal,) = (name for name in found if name.startswith(".producer.sources/"))
+    check_ended(found, 7, 2, "quarantine.jsonl", journal)
+    assert "already ended" in run.finish()
+    (incoming / "d.jsonl").write_bytes(rows(7, 8))
+    run.move()
+    code, said = run.run()
+    assert (code, run.changes) == (5, [])
+    assert_one_line(said, f"these rows are not in it: {incoming / 'd.jsonl'} (")
     assert [line["row"] for line in timeless(found["quarantine.jsonl"])] == ["no row"]
 
 

@@ -38,21 +38,9 @@ def test_layout_is_a_bijection(name: str, dp: int, block: int) -> None:
 
 @PROPERTY
 @given(names, st.integers(1, 6), st.integers(0, 8))
-def test_vectorised_equals_scalar_from_both_ends(name: str, dp: int, block: int) -> None:
+def test_negative_indices_count_from_the_end(name: str, dp: int, block: int) -> None:
     layout = make_layout(name, dp, block)
-    indices = np.arange(-layout.size, layout.size)
-    lanes, positions = layout.locate_all(indices)
-    assert list(zip(lanes.tolist(), positions.tolist(), strict=True)) == [layout.locate(i) for i in indices.tolist()]
     assert [layout.locate(i) for i in range(-layout.size, 0)] == [layout.locate(i) for i in range(layout.size)]
-
-
-@pytest.mark.parametrize("name", ["block", "strided"])
-def test_vectorised_keeps_the_shape(name: str) -> None:
-    layout = make_layout(name, 2, 3)
-    for indices in ([[0, 1], [2, -1]], [], 4):
-        lanes, positions = layout.locate_all(indices)
-        assert lanes.dtype == positions.dtype == np.int64
-        assert lanes.shape == positions.shape == np.shape(indices)
 
 
 @pytest.mark.parametrize("name", ["block", "strided"])
@@ -61,8 +49,6 @@ def test_index_out_of_range_is_refused(name: str, index: int) -> None:
     layout = make_layout(name, 2, 3)
     with pytest.raises(IndexError, match=rf"index must be in \[-6, 6\), got {index}"):
         layout.locate(index)
-    with pytest.raises(IndexError, match=rf"index must be in \[-6, 6\), got {index}"):
-        layout.locate_all([0, index])
 
 
 @pytest.mark.parametrize("name", ["block", "strided"])
@@ -91,8 +77,6 @@ def test_index_of_a_numpy_integer_gives_plain_ints() -> None:
 def test_index_that_is_no_integer_is_refused() -> None:
     with pytest.raises(TypeError):
         BlockLayout(2, 3).locate(1.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="index must be integers, got dtype float64"):
-        BlockLayout(2, 3).locate_all([1.0])
 
 
 def test_unknown_layout_is_refused_with_the_choices() -> None:

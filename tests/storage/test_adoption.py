@@ -151,7 +151,7 @@ def test_live_producer_is_left_alone(tmp_path: Path) -> None:
 def test_second_writer_is_named_and_nothing_changed(tmp_path: Path) -> None:
     bare(tmp_path, *FULL)
     lock = WriterLock(tmp_path)
-    lock.acquire(0.0, tmp_path / ".tmp")
+    lock.acquire(0.0)
     before = contents(tmp_path)
     with pytest.raises(ProducerLocked, match=f"process {os.getpid()} on "):
         adopt(tmp_path)
@@ -193,7 +193,6 @@ def test_taken_over_while_sealing_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(ProducerFenced, match="process 7 on far"):
         adopt(tmp_path, report=when("sealing", 1, lambda: owner.write_bytes(other)))
     assert owner.read_bytes() == other
-    assert (tmp_path / ".tmp").is_dir()
     assert {seal_name(1), "stream.json"}.isdisjoint(names(tmp_path))
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lazyshard.storage import disk_use
 from lazyshard.storage.disk_use import (
+    LISTED_CHUNKS,
     SAMPLED_CHUNKS,
     DiskUse,
     Lines,
@@ -73,13 +74,14 @@ def test_few_chunks_are_all_measured(tmp_path: Path) -> None:
 
 def test_what_is_being_written_counts(tmp_path: Path) -> None:
     chunk(tmp_path, 0, 100, 10)
-    (tmp_path / ".tmp").mkdir()
-    (tmp_path / ".tmp" / "chunk_00001.jsonl.abc").write_bytes(b"d" * 7)
+    workplace = tmp_path / ".tmp" / "1.0123456789abcdef"
+    workplace.mkdir(parents=True)
+    (workplace / "chunk_00001.jsonl").write_bytes(b"d" * 7)
     assert measure_disk(tmp_path, 0, 1).size == 117
 
 
 def test_many_chunks_are_estimated_from_some(tmp_path: Path) -> None:
-    stop = 10 * SAMPLED_CHUNKS
+    stop = LISTED_CHUNKS + 1
     looked_at = sampled_chunks(0, stop)
     for number in looked_at:
         chunk(tmp_path, number, 90, 10)
@@ -87,6 +89,15 @@ def test_many_chunks_are_estimated_from_some(tmp_path: Path) -> None:
     assert found == DiskUse(size=100 * stop, exact=False, chunk_size=100.0, missing=())
     os.unlink(tmp_path / f"chunk_{looked_at[5]:05d}.jsonl")
     assert measure_disk(tmp_path, 0, stop) == DiskUse(100 * stop, False, 100.0, (looked_at[5],))
+
+
+def test_a_chunk_that_is_not_looked_at_is_missed_all_the_same(tmp_path: Path) -> None:
+    stop = 2 * SAMPLED_CHUNKS
+    for number in range(stop):
+        chunk(tmp_path, number, 90, 10)
+    (gone,) = set(range(101, 103)) - set(sampled_chunks(0, stop))
+    os.unlink(tmp_path / f"chunk_{gone:05d}.jsonl")
+    assert measure_disk(tmp_path, 0, stop) == DiskUse(100 * stop, False, 100.0, (gone,))
 
 
 def test_no_chunk(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import ProducerFenced, ProducerLocked
+from lazyshard.errors import ProducerFenced, ProducerLocked, StreamEnded
 from lazyshard.format import Owner
+from lazyshard.storage import lock, workplace
+from lazyshard.storage.durable import clear_folder
+from lazyshard.storage.workplace import Workplace, make_workplace
 from lazyshard.storage.writer import ChunkWriter as Writer
+from tests.storage.damage import edit
 from tests.storage.streams import DEADLINE_S, HERE, forked, head, names, produce, python, rows, seal
 
 OPEN = "import sys\nfrom lazyshard import ChunkWriter\nwriter = ChunkWriter(sys.argv[1], 2)\n"
@@ -23,7 +28,7 @@ def owner(directory: Path) -> Owner:
 
 def take_over(directory: Path, writer: Writer) -> ChunkWriter:
     """Opens the stream as a producer on another machine would, where the lock of this one does not hold."""
-    writer._lock.release()
+    writer._lock._lock.release()
     return ChunkWriter(directory)
 
 
@@ -149,9 +154,85 @@ def test_chunk_that_somebody_else_has_published_is_not_replaced(tmp_path: Path) 
     writer.write({"id": 8})
     for name in ("chunk_00000.jsonl", "chunk_00000.jsonl.completed"):
         (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-    with pytest.raises(ValueError, match="somebody else has published this chunk"):
+    with pytest.raises(ProducerFenced, match="somebody else has published this chunk"):
         writer.write({"id": 9})
     assert StreamReader(tmp_path / "b").line(0) == (tmp_path / "a" / "chunk_00000.jsonl").read_bytes()[:9]
+
+
+def test_directory_of_a_fenced_one_goes_although_files_appear_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".tmp" / "1.0123456789abcdef"
+    left.mkdir(parents=True)
+    cleared: list[Path] = []
+    clear = clear_folder
+
+    def late(folder: Path) -> bool:
+        found = clear(folder)
+        cleared.append(folder)
+        if len(cleared) == 1:
+            (folder / "chunk_00000.jsonl").touch()
+        return found
+
+    monkeypatch.setattr(workplace, "clear_folder", late)
+    writer = ChunkWriter(tmp_path, 2)
+    assert cleared == 2 * [left.with_name("1.0123456789abcdef.gone")]
+    assert [path.name.partition(".")[0] for path in (tmp_path / ".tmp").iterdir()] == ["2"]
+    writer.close()
+
+
+def test_file_that_a_fork_has_open_keeps_nobody_from_taking_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS gives it another name, under which it cannot be removed as long as it is open on this machine."""
+    old = ChunkWriter(tmp_path, 2)
+    (old.check_owner() / ".nfs0001").touch()
+    unlink = os.unlink
+
+    def busy(path: str, **named: int) -> None:
+        if path == ".nfs0001":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        unlink(path, **named)
+
+    monkeypatch.setattr(os, "unlink", busy)
+    new = take_over(tmp_path, old)
+    monkeypatch.undo()
+    with pytest.raises(ProducerFenced):
+        old.close()
+    assert len(names(tmp_path / ".tmp")) == 2
+    new.close()
+    with pytest.raises(StreamEnded):
+        ChunkWriter(tmp_path)
+    assert ".tmp" not in names(tmp_path)
+
+
+def test_token_of_the_owners_file_leads_nowhere_else(tmp_path: Path) -> None:
+    produce(tmp_path / "a", 2, end=False)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "a" / ".tmp" / "1.x").mkdir(parents=True)
+    edit("stream.owner", token="x/../../../kept")(tmp_path / "a")
+    produce(tmp_path / "a", 3)
+    assert (tmp_path / "kept").is_dir()
+
+
+@pytest.mark.parametrize("others", ["5.fedcba9876543210", "5.fedcba9876543210.gone"])
+def test_one_that_meets_a_later_one_as_it_starts_gives_up(
+    others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(tmp_path, 2, end=False)
+    before = owner(tmp_path)
+    make = make_workplace
+
+    def met(temporary: Path, least: int, token: str) -> Workplace:
+        found = make(temporary, least, token)
+        (temporary / others).mkdir()
+        return found
+
+    monkeypatch.setattr(lock, "make_workplace", met)
+    with pytest.raises(ProducerFenced, match="another producer is taking this stream over") as caught:
+        ChunkWriter(tmp_path)
+    assert caught.value.holder is None
+    assert (owner(tmp_path), names(tmp_path / ".tmp")) == (before, [others])
 
 
 def test_fork_can_neither_write_nor_close_nor_unlock_what_its_parent_writes(tmp_path: Path) -> None:

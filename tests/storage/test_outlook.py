@@ -173,6 +173,7 @@ def test_rates_of_two_readers_are_kept_apart() -> None:
         (replace(HEAD, state="idle"), "idle"),
         (replace(HEAD, state="failed"), "failed"),
         (replace(HEAD, updated_at=NOW - 100), "dead"),
+        (replace(HEAD, updated_at=NOW - 30, open=4, row_at=NOW - 31), "running"),
     ],
 )
 def test_nothing_comes_from_a_producer_that_does_not_work(head: Head, state: str) -> None:

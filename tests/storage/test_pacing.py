@@ -17,8 +17,10 @@ from lazyshard.storage.published import Published
 from lazyshard.storage.rate import RateMeter
 
 
-def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0) -> Published:
-    head = Head(5, 10, state == "finished", state, rate, "node7", 42, updated_at)
+def published(
+    state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0, open: int = 0, row_at: float = 0.0
+) -> Published:
+    head = Head(5, 10, state == "finished", state, rate, "node7", 42, updated_at, open=open, row_at=row_at)
     return Published(5, 10, head.ended, head)
 
 
@@ -106,14 +108,35 @@ def test_age_of_a_heartbeat_is_never_negative(now: float, age: float) -> None:
         (
             published(rate=0.0),
             161.0,
-            "10 samples are published, the producer (pid 42 on node7) is running; its last heartbeat is 1 min 1 s old, "
-            "it may be dead",
+            "10 samples are published, the producer (pid 42 on node7) is running, but has told of no new row for "
+            "1 min 1 s, with rows, if any, in its open chunk, which is published once it is full or the producer "
+            "closes it; its last heartbeat is 1 min 1 s old, it may be dead",
         ),
         (
             published(),
             121.0,
-            "10 samples are published, the producer (pid 42 on node7) is running at 2.0 samples/s, so it should be "
-            "there by now; its last heartbeat is 21 s old",
+            "10 samples are published, the producer (pid 42 on node7) is running, but has told of no new row for "
+            "21 s, with rows, if any, in its open chunk, which is published once it is full or the producer closes it"
+            "; its last heartbeat is 21 s old",
+        ),
+        (
+            published(rate=8.0, updated_at=100.5),
+            101.0,
+            "10 samples are published, the producer (pid 42 on node7) is running at 8.0 samples/s, so it should be "
+            "there by now",
+        ),
+        (
+            published(rate=5875.0, open=3, row_at=85.0),
+            101.0,
+            "10 samples are published, the producer (pid 42 on node7) is running, but has told of no new row for "
+            "16 s, with 3 rows or more in its open chunk, which is published once it is full or the producer closes it",
+        ),
+        (
+            published(rate=0.01, open=1, row_at=70.0),
+            101.0,
+            "10 samples are published, the producer (pid 42 on node7) is running at 0.0 samples/s, so expect it in "
+            "about 6 min 39 s, though it has told of no new row for 31 s, with 1 row or more in its open chunk, which "
+            "is published once it is full or the producer closes it",
         ),
         (
             published("idle"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import copy
+import errno
 import gc
 import json
 import logging
@@ -75,6 +76,36 @@ def test_stream_that_appears_late_is_waited_for(tmp_path: Path, clock: Clock) ->
     reader = StreamReader(tmp_path / "s", max_wait=60)
     assert list(reader) == rows(0, 3)
     assert 4 <= reader.waited_s < 6
+
+
+@pytest.mark.parametrize("path", ["no/stream", "no/such/stream", "AI-MO/NuminaMath-1.5"])
+def test_path_that_cannot_be_right_is_not_waited_for(
+    path: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StreamMissing) as caught:
+        StreamReader(path)
+    assert caught.value.directory == path
+    assert ("on a hub" in str(caught.value)) is ("such" not in path)
+    assert clock.now == 1000
+
+
+def test_directory_that_a_network_filesystem_remembers_as_missing_is_waited_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    stat = os.stat
+
+    def remembers(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if clock.now < 1003 and str(path).startswith(str(tmp_path / "new")):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return stat(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", remembers)
+    clock.at = {4.0: lambda: produce(tmp_path / "new" / "run" / "s", 3)}
+    with pytest.raises(StreamMissing):
+        StreamReader(tmp_path / "other" / "run" / "s", max_wait=60)
+    assert list(StreamReader(tmp_path / "new" / "run" / "s", max_wait=60)) == rows(0, 3)
 
 
 def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Clock) -> None:

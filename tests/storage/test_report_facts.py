@@ -246,7 +246,7 @@ def test_reasons_that_differ_by_numbers_are_one() -> None:
 
 
 def test_of_many_reasons_those_met_late_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_refusals, "_MOST_REASONS", 2)
+    monkeypatch.setattr(report_refusals, "MOST_TOLD_APART", 2)
     found = count_refusals((line(f"reason {name}") for name in "abcddd"), complete=True)
     assert [(one.reason, one.rows) for one in found.reasons] == [("reason a", 1), ("reason b", 1), (OTHERS, 4)]
 

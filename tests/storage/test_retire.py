@@ -243,7 +243,12 @@ def test_next_producer_goes_on_after_the_retired_chunks(stream: Path) -> None:
         assert (writer.published_chunks, writer.published_samples, writer.source) == (6, 12, "eleven")
         writer.write({"id": 12})
     assert (head(stream).chunks, head(stream).samples, head(stream).ended) == (7, 13, True)
-    assert json.loads((stream / "stream.end").read_bytes()) == {"format": 1, "chunks": 7, "samples": 13}
+    assert json.loads((stream / "stream.end").read_bytes()) == {
+        "format": 1,
+        "chunks": 7,
+        "samples": 13,
+        "source": "eleven",
+    }
     reader = StreamReader(stream)
     assert [reader.read(sample)["id"] for sample in (10, 11, 12)] == [10, 11, 12]
 

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import pickle
+import re
 import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import (
@@ -22,6 +31,7 @@ from lazyshard.errors import (
     WaitTimeout,
 )
 from lazyshard.storage.foreign_stream import ForeignStream
+from lazyshard.storage.listing import list_chunks, scan_chunks
 from lazyshard.storage.native_stream import NativeStream
 from lazyshard.storage.stream import open_stream
 from tests.storage.streams import foreign, names, produce, rows
@@ -199,10 +209,78 @@ def test_foreign_numbers_past_five_digits_are_ordered_as_numbers(
 ) -> None:
     (tmp_path / "chunk_100000.jsonl").write_bytes(b'{"id":7}\n')
     listed = [f"chunk_{n:05d}.jsonl{end}" for n in range(100_001) for end in ("", ".completed")]
-    monkeypatch.setattr(os, "listdir", lambda path: sorted(listed))
+    monkeypatch.setattr(
+        os, "scandir", lambda path: contextlib.nullcontext(SimpleNamespace(name=name) for name in sorted(listed))
+    )
     reader = StreamReader(tmp_path, 1)
     assert (reader.seen.chunks, reader.seen.samples) == (100_001, 100_001)
     assert reader.read(100_000) == {"id": 7}
+
+
+_NAMES = st.sampled_from(
+    [
+        *(f"chunk_{number:0{width}d}.jsonl" for number in range(7) for width in (5, 5, 5, 1, 7)),
+        *(f"chunk_{number}.jsonl" for number in (99_999, 100_000, 10**18 - 1, 10**18, 10**40)),
+        *("chunk_000001.jsonlx", "chunk_.jsonl", "chunk_0000a.jsonl", "xhunk_00000.jsonl", "chunk_00001.arrays"),
+        *("stream.owner", "stream.json", "head.json", "rows", "chunk_٣.jsonl", "chunk_00000:jsonl"),
+    ]
+)
+
+
+@given(st.lists(st.tuples(_NAMES, st.sampled_from(["both", "data", "marker"]))), st.integers(0, 7))
+def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tuple[str, str]], whole: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        found = {f"chunk_{number:05d}.jsonl": "both" for number in range(whole)} | dict(odd)
+        for name, what in found.items():
+            if what != "marker":
+                (directory / name).touch()
+            if what != "data":
+                (directory / f"{name}.completed").touch()
+        try:
+            listing = list_chunks(directory)
+        except StreamInvalid as error:
+            with pytest.raises(StreamInvalid, match=re.escape(str(error))):
+                scan_chunks(directory)
+            return
+        scan = scan_chunks(directory)
+        assert (scan.complete, scan.gap) == (listing.complete, listing.gap)
+        assert (scan.data, scan.seals) == (len(listing.data), len(listing.seals))
+        assert {chunk: scan.data_name(chunk) for chunk in listing.data} == listing.data
+        assert set(scan.odd) <= set(listing.data)
+        assert scan.ours == {"stream.owner", "stream.json", "head.json"} & set(os.listdir(directory))
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_foreign_chunks_are_looked_up_and_not_listed(
+    end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
+    listed: list[Any] = []
+
+    def noted(call: Callable[[Any], Any], path: Any) -> Any:
+        listed.append(path)
+        return call(path)
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, functools.partial(noted, getattr(os, name)))
+    reader = StreamReader(tmp_path, 1)
+    assert [reader.read(number)["id"] for number in (0, 299, 150)] == [0, 299, 150]
+    assert len(listed) == 1
+    sent = pickle.dumps(reader)
+    assert len(sent) < 4096
+    assert pickle.loads(sent).read(7) == {"id": 7}
+    assert len(listed) == 1
+    with pytest.raises(FileNotFoundError):
+        open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
+    assert len(listed) == 3
+
+
+def test_foreign_chunk_that_is_renamed_is_found_by_its_number(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"id":0}\n', b'{"id":1}\n', end=True)
+    reader = StreamReader(tmp_path, 1)
+    (tmp_path / "chunk_00001.jsonl").rename(tmp_path / "chunk_1.jsonl")
+    assert reader.read(1) == {"id": 1}
 
 
 def test_foreign_numbers_that_are_there_twice_are_refused(tmp_path: Path) -> None:

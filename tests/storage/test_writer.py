@@ -218,7 +218,7 @@ def test_ended_stream_takes_nothing_more_and_says_how_much_it_holds(tmp_path: Pa
 
 def test_other_samples_per_chunk_is_refused_without_taking_the_stream_over(tmp_path: Path) -> None:
     writer = ChunkWriter(tmp_path, 2)
-    writer._lock.release()  # as seen from another machine, where no file lock holds
+    writer._lock._lock.release()  # as seen from another machine, where no file lock holds
     with pytest.raises(StreamMismatch) as caught:
         ChunkWriter(tmp_path, 3)
     assert (caught.value.expected, caught.value.actual) == ("3", "2")
@@ -275,10 +275,13 @@ def test_head_says_what_is_published_and_by_whom(tmp_path: Path) -> None:
     assert (found.pid, found.host) == (os.getpid(), os.uname().nodename)
     assert found.rate >= 0 and 1000 <= found.updated_at < 2000
     writer.heartbeat("waiting")
-    assert head(tmp_path).state == "waiting"
-    assert head(tmp_path).updated_at > found.updated_at
+    waiting = head(tmp_path)
+    assert (waiting.state, waiting.open, waiting.row_at) == ("waiting", 1, waiting.updated_at)
+    assert waiting.updated_at > found.updated_at
+    writer.heartbeat()
+    assert (head(tmp_path).open, head(tmp_path).row_at) == (1, waiting.row_at)
     writer.close(end=False)
-    assert head(tmp_path).state == "idle"
+    assert (head(tmp_path).state, head(tmp_path).open, head(tmp_path).row_at) == ("idle", 0, 0.0)
 
 
 @pytest.mark.parametrize("state", ["finished", "asleep"])

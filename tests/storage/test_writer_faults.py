@@ -28,6 +28,27 @@ def small(tmp_path: Path) -> Iterator[Path]:
         yield disk.point
 
 
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize("options", ["size=64k", "size=1m,nr_inodes=9"])
+def test_readers_are_told_what_a_producer_does_while_there_is_no_room(options: str, tmp_path: Path) -> None:
+    with SmallDisk(tmp_path / "mount", options) as disk:
+        stream = disk.point / "stream"
+        writer = ChunkWriter(stream, 2)
+        if "nr_inodes" in options:
+            with pytest.raises(OSError, match="No space left"):
+                for i in range(9):
+                    (disk.point / f"filler{i}").touch()
+        else:
+            disk.fill()
+        for note in ("first", "second", "third"):
+            writer.heartbeat("waiting", note)
+            assert (head(stream).state, head(stream).note) == ("waiting", note)
+        writer.close(end=False)
+        assert head(stream).state == "idle"
+        assert ".tmp" not in names(stream)
+
+
 def check_prefix(stream: Path, per_chunk: int) -> int:
     """Every sealed chunk is whole and in order; returns how many samples are published."""
     reader = StreamReader(stream)
@@ -128,13 +149,13 @@ def test_heartbeat_that_cannot_be_written_is_logged_and_stops_nothing(
     writer.write({"id": 0})
 
     def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(f"lazyshard.storage.durable.{step}", fail)
         writer.heartbeat()
     assert "readers cannot be told that this producer is alive" in caplog.text
-    assert "No space left" in caplog.text
+    assert "Input/output error" in caplog.text
     writer.write({"id": 1})
     writer.close()
     assert list(StreamReader(tmp_path)) == rows(0, 2)

@@ -1,0 +1,194 @@
+"""Shortage of memory: a MemoryError and an exit code of its own, whatever bad rows are to come to; never a bad row.
+
+Each case is a process with a limit to its address space, and a row of which orjson alone needs more than that.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard import ChunkWriter
+from tests.producer.commands import DEADLINE_S, environment, ids
+
+LIMIT: Final = 512 << 20
+LONG: Final = 44 << 20
+OUT_OF_MEMORY: Final = 71
+"""EX_OSERR of sysexits.h."""
+
+ROWS: Final = (b'{"id":0}\n', b'{"id":1,"text":"%s"}\n' % (b"x" * LONG), b'{"id":2}\n')
+MORE: Final = ("--samples-per-chunk", "2", "--max-row-bytes", str(2 * LONG))
+
+
+def limited(*command: object, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "rows.jsonl"
+    path.write_bytes(b"".join(ROWS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stream") / "stream"
+    with ChunkWriter(path, samples_per_chunk=2) as writer:
+        for row in ROWS:
+            writer.write(row)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_core_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--on-bad-row", "skip"),
+        ("--on-bad-row", "quarantine"),
+        ("--on-bad-row", "skip", "--transform", "builtins:dict", "--workers", "1"),
+    ],
+    ids=" ".join,
+)
+def test_a_producer_stops_and_goes_on(more: tuple[str, ...], source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("-m", "lazyshard_producer", "run", "--source", source, "--out", out, *MORE, *more)
+
+    done = limited(*command)
+    assert done.returncode == OUT_OF_MEMORY, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (out / "quarantine.jsonl").exists()
+    head = json.loads((out / "head.json").read_text())
+    assert (head["state"], head["ended"]) == ("failed", False)
+
+    done = limited(*command, limit=resource.RLIM_INFINITY)
+    assert done.returncode == 0, done.stderr
+    assert "refused_rows=0\n" in done.stderr
+    assert ids(out) == [0, 1, 2]
+
+
+def test_a_long_bad_row_does_not_kill_a_producer(source: Path, tmp_path: Path) -> None:
+    text = tmp_path / "rows.jsonl"
+    text.write_bytes(ROWS[0] + b"x" * (14 << 20) + b"\n" + ROWS[2])
+    command = ("run", "--source", text, "--out", tmp_path / "out", *MORE, "--on-bad-row", "quarantine")
+    done = limited("-m", "lazyshard_producer", *command)
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "out" / "quarantine.jsonl").read_bytes().splitlines()
+    assert json.loads(line)["row"] == "x" * (14 << 20)
+
+
+LOOKS: Final = (
+    "StreamReader(stream).read(1)",
+    "dataset()[1]",
+    "dataset().__getitems__([0, 1])",
+    "dataset(encode_fn=dict)[1]",
+    "dataset(encode_fn=dict, encode_cache=cache, encode_fingerprint={'of': 'a test'})[1]",
+    "list(LazyShardedStream(dataset()))",
+)
+
+PROGRAM: Final = """
+import resource, sys
+from lazyshard import LazyShardedDataset, LazyShardedStream, StreamReader
+
+stream, cache, late, *looks = sys.argv[1:]
+if late == "late":
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (400 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+def dataset(**more):
+    return LazyShardedDataset(
+        stream, dp_rank=0, dp_size=1, max_bad_samples=None, **more
+    )
+
+for look in looks:
+    try:
+        found = eval(look)
+    except BaseException as error:
+        print(type(error).__name__)
+    else:
+        print("read", len(str(found)))
+"""
+
+
+@pytest.mark.parametrize("late", ["early", "late"])
+def test_no_sample_is_substituted(late: str, stream: Path, tmp_path: Path) -> None:
+    limit = 1 << 30 if late == "early" else resource.RLIM_INFINITY
+    done = limited("-c", PROGRAM, stream, tmp_path, late, *LOOKS, limit=limit)
+    assert (done.returncode, done.stdout.split()) == (0, ["MemoryError"] * len(LOOKS)), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("verify",), ("verify", "--jobs", "2"), ("inspect", "1"), ("measure", "--function", "builtins:len")],
+    ids=" ".join,
+)
+def test_commands_say_so(command: tuple[str, ...], stream: Path) -> None:
+    done = limited("-m", "lazyshard.cli", command[0], stream, *command[1:])
+    assert (done.returncode, done.stdout) == (OUT_OF_MEMORY, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+BOUND: Final = """
+import os, resource, sys
+import orjson
+from lazyshard.memory import LIMITED, dumps, loads
+
+assert LIMITED
+TEXTS = {
+    "text": b'{"a":"' + b"x" * (2 << 20) + b'"}',
+    "ids": b'{"a":[' + b"1000000000," * 200_000 + b"1]}",
+    "lists": b'{"a":[' + b"[]," * 200_000 + b"1]}",
+    "dicts": b'{"a":[' + b'{"a":1},' * 100_000 + b"1]}",
+    "keys": b"{" + b",".join(b'"%d":%d' % (i, i) for i in range(100_000)) + b"}",
+    "wide": '{"a":"'.encode() + "\\u00e9".encode() * (1 << 20) + b'"}',
+}
+call, kind = sys.argv[1:]
+text = TEXTS[kind]
+given = orjson.loads(text) if call == "dumps" else text
+pages = int(open("/proc/self/statm").read().split()[0])
+for room in range(0, 140 << 20, 10 << 20):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        limit = pages * resource.getpagesize() + room
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        try:
+            found = dumps(given) if call == "dumps" else loads(given)
+        except MemoryError:
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "ids", "lists", "dicts", "keys", "wide"])
+@pytest.mark.parametrize("call", ["loads", "dumps"])
+def test_orjson_does_not_crash_however_much_there_is(call: str, kind: str) -> None:
+    done = limited("-c", BOUND, call, kind, limit=1 << 40)
+    codes = [int(line) for line in done.stdout.split()]
+    assert codes == sorted(codes, reverse=True), done.stderr
+    assert set(codes) == {0, 1}, codes

@@ -1,0 +1,27 @@
+"""The sweep of the properties: it tries as many examples as it says, and shows what it finds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import properties_mutants
+from tests.faults.properties_sweep import sweep
+from tests.faults.tally import Tally
+
+
+def test_what_few_examples_do_not_show_is_found_among_many(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    properties_mutants.test_does_not_hold()
+    tally = Tally("properties")
+    sweep(tally, tmp_path, 0, 0.5, tests=["tests/faults/properties_mutants.py"])
+    assert tally.points == 2
+    assert tally.trials > 500
+    assert ["test_does_not_hold" in violation for violation in tally.violations] == [True]
+    shown = capfd.readouterr().out
+    assert "test_does_not_hold(" in shown
+    assert f"number={properties_mutants.WRONG}," in shown
+
+
+def test_a_sweep_of_nothing_is_no_success(tmp_path: Path) -> None:
+    tally = Tally("properties")
+    sweep(tally, tmp_path, 0, 0.01, tests=["tests/faults/tools.py"])
+    assert len(tally.violations) == 1

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from lazyshard.errors import RowInvalid
+from lazyshard.errors import RowInvalid, redact
 from lazyshard.format import End
 from lazyshard.storage.creation import find_manifest
 from lazyshard.storage.stream import open_stream
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.ended import check_made_alike, find_end, telling_how_to_begin_anew
+from lazyshard_producer.ended import check_all_taken, check_made_alike, find_end, telling_how_to_begin_anew
 from lazyshard_producer.opening import check_sources, source_kind, source_size
 from lazyshard_producer.out_directory import check_out
 from lazyshard_producer.rows.encoding import encoding_of
@@ -75,6 +75,7 @@ def describe_run(settings: Settings, rows: int, preview: Preview, directory: str
         if end is not None:
             size, described = settings.samples_per_chunk, describe(settings)
             check_made_alike(there.out, end, size, encoding, described, notes.append)
+            check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)
     if end is None:
@@ -90,7 +91,7 @@ def describe_run(settings: Settings, rows: int, preview: Preview, directory: str
 
 
 def _stream(settings: Settings, end: End | None, directory: Path) -> str:
-    out = settings.out
+    out = redact(settings.out)
     if end is not None:
         holds = f"{count(end.samples, 'sample')} in {count(end.chunks, 'chunk')}"
         return f"{out}: has ended with {holds}; a run would do nothing"
@@ -169,7 +170,7 @@ def _rows(settings: Settings) -> str:
 def _bad_rows(settings: Settings) -> str:
     if settings.on_bad_row == "fail":
         return "the first one ends the run"
-    what = "left out" if settings.on_bad_row == "skip" else f"to {settings.out}/quarantine.jsonl"
+    what = "left out" if settings.on_bad_row == "skip" else f"to {redact(settings.out)}/quarantine.jsonl"
     most = "any number" if settings.max_bad_rows is None else f"{settings.max_bad_rows:,} at the most"
     return f"{what}, {most}"
 

@@ -6,11 +6,12 @@
        2  usage: a setting is missing or cannot be, or a port is taken  see --help
        3  a bad row, more than --max-bad-rows of them, or no others     mend the line named, run again
        4  a source is missing, unreadable, or not what it was           put it back, run again
-       5  the stream does not fit: chunk size, program, or damaged      use another --out
+       5  stream does not fit, is damaged, or ended without new rows    use another --out
        6  another producer has the stream                               stop one of the two
        7  filesystem or store failed: full, read-only, no permission    make room, run again
        8  a worker process has died: out of memory, or killed           run again with fewer --workers
       70  unexpected error                                              run again with --debug, report it
+      71  not enough memory; no row was skipped for it                  raise the limit, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again to go on
 
 Whatever the code, chunks that are published stay, and nothing half done is visible to readers.

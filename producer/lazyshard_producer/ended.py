@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamMismatch
 from lazyshard.format import Encoding, End, Head, Manifest, Seal
@@ -18,12 +19,28 @@ from lazyshard.storage.listing import list_chunks
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.retire import list_kept
 from lazyshard_producer.configuration.problems import is_url
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.source_problems import is_python
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.following.journal import DIRECTORY, remove_journals
-from lazyshard_producer.position import RunPosition, compare_sources, decode_position, plain_name, source_names
+from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
+from lazyshard_producer.following.ledger import KIND as FOLLOWED
+from lazyshard_producer.following.resume import list_unread
+from lazyshard_producer.opening import STANDARD_INPUT, open_source, source_kind
+from lazyshard_producer.position import (
+    PACKED_SIZE,
+    RunPosition,
+    compare_sources,
+    decode_position,
+    plain_name,
+    source_names,
+)
 from lazyshard_producer.rows.pipeline import changes
+from lazyshard_producer.sources.source import Context
 from lazyshard_producer.sources.source_file import file_size
 from lazyshard_producer.wording import count
+
+_MOST_NAMED: Final = 5
+"""Files that are named where a stream that has ended lacks many."""
 
 
 def find_end(out: str, samples_per_chunk: int) -> End | None:
@@ -143,9 +160,10 @@ def complete_end(out: str, end: End) -> None:
 
 
 def clear_journals(out: str) -> None:
-    """Removes the journals of followed directories from a stream that has ended: nobody goes on from them."""
-    with contextlib.suppress(OSError):
-        remove_journals(Path(out, DIRECTORY))
+    """Removes the journals of followed directories from a stream that has ended, but those that tell what was read."""
+    with contextlib.suppress(OSError, LazyShardError):
+        end = End.decode(read_file(Path(out, END)), str(Path(out, END)))
+        remove_journals(Path(out, DIRECTORY), named_journals(end.source))
 
 
 def _is_complete(out: Path, end: End, arrays: bool) -> bool:
@@ -158,21 +176,120 @@ def _is_complete(out: Path, end: End, arrays: bool) -> bool:
     return told and not os.path.lexists(out / TEMPORARY) and not list_kept(out, arrays=arrays).leftovers
 
 
-def notes_on_end(out: str, end: End, sources: Sequence[str]) -> list[str]:
-    """Returns what somebody should know who wants the stream to take these sources, a sentence each; mostly nothing.
+def check_all_taken(
+    settings: Settings, end: End, warn: Callable[[str], None], stopped: Callable[[], bool] | None = None
+) -> None:
+    """Looks whether sources hold rows that are not in a stream that has ended.
 
-    A hint only: what cannot be found out is left out, and nothing raises.
+    What was deleted since holds none. Named pipes and functions cannot be looked at without taking their rows, nor can
+    standard input where no run asks: of one that the stream was made of nothing is known, which is told.
+
+    Args:
+        settings: the sources, and `out`, where the stream's files are.
+        end: as `find_end` has found it.
+        warn: is told what cannot be found out, and of sources that the stream has and that are not given.
+        stopped: whether to stop waiting for standard input; None does not read it.
+
+    Raises:
+        StreamEnded: there are rows that are not in it.
+        StreamMismatch: another program wrote the stream.
+        SourceRefused: a source is there, and not what it was, or cannot be read.
     """
-    try:
-        position, names = _last_position(out, end)
-    except (LazyShardError, OSError):
-        return []
-    difference = compare_sources(names, sources)
-    if end.chunks and difference is not None:
+    found = _final_position(settings.out, end)
+    if found is None:
+        warn("the stream was ended by an earlier release; rows that were added to its sources since are not noticed")
+        return
+    position, names = found
+    entries = dict(zip(names, position.sources, strict=True))
+    missing: list[str] = []
+    for source in settings.sources:
+        entry = entries.get(plain_name(source.path))
+        missing += _not_taken(source) if entry is None else _behind(settings, source, entry, warn, stopped)
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED:,} more" if len(missing) > _MOST_NAMED else ""
+        raise StreamEnded(
+            f"the stream has ended with {count(end.samples, 'sample')}, and these rows are not in it: "
+            f"{', '.join(missing[:_MOST_NAMED])}{more}. Nothing can be added to it: publish them as a stream of their "
+            f"own, with another --out",
+            samples=end.samples,
+        )
+    difference = compare_sources(names, [source.path for source in settings.sources])
+    if difference is not None:
         number, expected, actual = difference
-        return [f"the stream was made from other sources: source {number} was {expected}, now it is {actual}"]
-    added = [f"{path}: not in the stream" for path in sources[len(names) :] if end.chunks or file_size(path)]
-    return leftovers(position, sources) + added
+        warn(f"the stream was made from other sources: source {number} was {expected}, now it is {actual}")
+
+
+def _final_position(out: str, end: End) -> tuple[RunPosition, list[str]] | None:
+    """Returns where all sources ended, and their names; None where that is not known."""
+    if end.source is not None:
+        return decode_position(end.source, out), source_names(end.source)
+    try:
+        manifest = read_manifest(Path(out), None)
+        position = _last_position(out, end)
+    except OSError:
+        return None
+    # Behind the last of full chunks there may have been rows that were left out.
+    exact = end.chunks and manifest is not None and end.samples % manifest.samples_per_chunk
+    return position if exact else None
+
+
+def _not_taken(source: SourceSettings) -> list[str]:
+    """Returns a source of which nothing is in the stream, unless there is nothing in it."""
+    if glob.has_magic(source.path) and not os.path.lexists(source.path):
+        return []
+    if source_kind(source) != "jsonl":
+        return [plain_name(source.path)]
+    size = file_size(source.path)
+    return [f"{plain_name(source.path)} ({count(size, 'byte')})"] if size else []
+
+
+def _behind(
+    settings: Settings,
+    source: SourceSettings,
+    entry: dict[str, Any],
+    warn: Callable[[str], None],
+    stopped: Callable[[], bool] | None,
+) -> list[str]:
+    """Returns what a source holds behind the place where it ended."""
+    if source.path == STANDARD_INPUT and stopped is not None:
+        return ["standard input"] if _has_more_input(settings, source, entry, stopped) else []
+    if is_python(source.path) or entry["kind"] == "stdin":
+        warn(f"{source.path}: not looked at; nothing can be added to a stream that has ended")
+        return []
+    if not os.path.lexists(source.path):
+        return []
+    if entry["kind"] == source_kind(source) == FOLLOWED:
+        unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
+        return [_grown(path, read, there) for path, read, there in unread]
+    size = file_size(source.path)
+    # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
+    if not os.path.isdir(source.path) and size in (0, entry.get(PACKED_SIZE)):
+        return []
+    opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
+    try:
+        while (rows := opened.read()) is not None:
+            if rows.lines:
+                return [_grown(source.path, entry.get(PACKED_SIZE, entry.get("offset", 0)), size)]
+    finally:
+        opened.close()
+    return []
+
+
+def _has_more_input(
+    settings: Settings, source: SourceSettings, entry: dict[str, Any], stopped: Callable[[], bool]
+) -> bool:
+    """Returns whether standard input holds a row behind those that were read, or any where all are to be new ones."""
+    opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
+    while not stopped() and (rows := opened.read()) is not None:
+        if rows.lines:
+            return True
+        opened.wait(1.0)
+    return False
+
+
+def _grown(path: str, read: int, there: int) -> str:
+    behind = f" behind byte {read:,}" if read else ""
+    return f"{plain_name(path)} ({count(there - read, 'byte')}{behind})"
 
 
 def leftovers(position: RunPosition, sources: Sequence[str]) -> list[str]:

@@ -98,7 +98,7 @@ class Going:
             last = self._pipeline.here()
             if not self._loop.rows and not self._writer.published_samples:
                 self._check_empty()
-            self._writer.close(end=True, source=last.encode(self._pipeline.names))
+            self._writer.close(end=True, source=last.encode(self._pipeline.names, end=True))
             self._patience.answered()
             clear_journals(out)
             for note in leftovers(last, [source.path for source in self._settings.sources]):

@@ -91,7 +91,7 @@ lazyshard-producer init stream.toml
 
 130  Ctrl-C"""
 
-QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by source and reason.
+QUARANTINE_HELP: Final = """Shows the rows refused with --on-bad-row quarantine, counted by reason.
 
 With --rows prints them as they came, to be mended and given as a further --source."""
 

@@ -152,8 +152,6 @@ class RowLoop:
         lines, refused = _sound(batch.lines[at : at + count])
         if lines:
             checked = _checked(lines)
-            if batch.tokens is not None:
-                checked = replace(checked, tokens=np.array(batch.tokens[at : at + len(checked)], np.uint32))
             for index in checked.duplicates:
                 if not batch.checked:
                     self._book.count_duplicate(batch.place(at + index))

@@ -21,6 +21,9 @@ from lazyshard_producer.errors import SourceRefused
 
 VERSION: Final = 1
 
+PACKED_SIZE: Final = "packed"
+"""Key of a compressed file's size in its entry: with it a later run sees without reading that nothing was appended."""
+
 _COUNTS: Final = ("skip", "lead", "cut", "rows", "refused", "duplicate", "blocks", "quarantine_bytes")
 _SELDOM: Final = ("lead", "cut")
 """Those that are left out where they are 0."""
@@ -75,14 +78,18 @@ class RunPosition:
     skipped: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
 
-    def encode(self, names: Sequence[str]) -> dict[str, Any]:
+    def encode(self, names: Sequence[str], *, end: bool = False) -> dict[str, Any]:
         """Returns the JSON value that a seal keeps.
 
         Args:
             names: of all sources, for those not begun.
+            end: whether it is the position where all sources end. Any other one leaves out how large a compressed file
+                is: when that is found depends on how far ahead is read, and the same rows make the same seals.
         """
         entries = [
-            {"kind": None, "path": name} if entry is None else entry
+            {"kind": None, "path": name}
+            if entry is None
+            else {key: value for key, value in entry.items() if end or key != PACKED_SIZE}
             for entry, name in zip(self.sources, names, strict=True)
         ]
         values = {name: getattr(self, name) for name in _COUNTS if name not in _SELDOM or getattr(self, name)}

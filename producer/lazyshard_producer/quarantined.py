@@ -9,23 +9,20 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from lazyshard.format.names import QUARANTINE
+from lazyshard.memory import loads
 from lazyshard.storage.files import open_file
+from lazyshard.storage.report_refusals import MOST_TOLD_APART, Refusals, read_refusals
 from lazyshard_producer.wording import count, one_line
 
-MAX_GROUPS: Final = 1000
-"""Pairs of source and reason that are told apart: a reason may hold a value of the row, so there may be one a row."""
-
 MAX_SHOWN: Final = 20
-"""Groups that people get to see, the largest first."""
-
-_OTHER: Final = "(other reasons)"
+"""Reasons that people get to see, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +44,6 @@ class Refused:
     row: bytes
 
 
-@dataclass(slots=True)
-class Group:
-    """Rows of one source that were refused for one reason.
-
-    Attributes:
-        source: the source.
-        reason: the reason.
-        rows: how many there are.
-        first_line: line of the first of them.
-        last_line: line of the last of them.
-    """
-
-    source: str
-    reason: str
-    rows: int
-    first_line: int
-    last_line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is in a quarantine.
-
-    Attributes:
-        rows: refused rows.
-        groups: the largest first.
-        unreadable: lines of the file that are none of ours.
-    """
-
-    rows: int
-    groups: tuple[Group, ...]
-    unreadable: int
-
-
 def read_refused(stream: str) -> Iterator[Refused | None]:
     """Yields the refused rows of a stream in order, None for each line that is none of ours; nothing without a file.
 
@@ -98,63 +61,56 @@ def read_refused(stream: str) -> Iterator[Refused | None]:
                 yield _decode(line)
 
 
-def summarize(stream: str) -> Summary:
-    """Returns what is in a stream's quarantine. Memory: that of `MAX_GROUPS` groups.
+def summarize(stream: str) -> Refusals:
+    """Returns what is in a stream's quarantine, by reason. Memory: that of 200 reasons.
 
     Raises:
         FileRefused, FileUnreadable, OSError: as `read_refused`.
     """
-    groups: dict[tuple[str, str], Group] = {}
-    rows = unreadable = 0
-    for refused in read_refused(stream):
-        if refused is None:
-            unreadable += 1
-            continue
-        rows += 1
-        key = (refused.source, refused.reason)
-        if key not in groups and len(groups) >= MAX_GROUPS:
-            key = (_OTHER, _OTHER)
-        group = groups.get(key)
-        if group is None:
-            groups[key] = Group(*key, rows=1, first_line=refused.line, last_line=refused.line)
-        else:
-            group.rows += 1
-            group.last_line = refused.line
-    return Summary(rows, tuple(sorted(groups.values(), key=lambda group: -group.rows)), unreadable)
+    return read_refusals(Path(stream), whole=True) or Refusals(0, (), 0, complete=True)
 
 
-def summary_lines(stream: str, summary: Summary) -> Iterator[str]:
+def summary_lines(stream: str, summary: Refusals) -> Iterator[str]:
     """Yields a summary for people."""
     if not summary.rows and not summary.unreadable:
         yield one_line(f"{stream}: no row was refused into quarantine")
         return
     # Nothing tells which of them were mended and given again as another source.
     yield one_line(f"{stream}: {count(summary.rows, 'row')} refused so far, those mended since included")
-    for group in summary.groups[:MAX_SHOWN]:
-        if group.source == _OTHER:
-            where = "several sources"
-        elif group.rows == 1:
-            where = f"{group.source}:{group.first_line}"
-        else:
-            where = f"{group.source}, lines {group.first_line} to {group.last_line}"
-        yield one_line(f"  {group.rows:>9,}  {where}: {group.reason}")
-    more = len(summary.groups) - MAX_SHOWN
-    if more > 0:
-        rest = sum(group.rows for group in summary.groups[MAX_SHOWN:])
-        others = "another pair" if more == 1 else f"{more:,} other pairs"
-        yield f"  {rest:>9,}  for {others} of source and reason; --json lists {'it' if more == 1 else 'them'}"
+    for group in summary.reasons[:MAX_SHOWN]:
+        where = f"at {group.first.source}:{group.first.line}"
+        if group.rows > 1:
+            more = " or more" if group.sources == MOST_TOLD_APART else ""
+            sources = "source" if group.sources == 1 else "sources"
+            where = f"first {where}, in {group.sources:,}{more} {sources}"
+        yield one_line(f"  {group.rows:>9,}  {group.reason}; {where}")
+    others = summary.reasons[MAX_SHOWN:]
+    if others:
+        them = "it" if len(others) == 1 else "them"
+        rest = sum(group.rows for group in others)
+        yield f"  {rest:>9,}  for {count(len(others), 'other reason')}; --json lists {them}"
     if summary.unreadable:
         yield f"  {count(summary.unreadable, 'line')} of {QUARANTINE} could not be read"
 
 
-def summary_json(summary: Summary) -> str:
+def summary_json(summary: Refusals) -> str:
     """Returns a summary as one line of JSON."""
-    return orjson.dumps(asdict(summary)).decode()
+    reasons = [
+        {
+            "reason": one.reason,
+            "rows": one.rows,
+            "sources": one.sources,
+            "source": one.first.source,
+            "line": one.first.line,
+        }
+        for one in summary.reasons
+    ]
+    return orjson.dumps({"rows": summary.rows, "reasons": reasons, "unreadable_lines": summary.unreadable}).decode()
 
 
 def _decode(line: bytes) -> Refused | None:
     try:
-        entry: Any = orjson.loads(line)
+        entry: Any = loads(line)
         if not isinstance(entry, dict):
             return None
         source, number, byte, reason = (entry.get(name) for name in ("source", "line", "byte", "reason"))

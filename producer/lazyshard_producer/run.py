@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing
+from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing, WriterFailed
 from lazyshard.format import End
 from lazyshard.storage import ChunkWriter
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Limits, Settings
-from lazyshard_producer.configuration.source_problems import is_live
 from lazyshard_producer.display.metrics import Metrics, NoMetrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.ended import (
+    check_all_taken,
     check_made_alike,
     complete_end,
     find_end,
-    notes_on_end,
     telling_how_to_begin_anew,
 )
+from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.going import Going, Reload, named_end
 from lazyshard_producer.opening import check_sources
 from lazyshard_producer.out_directory import check_out, is_gone
@@ -64,6 +64,7 @@ def run(
 
     Raises:
         SettingInvalid, SourceRefused, RowInvalid, WorkerFailed: see there.
+        StreamEnded: the stream had ended before, and there are rows that are not in it.
         StreamMissing: somebody has removed the stream's directory meanwhile.
         LazyShardError, OSError: as `ChunkWriter` raises them.
     """
@@ -100,7 +101,6 @@ def _run(
     sleep: Callable[[float], None],
 ) -> Outcome | End:
     """Does the run, `settings.out` being the directory in which it publishes."""
-    paths = [source.path for source in settings.sources]
     end = find_end(settings.out, settings.samples_per_chunk)
     if end is None:
         check_sources(settings)
@@ -125,13 +125,9 @@ def _run(
     if end is not None:
         check_made_alike(settings.out, end, settings.samples_per_chunk, encoding, describe(settings), display.warn)
         complete_end(settings.out, end)
-        for note in notes_on_end(settings.out, end, paths):
-            display.warn(note)
-        for source in settings.sources:
-            if is_live(source):
-                display.warn(f"{source.path}: not read; nothing can be added to a stream that has ended")
         if not destination.settle(end.chunks, display.wait):
             return Outcome(named_end(stop), settings.out, Tally.nothing(len(settings.sources)))
+        check_all_taken(settings, end, display.warn, lambda: stop.requested is not None)
         return end
     try:
         destination.begin(writer.published_chunks)
@@ -139,6 +135,8 @@ def _run(
         with contextlib.closing(going):
             return going.outcome()
     except Exception as error:
+        # Before it is closed: that lets others in.
+        fenced = _find_fenced(writer, error)
         writer.close(end=False, state="failed", note=explain(error))
         if isinstance(error, OSError | ProducerFenced) and is_gone(settings.out):
             raise StreamMissing(
@@ -147,10 +145,24 @@ def _run(
                 "that command begins anew",
                 directory=settings.out,
             ) from error
+        if fenced is not None:
+            raise fenced from error
         raise
     finally:
         # Does nothing if the run has closed it.
         writer.close(end=False, state="failed")
+
+
+def _find_fenced(writer: ChunkWriter, error: Exception) -> ProducerFenced | None:
+    """Returns what has ended a run from which another producer has removed a file, None where none has."""
+    if isinstance(error, OSError | SourceRefused) and not isinstance(error, WriterFailed):
+        try:
+            writer.check_owner()
+        except ProducerFenced as fenced:
+            return fenced
+        except OSError:
+            pass
+    return None
 
 
 @contextlib.contextmanager

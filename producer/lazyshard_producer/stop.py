@@ -21,11 +21,13 @@ class Stop:
     Attributes:
         requested: the first of SIGINT and SIGTERM that came, None if there was none.
         end_requested: whether SIGUSR1 has come.
+        reload_ignored: whether SIGHUP was ignored before, and stays so.
     """
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self.end_requested = False
+        self.reload_ignored = False
         self._reload_requested = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -46,6 +48,7 @@ class Stop:
             (signal.SIGHUP, self._note_reload),
         ):
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                self.reload_ignored = True
                 continue
             self._before[number] = signal.signal(number, note)
         return self

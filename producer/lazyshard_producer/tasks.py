@@ -41,6 +41,11 @@ def run(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
         reload = Reload(None if config is None else lambda: load_settings(flags, config), str(config))
         if metrics.address is not None:
             display.note(f"metrics at {metrics.address}")
+        if config is not None and stop.reload_ignored:
+            display.note(
+                f"SIGHUP is ignored, as under nohup: {config} is not read again while this runs. To change a setting, "
+                "stop this with SIGTERM and start it again; to have SIGHUP read it, start this with setsid instead"
+            )
         try:
             result = run_to_its_end(
                 settings, display, stop, metrics=metrics, reload=lambda settings: reload.take(settings, display)

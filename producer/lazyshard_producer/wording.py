@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, redact
+from lazyshard.memory import is_short
 
 NAME: Final = "lazyshard-producer"
 
@@ -78,7 +79,10 @@ class Outcome:
 
 
 def one_line(text: str) -> str:
-    """Returns a text with control characters escaped: a file name may hold a line end, a message must not."""
+    """Returns a text without credentials, and with control characters escaped: file names may hold line ends."""
+    text = redact(text)
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -89,6 +93,11 @@ def error_line(text: str) -> str:
 
 def explain(error: Exception) -> str:
     """Returns what to say of an error."""
+    if is_short(error):
+        again = (
+            "give this process more, or fewer --workers and a smaller --max-row-bytes, and run the same command again"
+        )
+        return f"not enough memory: {error or 'the system has no more'}; {again}: no row was refused or skipped for it"
     if isinstance(error, LazyShardError):
         return str(error)
     if isinstance(error, OSError):

@@ -114,7 +114,16 @@ def raises_a_long_text(row: Row) -> Row:
 
 def raises_nothing_to_say(row: Row) -> Row:
     if row["id"] == 3:
-        raise MemoryError
+        raise LookupError
+    return row
+
+
+def has_no_memory(row: Row) -> Row:
+    if row["id"] == 3:
+        try:
+            raise MemoryError
+        except MemoryError:
+            raise ValueError("the image cannot be decoded") from None
     return row
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +13,10 @@ import xxhash
 
 from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard_producer.configuration.settings import SourceSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEADLINE_S: Final = 60.0
-STREAM_ID_FILES: Final = {"stream.json", "stream.owner", "head.json"}
 
 
 def environment() -> dict[str, str]:
@@ -53,6 +53,11 @@ def run(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]
 def run_arguments(out: Path, sources: Sequence[Path], samples_per_chunk: int = 10, *more: object) -> list[str]:
     pairs = [part for source in sources for part in ("--source", str(source))]
     return ["run", *pairs, "--out", str(out), "--samples-per-chunk", str(samples_per_chunk), *map(str, more)]
+
+
+def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:
+    """The sources of paths that are read one after another."""
+    return tuple(SourceSettings(path=path) for path in paths)
 
 
 def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:

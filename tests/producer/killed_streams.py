@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.format import Seal
-from lazyshard.format.names import QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.format import End, Seal
+from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, seal_name
 from lazyshard.storage.verification import verify
+from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
+from lazyshard_producer.following.journal import named_journals
 from tests.producer.commands import ids, rows_of, run_arguments
 from tests.producer.kill_points import WHENS
 from tests.producer.killed_sources import FedSource
@@ -24,7 +26,13 @@ PER_CHUNK: Final = 7
 MOST_LIVES: Final = 300
 
 LASTING: Final = {".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"}
-"""What an ended stream has besides its chunks."""
+
+
+def lasting(out: Path) -> set[str]:
+    """Returns what an ended stream has besides its chunks: of followed directories, the journals its end names only."""
+    named = named_journals(End.decode((out / END).read_bytes()).source)
+    there = {path.name for path in out.glob(f"{JOURNALS}/*")}
+    return LASTING | ({JOURNALS} if named and there in (named, set()) else set())
 
 
 class Stream:
@@ -108,7 +116,7 @@ class Stream:
         """Checks that the stream is whole, and that nothing is there which is of no use."""
         names = {path.name for path in self.out.iterdir()}
         chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name, arrays_name)}
-        assert names - chunks == LASTING | ({QUARANTINE} & names)
+        assert names - chunks == lasting(self.out) | ({QUARANTINE} & names)
         assert verify(self.out, jobs=1).findings == ()
         assert lazyshard(["verify", str(self.out), "--jobs", "1"]) == 0
 

@@ -45,6 +45,12 @@ class SmallDisk:
         if self._all_closed:
             pytest.fail(f"files of a small disk stayed open: {done.stderr.strip()}")
 
+    def fill(self) -> None:
+        """Leaves no room at all."""
+        with (self.point / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+
     def change(self, options: str) -> None:
         """Mounts it with other options."""
         subprocess.run(["mount", "-o", f"remount,{options}", str(self.point)], check=True)

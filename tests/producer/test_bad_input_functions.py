@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from lazyshard_producer import exits
 from lazyshard_producer.cli import main
 from tests.producer.commands import (
     DEADLINE_S,
@@ -51,7 +52,7 @@ NONSENSE: Final = {
     "raises_digits": "--transform raised KeyError: (not shown: writing it raised ValueError) (bad_functions.py:",
     "raises_a_surrogate": r"--transform raised ValueError: no file \udcff (bad_functions.py:",
     "raises_a_long_text": f"--transform raised ValueError: {'x' * 500}... (bad_functions.py:",
-    "raises_nothing_to_say": "--transform raised MemoryError (bad_functions.py:",
+    "raises_nothing_to_say": "--transform raised LookupError (bad_functions.py:",
     "raises_what_is_broken": "--transform raised Broken: (not shown: writing it raised RuntimeError) (",
 }
 
@@ -116,6 +117,17 @@ def test_a_row_that_is_refused_ends_the_run_and_goes_on_when_the_function_is_men
     err = capsys.readouterr().err
     assert f"another way than before: transform (was '{HERE}:exits', now '{HERE}:prints')" in err
     assert ids(out) == list(range(6))
+
+
+@pytest.mark.parametrize("option", ["--transform", "--where", "--encode"])
+def test_a_function_without_memory_stops_the_run(option: str, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    function = f"{HERE}:has_no_memory"
+    done = run(*run_arguments(out, [source], 2, option, function, "--on-bad-row", "quarantine"))
+    assert_one_line(done.stderr.splitlines(keepends=True)[-1], "not enough memory: ", "the image cannot be decoded")
+    assert done.returncode == exits.OUT_OF_MEMORY
+    assert not (out / "quarantine.jsonl").exists()
+    assert published(out) == 1
 
 
 @pytest.mark.parametrize("text", ["import sys\nsys.exit(0)\n", "raise KeyError('x')\n", "def made(row: return row\n"])

@@ -9,10 +9,10 @@ import pytest
 
 from lazyshard_producer.check import MAX_SHOWN, describe_run
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings
 from lazyshard_producer.rows.preview import PreviewedRow
 from lazyshard_producer.sources.source import Place
-from tests.producer.commands import assert_one_line, rows
+from tests.producer.commands import assert_one_line, plain_sources, rows
 
 
 @pytest.fixture(autouse=True)

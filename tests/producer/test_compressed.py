@@ -117,6 +117,8 @@ def test_going_on_after_any_row_gives_the_rest(pack: Callable[[bytes], bytes], t
             taken = take(source, count)
             position = source.position(mark_after(source, taken))
         with closing(open_at(path, position)) as source:
+            # How large the file is it knows again when it has read it to its end.
+            assert (position.pop("packed", None) == path.stat().st_size) == (count == len(expected))
             assert source.position(source.start) == position
             rest = take(source)
             assert [line for line, _, _ in rest] == expected[count:]

@@ -11,8 +11,9 @@ import pytest
 from lazyshard_producer.configuration.arguments import sort_arguments
 from lazyshard_producer.configuration.assembly import Flags, assemble
 from lazyshard_producer.configuration.config import ConfigFile, read_config, sort_config
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid, SettingsInvalid
+from tests.producer.commands import plain_sources
 
 FULL = """
 out = "out"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.reload import Reload, reloaded
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings, plain_sources
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings
 from lazyshard_producer.errors import SettingInvalid
-from tests.producer.commands import ids, rows, start, wait_until
+from tests.producer.commands import ids, plain_sources, rows, start, wait_until
 
 OLD = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10, on_bad_row="skip", max_bad_rows=5)
 

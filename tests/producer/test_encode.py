@@ -16,11 +16,11 @@ from lazyshard import StreamReader
 from lazyshard.format import EncodedRow, Seal
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import EncodingSettings, Settings, plain_sources
+from lazyshard_producer.configuration.settings import EncodingSettings, Settings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe
-from tests.producer.commands import assert_one_line, run_arguments
+from tests.producer.commands import assert_one_line, plain_sources, run_arguments
 from tests.producer.nursery import Nursery
 
 HERE = "tests.producer.encoders"
@@ -131,8 +131,7 @@ def test_bad_row_ends_the_run_with_its_place_or_is_quarantined(
         (
             "left_over",
             "--encode made what is no row: cannot be written as JSON: Type is not JSON serializable: numpy.float32 "
-            "under 'scores.best[1]'; a row holds what JSON has, and numpy arrays: convert it, with int(), float() or "
-            ".tolist()",
+            "under 'scores.best[1]'; a row holds what JSON has, and numpy arrays: convert it, with .item()",
         ),
         ("endless", "--encode returned a length of -1, expected one from 0 to 4294967295"),
         ("too_short", "--encode returned a length of 2, but 3 input_ids"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
+from lazyshard.format import End
 from lazyshard_producer.cli import main
 from tests.producer.commands import assert_one_line, run_arguments
 
@@ -137,13 +141,127 @@ def test_other_weights_of_an_ended_stream_are_told(rows: Path, capsys: pytest.Ca
     assert "warning: the stream was mixed otherwise: weights (was [1.0], now [2.0])\n" in capsys.readouterr().err
 
 
-def test_ended_stream_of_another_program_is_not_asked_how_it_was_made(
+def test_ended_stream_of_another_program_is_refused_as_it_holds_none_of_the_rows(
     rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ChunkWriter(rows.parent / "out", 4) as writer:
         writer.write({"id": 1})
-    assert produce(rows, "--shuffle", 3) == 0
-    assert "already ended" in capsys.readouterr().err
+    assert produce(rows, "--shuffle", 3) == 5
+    assert_one_line(capsys.readouterr().err, "another program wrote the stream")
+
+
+def grow(path: Path, more: bytes) -> None:
+    path.write_bytes(path.read_bytes() + more)
+
+
+def make_table(path: Path, first: int, last: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    importlib.import_module("pyarrow.parquet").write_table(pa.table({"id": list(range(first, last))}), path)
+
+
+ROW = b'{"id": 99}\n'
+PACKED = gzip.compress(ROW)
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "code", "named"),
+    [
+        ("rows.jsonl", lambda path: None, 0, None),
+        ("rows.jsonl", lambda path: grow(path, ROW), 5, "rows.jsonl (11 bytes behind byte 21)"),
+        ("rows.jsonl", lambda path: grow(path, b"\r\n\n"), 0, None),
+        ("rows.jsonl", lambda path: path.write_bytes(b"{}\n" * 9), 4, None),
+        ("rows.jsonl", lambda path: path.write_bytes(b""), 0, None),
+        ("rows.jsonl", lambda path: path.unlink(), 0, None),
+        ("no newline.jsonl", lambda path: grow(path, b"\n"), 0, None),
+        ("no newline.jsonl", lambda path: grow(path, b"\n" + ROW), 5, "no newline.jsonl (12 bytes behind byte 20)"),
+        ("bad.jsonl", lambda path: None, 0, None),
+        ("bad.jsonl", lambda path: grow(path, ROW), 5, "bad.jsonl (11 bytes behind byte 51)"),
+        ("nothing.jsonl", lambda path: None, 0, None),
+        ("nothing.jsonl", lambda path: grow(path, ROW), 5, "nothing.jsonl (11 bytes behind byte 2)"),
+        ("rows.jsonl.gz", lambda path: None, 0, None),
+        ("rows.jsonl.gz", lambda path: grow(path, PACKED), 5, f"rows.jsonl.gz ({len(PACKED)} bytes behind byte "),
+        ("rows.jsonl.gz", lambda path: grow(path, gzip.compress(b"\n")), 0, None),
+        ("tables", lambda path: None, 0, None),
+        ("tables", lambda path: make_table(path / "b.parquet", 5, 6), 5, "tables ("),
+        ("tables", lambda path: (path / "a.parquet").unlink(), 4, None),
+        ("incoming", lambda path: None, 0, None),
+        ("incoming", lambda path: (path / "b.jsonl").write_bytes(ROW), 5, "incoming/b.jsonl (11 bytes)"),
+        ("incoming", lambda path: (path / "b.jsonl.gz").write_bytes(PACKED), 5, "incoming/b.jsonl.gz ("),
+        ("incoming", lambda path: (path / "b.jsonl").write_bytes(b"\n{"), 0, None),
+        ("incoming", lambda path: (path / ".b.jsonl").write_bytes(ROW), 0, None),
+        ("incoming", lambda path: grow(path / "a.jsonl", ROW), 5, "incoming/a.jsonl (11 bytes behind byte 21)"),
+        ("incoming", lambda path: (path / "a.jsonl").unlink(), 0, None),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_stream(
+    source: str,
+    change: Callable[[Path], object],
+    code: int,
+    named: str | None,
+    size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = b'{"id": 0}\n{"id":  1}\n'
+    Path("rows.jsonl").write_bytes(text)
+    Path("no newline.jsonl").write_bytes(text[:-1])
+    Path("bad.jsonl").write_bytes(text + b"no row at all\n" * 2 + b"\n\n")
+    Path("nothing.jsonl").write_bytes(b"\n\n")
+    Path("rows.jsonl.gz").write_bytes(gzip.compress(text))
+    Path("tables").mkdir()
+    if source == "tables":
+        make_table(Path("tables/a.parquet"), 0, 2)
+    Path("incoming").mkdir()
+    Path("incoming/a.jsonl").write_bytes(text)
+    Path("incoming/_END").touch()
+    option = "--follow" if source == "incoming" else "--source"
+    flags = [option, source, "--out", "out", "--samples-per-chunk", str(size), "--on-bad-row", "skip"]
+    run, check = ["run", *flags, "--no-progress"], ["check", *flags]
+    assert main(run) == 0
+    assert [main(run), main(check)] == [0, 0]
+    before = {path.name: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    change(Path(source))
+    capsys.readouterr()
+    assert main(run) == code
+    if Path(source).exists():
+        # Of what is not there it has nothing to say.
+        assert main(check) == code
+    said = capsys.readouterr().err
+    if named is not None:
+        assert said.count(f"these rows are not in it: {named}") == 2
+    assert {path.name: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("other", ["other.jsonl", "other", "python:tests.producer.live_rows:rows"])
+def test_other_sources_than_those_of_an_ended_stream_are_an_error(
+    rows: Path, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rows.parent)
+    Path("other.jsonl").write_bytes(ROW)
+    Path("other").mkdir()
+    Path("empty.jsonl").touch()
+    option = "--follow" if other == "other" else "--source"
+    assert produce(rows) == 0
+    capsys.readouterr()
+    assert produce(rows, option, other) == 5
+    assert f"these rows are not in it: {other}" in capsys.readouterr().err
+    assert produce(rows, "--source", "empty.jsonl") == 0
+    assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
+    assert "made from other sources: source 1 was " in capsys.readouterr().err
+
+
+def test_an_end_that_tells_no_position_is_one_of_an_earlier_release(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert produce(rows) == 0
+    (rows.parent / "out" / "stream.end").write_bytes(End(5, 20).encode())
+    capsys.readouterr()
+    grow(rows, ROW)
+    assert produce(rows) == 0
+    assert "rows that were added to its sources since are not noticed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ended", [False, True])

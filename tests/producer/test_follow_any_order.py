@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.following import ledger
@@ -108,6 +108,8 @@ def journal_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("journal_bytes")
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["rename", "marker", "idle"]), st.lists(STEPS, max_size=40))
+# The journal is begun anew twice at one place within a piece.
+@example("idle", [("finish", 0, 0), ("wait", 1, 0), ("publish", 1, 0), ("publish", 0, 0), ("kill", 0, 0)])
 def test_every_row_comes_once_whatever_is_killed_when(finished_by: Any, steps: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "in"

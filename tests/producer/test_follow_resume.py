@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from lazyshard.errors import FileRefused
+from lazyshard.errors import FileRefused, ProducerFenced
 from lazyshard_producer.ended import clear_journals
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal as journals
@@ -362,13 +362,11 @@ def test_a_position_within_a_file_and_its_journal(follow: Callable[..., Follower
     journal = follower.journal()
     assert journal is not None
     part, whole = xxhash.xxh3_64_hexdigest(b"1\n"), xxhash.xxh3_64_hexdigest(b"1\n\n2\n3\n")
-    before, data = journal.read_bytes()[:170], journal.read_bytes()
-    assert [json.loads(line) for line in before.splitlines()] == [
+    data = journal.read_bytes()
+    before = data[: data.index(b"\n") + 1]
+    assert [json.loads(line) for line in data.splitlines()] == [
         {"finished_files": {"name": "", "size": "", "line": "", "tail": ""}},
-        {"file": "a.jsonl", "from": 2, "offset": 2, "line": 1, "seen": 7, "head": part, "tail": part},
-    ]
-    assert [json.loads(line) for line in data[170:].splitlines()] == [
-        {"file": "a.jsonl", "from": 2, "offset": 7, "line": 4, "blank": 1, "seen": 7, "head": whole, "tail": whole},
+        {"file": "a.jsonl", "from": 0, "offset": 7, "line": 4, "blank": 1, "seen": 7, "head": whole, "tail": whole},
         {"file": "a.jsonl", "finished": 7},
         {"file": "b.jsonl.gz", "from": 0, "offset": 2, "line": 1, "digest": xxhash.xxh3_64_hexdigest(b"4\n")},
         {"file": "b.jsonl.gz", "finished": 22},
@@ -377,10 +375,11 @@ def test_a_position_within_a_file_and_its_journal(follow: Callable[..., Follower
         "kind": "follow",
         "path": str(directory),
         "journal": journal.name,
-        "bytes": 170,
+        "bytes": len(before),
         "digest": xxhash.xxh3_64_hexdigest(before),
         "read": 2,
         "blank": 0,
+        "at": {"file": "a.jsonl", "from": 2, "offset": 2, "line": 1, "seen": 7, "head": part, "tail": part},
     }
     follower.publish(1)
     assert journal.read_bytes() == data
@@ -520,6 +519,27 @@ def test_a_producer_that_wakes_too_late_spoils_nothing(follow: Callable[..., Fol
         first.source.position(first.source.reached)
     second.kill()
     assert second.take() == [b"3\n", b"4\n"]
+
+
+def test_a_producer_that_wakes_behind_its_opening_deletes_no_journal_of_its_successor(
+    follow: Callable[..., Follower], directory: Path
+) -> None:
+    def check_owner() -> None:
+        raise ProducerFenced("another producer has the stream")
+
+    (directory / "a.jsonl").write_bytes(b"1\n2\n")
+    second = follow(finished_by="marker")
+    second.take()
+    second.publish(1)
+    # It read the last seal before the second one published.
+    first = follow(finished_by="marker")
+    first.context = first.context._replace(check_owner=check_owner)
+    first.kill()
+    first.take()
+    with pytest.raises(ProducerFenced):
+        first.publish(1)
+    second.kill()
+    assert second.take() == [b"2\n"]
 
 
 @pytest.mark.parametrize(

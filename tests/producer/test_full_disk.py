@@ -1,5 +1,6 @@
 """A filesystem with no room: one line, nothing half published, and it goes on when there is room again."""
 
+import json
 import os
 from pathlib import Path
 
@@ -32,6 +33,9 @@ def test_disk_full(disk: SmallDisk, tmp_path: Path) -> None:
     before = ids(out)
     assert before == list(range(len(before)))
     assert before
+    told = json.loads((out / "head.json").read_bytes())
+    assert (told["state"], told["chunks"]) == ("failed", len(before) // 50)
+    assert "No space left on device" in told["note"]
     assert len(before) % 50 == 0
     assert len(chunk_files(out)) == len(before) // 50
 
@@ -46,10 +50,7 @@ def test_disk_full(disk: SmallDisk, tmp_path: Path) -> None:
 
 
 def test_no_room_for_even_the_directory(disk: SmallDisk, tmp_path: Path) -> None:
-    (disk.point / "filler").write_bytes(b"")
-    with (disk.point / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
-        while True:
-            file.write(bytes(4096))
+    disk.fill()
     source = tmp_path / "a.jsonl"
     source.write_bytes(rows(0, 10))
     done = run(*run_arguments(disk.point / "out", [source]))

@@ -11,9 +11,9 @@ from lazyshard_producer.configuration.assembly import Flags, assemble
 from lazyshard_producer.configuration.config import read_config
 from lazyshard_producer.configuration.init import example
 from lazyshard_producer.configuration.options import BY_NAME, OPTIONS
-from lazyshard_producer.configuration.settings import Settings, plain_sources
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
-from tests.producer.commands import assert_one_line, rows
+from tests.producer.commands import assert_one_line, plain_sources, rows
 
 
 @pytest.fixture(autouse=True)

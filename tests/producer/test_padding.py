@@ -13,9 +13,9 @@ from lazyshard import LazyShardedSequences, Pad, StreamReader
 from lazyshard.format import Seal, encode_row
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Settings, plain_sources
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.rows.pipeline import Pipeline
-from tests.producer.commands import run_arguments
+from tests.producer.commands import plain_sources, run_arguments
 from tests.producer.draining import drain
 
 ENCODE = "tests.producer.encoders:tokenized"

@@ -11,11 +11,11 @@ import pytest
 
 from lazyshard.storage.patience import Patience
 from lazyshard_producer import going
-from lazyshard_producer.configuration.settings import Settings, plain_sources
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
-from tests.producer.commands import ids, rows
+from tests.producer.commands import ids, plain_sources, rows
 from tests.producer.killed_sources import KINDS
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery

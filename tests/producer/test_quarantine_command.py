@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from lazyshard.storage.report_refusals import MOST_TOLD_APART
 from lazyshard_producer.cli import main
-from lazyshard_producer.quarantined import MAX_GROUPS, MAX_SHOWN, Refused, read_refused, summarize, summary_lines
+from lazyshard_producer.quarantined import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
 from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments
 
 
@@ -61,7 +62,6 @@ def test_rows_are_read_as_they_were(tmp_path: Path) -> None:
 def test_a_line_that_is_none_of_ours_is_counted(line: bytes, tmp_path: Path) -> None:
     stream = write(tmp_path, line, entry(1))
     assert [refused is None for refused in read_refused(stream)] == [True, False]
-    assert (summarize(stream).rows, summarize(stream).unreadable) == (1, 1)
 
 
 def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
@@ -70,40 +70,40 @@ def test_a_last_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_summary_for_people(tmp_path: Path) -> None:
-    stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), b"x\n")
+    others = (entry(2, source=f"{number}.jsonl") for number in range(19))
+    stream = write(tmp_path, entry(7, "too long", "b\n.jsonl"), entry(1), entry(3), entry(9), *others, b"x\n")
     assert list(summary_lines("out", summarize(stream))) == [
-        "out: 4 rows refused so far, those mended since included",
-        "          3  a.jsonl, lines 1 to 9: no object",
-        "          1  b\\n.jsonl:7: too long",
+        "out: 23 rows refused so far, those mended since included",
+        "         22  no object; first at a.jsonl:1, in 20 sources",
+        "          1  too long; at b\\n.jsonl:7",
         "  1 line of quarantine.jsonl could not be read",
     ]
 
 
 def test_many_reasons_are_not_all_shown(tmp_path: Path) -> None:
-    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_SHOWN + 5)))
-    shown = list(summary_lines("out", summarize(stream)))
-    assert len(shown) == MAX_SHOWN + 2
-    assert shown[-1] == "          5  for 5 other pairs of source and reason; --json lists them"
-    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_SHOWN + 1)))
-    shown = list(summary_lines("out", summarize(stream)))
-    assert shown[-1] == "          1  for another pair of source and reason; --json lists it"
+    def shown(reasons: int) -> list[str]:
+        stream = write(tmp_path, *(entry(1, "x" * (number + 1)) for number in range(reasons)))
+        return list(summary_lines("out", summarize(stream)))
+
+    assert len(shown(MAX_SHOWN + 5)) == MAX_SHOWN + 2
+    assert shown(MAX_SHOWN + 5)[-1] == "          5  for 5 other reasons; --json lists them"
+    assert shown(MAX_SHOWN + 1)[-1] == "          1  for 1 other reason; --json lists it"
 
 
-def test_memory_does_not_grow_with_the_reasons(tmp_path: Path) -> None:
-    stream = write(tmp_path, *(entry(number, f"reason {number}") for number in range(MAX_GROUPS + 5)))
-    summary = summarize(stream)
-    assert len(summary.groups) == MAX_GROUPS + 1
-    assert (summary.rows, summary.groups[0].rows) == (MAX_GROUPS + 5, 5)
-    assert next(line for line in summary_lines("out", summary) if "several" in line) == (
-        "          5  several sources: (other reasons)"
-    )
+def test_memory_grows_neither_with_the_reasons_nor_with_the_sources(tmp_path: Path) -> None:
+    reasons = (entry(1, "x" * (number + 1)) for number in range(MOST_TOLD_APART + 5))
+    sources = (entry(1, source=f"{number}.jsonl") for number in range(MOST_TOLD_APART + 5))
+    summary = summarize(write(tmp_path, *sources, *reasons))
+    assert len(summary.reasons) == MOST_TOLD_APART + 1
+    assert (summary.rows, summary.reasons[0].rows) == (2 * (MOST_TOLD_APART + 5), MOST_TOLD_APART + 5)
+    assert "in 200 or more sources" in list(summary_lines("out", summary))[1]
 
 
 def test_a_summary_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stream = write(tmp_path, entry(1), entry(3))
+    stream = write(tmp_path, entry(1), entry(3, source="b.jsonl"))
     assert main(["quarantine", stream, "--json"]) == 0
-    group = {"source": "a.jsonl", "reason": "no object", "rows": 2, "first_line": 1, "last_line": 3}
-    assert json.loads(capsys.readouterr().out) == {"rows": 2, "groups": [group], "unreadable": 0}
+    reason = {"reason": "no object", "rows": 2, "sources": 2, "source": "a.jsonl", "line": 1}
+    assert json.loads(capsys.readouterr().out) == {"rows": 2, "reasons": [reason], "unreadable_lines": 0}
 
 
 def test_no_quarantine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_refused_rows_are_mended_and_published_as_a_further_source(
     assert main(run_arguments(out, [source], 5, *more)) == 0
     capfd.readouterr()
     assert main(["quarantine", str(out)]) == 0
-    assert f"1  {source}:11: " in capfd.readouterr().out
+    assert f"; at {source}:11\n" in capfd.readouterr().out
     assert main(["quarantine", str(out), "--rows"]) == 0
     broken = capfd.readouterr().out
     assert broken == '{"id":10\n'

@@ -14,8 +14,15 @@ ERROR = RowInvalid("not a row: odd", reason="odd", byte=3)
 PLACE = Place("a.jsonl", 2, 10)
 
 
+def workplace(out: Path) -> Path:
+    """A directory to write in, which goes with what is in it when the writer is closed."""
+    folder = out / ".tmp"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def quarantine(out: Path, committed: int = 0) -> Quarantine:
-    return Quarantine(out, committed, check_owner=lambda: None, clock=lambda: 5.5)
+    return Quarantine(out, committed, check_owner=lambda: workplace(out), clock=lambda: 5.5)
 
 
 def entries(out: Path) -> list[Any]:
@@ -111,7 +118,7 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
-    def check() -> None:
+    def check() -> Path:
         raise ProducerFenced("taken over")
 
     first = quarantine(tmp_path)
@@ -126,6 +133,44 @@ def test_who_is_fenced_writes_nothing(tmp_path: Path) -> None:
     fenced.close()
     first.close()
     assert (tmp_path / "quarantine.jsonl").read_bytes() == before
+
+
+def test_one_that_was_fenced_and_wakes_writes_where_nobody_reads(tmp_path: Path) -> None:
+    first = quarantine(tmp_path)
+    first.add(PLACE, "sealed", b"1")
+    first.sync()
+    second = quarantine(tmp_path, first.size)
+    second.add(PLACE, "in another order", b"2")
+    second.sync()
+    # It has looked at the owner before that one came.
+    first.add(PLACE, "not sealed", b"33")
+    first.sync()
+    second.add(PLACE, "last", b"4")
+    second.sync()
+    assert [entry["reason"] for entry in entries(tmp_path)] == ["sealed", "in another order", "last"]
+    assert second.size == (tmp_path / "quarantine.jsonl").stat().st_size
+    first.close()
+    second.close()
+
+
+def test_one_that_is_fenced_as_it_starts_cuts_nothing_off(tmp_path: Path) -> None:
+    before = quarantine(tmp_path)
+    for reason in ("sealed", "not sealed"):
+        kept = before.size
+        before.add(PLACE, reason, b"1")
+        before.sync()
+
+    def taken_over() -> Path:
+        other = quarantine(tmp_path, kept)
+        other.add(PLACE, "later", b"2")
+        other.sync()
+        other.close()
+        return tmp_path / "destroyed"
+
+    with pytest.raises(FileNotFoundError):
+        Quarantine(tmp_path, kept, check_owner=taken_over)
+    assert [entry["reason"] for entry in entries(tmp_path)] == ["sealed", "later"]
+    before.close()
 
 
 def test_other_policies_keep_the_size_of_what_is_there() -> None:

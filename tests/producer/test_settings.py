@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.configuration.problems import find_problems
-from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings, plain_sources
+from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings
 from lazyshard_producer.configuration.source_problems import is_live
 from lazyshard_producer.errors import Problem, SettingInvalid, SettingsInvalid
+from tests.producer.commands import plain_sources
 
 PLAIN = Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=10)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.stop import Stop
-from tests.producer.commands import environment, ids, published, rows, run, run_arguments, start, wait_until
+from tests.producer.commands import ROOT, environment, ids, published, rows, run, run_arguments, start, wait_until
 
 
 @pytest.fixture
@@ -114,14 +114,61 @@ def test_under_nohup_a_hangup_stays_ignored() -> None:
     code = (
         "import os, signal; from lazyshard_producer.stop import Stop\n"
         "with Stop() as stop:\n"
-        "    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, stop.take_reload())\n"
+        "    print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, stop.take_reload(), stop.reload_ignored)\n"
         "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     )
     command = ["nohup", sys.executable, "-c", code]
     done = subprocess.run(
         command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "True False\nTrue\n"
+    assert done.stdout == "True False True\nTrue\n"
+
+
+@pytest.mark.parametrize(("ignored", "configured"), [(True, True), (True, False), (False, True)])
+def test_a_run_that_sighup_cannot_reload_says_so_once(
+    ignored: bool, configured: bool, source: Path, tmp_path: Path
+) -> None:
+    out, config = tmp_path / "out", tmp_path / "run.toml"
+    config.write_text("rate = 100000\n")
+    command = [sys.executable, "-m", "lazyshard_producer", *run_arguments(out, [source], 10)]
+    if configured:
+        command += ["--config", str(config)]
+    done = subprocess.run(
+        ["nohup", *command] if ignored else command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count("SIGHUP is ignored") == (1 if ignored and configured else 0)
+    assert ids(out) == list(range(1000))
+
+
+def test_the_tests_themselves_can_run_under_nohup() -> None:
+    tests = [
+        "test_usr1_asks_for_the_end_and_hup_for_a_reload_each_time",
+        "test_a_hangup_without_a_configuration_file_is_told_and_the_run_goes_on",
+    ]
+    done = subprocess.run(
+        [
+            "nohup",
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(f"{__file__}::{one}" for one in tests),
+        ],
+        env=environment(),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout
 
 
 def test_a_hangup_without_a_configuration_file_is_told_and_the_run_goes_on(source: Path, tmp_path: Path) -> None:

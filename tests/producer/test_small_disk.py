@@ -124,16 +124,21 @@ def test_with_min_free_disk_it_waits_for_room_and_goes_on(tmp_path: Path) -> Non
         assert ids(out) == list(range(1000))
 
 
-def test_a_run_that_waits_for_room_ends_at_a_signal_and_goes_on_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [False, True], ids=["room for others", "no room at all"])
+def test_a_run_that_waits_for_room_ends_at_a_signal_and_goes_on_later(full: bool, tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     wide(source, 1000)
     with SmallDisk(tmp_path / "disk", "size=256k") as disk:
         out = disk.point / "out"
         process = start(*run_arguments(out, [source], 50, "--min-free-disk", "100kB"))
         wait_until(lambda: "--min-free-disk" in head(out).get("note", ""), process)
+        if full:
+            disk.fill()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         process.communicate()
+        assert head(out)["state"] == "idle"
+        assert not (out / ".tmp").exists()
         disk.change("size=8m")
         assert run(*run_arguments(out, [source], 50)).returncode == 0
         assert ids(out) == list(range(1000))

@@ -253,3 +253,25 @@ def test_a_signal_is_answered_while_nothing_comes() -> None:
         process.send_signal(signal.SIGINT)
         process.wait(30)
     assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code"),
+    [
+        (b'{"id": 1}\n{"id": 2}\n', (), 0),
+        (b'{"id": 1}\n{"id": 2}\n\n', (), 0),
+        (b'{"id": 1}\n{"id": 2}\n{"id": 3}\n', (), 5),
+        (b'{"id": 3}\n', ("--resume", "append"), 5),
+        (b"", ("--resume", "append"), 0),
+        (b'{"id": 9}\n', (), 4),
+    ],
+)
+def test_input_of_a_stream_that_has_ended(text: bytes, options: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lazyshard_producer", "run", "--source", "-", "--out", str(tmp_path / "out")]
+    command += ["--samples-per-chunk", "2", "--no-progress"]
+
+    def produce(text: bytes, *options: str) -> int:
+        return subprocess.run([*command, *options], input=text, env=environment(), timeout=60).returncode
+
+    assert produce(b'{"id": 1}\n{"id": 2}\n') == 0
+    assert produce(text, *options) == code

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from lazyshard_producer.configuration.settings import Settings, plain_sources
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
-from tests.producer.commands import ids, rows
+from tests.producer.commands import ids, plain_sources, rows
 
 
 class Recorder(Quiet):

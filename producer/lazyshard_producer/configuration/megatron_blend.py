@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-import orjson
+from lazyshard.memory import loads
 
 MAX_BLEND_BYTES: Final = 16 << 20
 """Some hundred thousand prefixes: a file of data that was named by mistake is not read whole."""
@@ -82,7 +82,7 @@ def _words(data: bytes) -> list[str]:
     if not text.startswith(("[", "{")):
         return text.split()
     try:
-        value = orjson.loads(text)
+        value = loads(text.encode())
     except ValueError as cause:
         raise ValueError(f"a blend in JSON is needed, got something that is none: {cause}") from None
     if isinstance(value, dict):

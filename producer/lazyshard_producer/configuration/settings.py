@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
 from typing import Final, Literal
 
@@ -294,8 +293,3 @@ class Settings:
     def padding(self) -> PadSettings | None:
         """How rows are padded; None where they are not."""
         return PadSettings(size=self.pad, token=self.pad_token) if self.pad else None
-
-
-def plain_sources(paths: Iterable[str]) -> tuple[SourceSettings, ...]:
-    """Returns the sources for paths that are read one after another."""
-    return tuple(SourceSettings(path=path) for path in paths)

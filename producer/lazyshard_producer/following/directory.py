@@ -66,7 +66,14 @@ class FollowedDirectory:
         stale = [path for path in list_journals(journals, self.name) if path != known.journal]
         self._plan = deque(known.plan)
         self._ledger = Ledger(
-            journals, self.name, known.state, known.totals, position, replaced=known.journal, stale=stale
+            journals,
+            self.name,
+            known.state,
+            known.totals,
+            position,
+            replaced=known.journal,
+            stale=stale,
+            check_owner=context.check_owner,
         )
         self._files = FollowedFiles(settings, context.max_row_bytes, known.state, self._ledger, clock)
         self._watch = DirectoryWatch(settings.path, clock)

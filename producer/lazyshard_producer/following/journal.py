@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ import orjson
 import xxhash
 
 from lazyshard.errors import LazyShardError
+from lazyshard.memory import loads
 from lazyshard.storage.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
 from lazyshard.storage.files import check_folder, read_file
 from lazyshard_producer.position import refuse_position
@@ -102,16 +103,25 @@ def list_journals(directory: Path, source: str) -> list[Path]:
     return [path for path in _list(directory) if path.name.startswith(_prefix(source))]
 
 
-def remove_journals(directory: Path) -> None:
-    """Deletes the journals of all sources, and their directory if nothing else is in it.
+def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
+    """Deletes the journals of all sources but those of some names, and their directory if nothing else is in it.
 
     Raises:
         FileRefused: as `list_journals`.
         OSError: the filesystem refused.
     """
     for path in _list(directory):
-        remove(path)
-    directory.rmdir()
+        if path.name not in kept:
+            remove(path)
+    if not kept:
+        directory.rmdir()
+
+
+def named_journals(source: Any) -> set[str]:
+    """Returns the names of the journals that a position in all sources names."""
+    entries = source.get("sources") if isinstance(source, dict) else None
+    named = (entry.get("journal") for entry in entries or () if isinstance(entry, dict))
+    return {name for name in named if isinstance(name, str) and is_journal_name(name)}
 
 
 def _list(directory: Path) -> list[Path]:
@@ -159,7 +169,7 @@ def _whole(data: bytes) -> list[dict[str, Any]]:
     lines = []
     for line in data.splitlines(keepends=True):
         try:
-            value = orjson.loads(line)
+            value = loads(line)
         except orjson.JSONDecodeError:
             break
         if not line.endswith(b"\n") or not isinstance(value, dict):

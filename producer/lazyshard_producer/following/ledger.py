@@ -8,7 +8,7 @@ a place in the journal, and the rows behind that place come in the same order ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -118,7 +118,8 @@ class Ledger:
         totals: sums up to there.
         position: the position of the start; None if it is the very start.
         replaced: the journal that it names.
-        stale: journals that no seal names.
+        stale: journals that no seal names, unless another producer has the stream by now.
+        check_owner: raises `ProducerFenced` where it has.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Ledger:
         *,
         replaced: Path | None,
         stale: list[Path],
+        check_owner: Callable[[], object],
     ) -> None:
         self.totals = totals
         self._directory = directory
@@ -146,6 +148,7 @@ class Ledger:
         self._journal: Journal | None = None
         self._begun_bytes = 0
         self._stale = stale
+        self._check_owner = check_owner
         self._replaced = deque([(replaced, 0)] if replaced else [])
         self._positions = 0
 
@@ -180,6 +183,7 @@ class Ledger:
         """Returns the position at a mark, with all that was read so far durable in the journal.
 
         Raises:
+            ProducerFenced: another producer has taken the stream over, and journals were to be deleted.
             OSError: the journal cannot be written.
         """
         self._positions += 1
@@ -193,8 +197,7 @@ class Ledger:
         if self._journal is None and not self._begun:
             return self._encode(None, totals) if self._position is None else self._position
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
-            self._begin(at)
-            at = None
+            self._begin()
         self._clear()
         return self._encode(at, totals)
 
@@ -227,20 +230,16 @@ class Ledger:
                 totals = Totals(totals.size + found.offset - begin.offset, totals.blank + found.blank - begin.blank)
             elif serial <= mark.serial:
                 found, totals = end, sums
-        if found is None or found.offset == self._lines[0].begin:
-            return None, totals
-        return (self._lines[0].name, found), totals
+        return None if found is None else (self._lines[0].name, found), totals
 
-    def _begin(self, at: tuple[str, FileState] | None) -> None:
-        """Begins a new journal with all that is known at the mark."""
-        known = list(self._committed.lines())
-        if at is not None:
-            name, state = at
-            known.append(segment_line(name, state.offset, state))
-            self._lines[0].begin = state.offset
+    def _begin(self) -> None:
+        """Begins a new journal with all that is known before the first line behind the mark, and the lines from there.
+
+        How far the mark is within that line is in every position, so a journal does not have to say it.
+        """
         journal = Journal(self._directory, self._name)
         try:
-            spot = journal.append(known)[-1]
+            spot = journal.append(self._committed.lines())[-1]
         except BaseException:
             journal.close()
             raise
@@ -252,6 +251,9 @@ class Ledger:
 
     def _clear(self) -> None:
         """Deletes the journals that no seal can name any more."""
+        if self._stale:
+            # They were listed before: whoever takes the stream over from here on has none among them.
+            self._check_owner()
         for path in self._stale:
             remove_journal(path)
         self._stale = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from lazyshard_producer.configuration.settings import Limits
@@ -61,7 +62,7 @@ class Holdback:
         shelf: Shelf,
         samples_per_chunk: int,
         *,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], Path | None] = lambda: None,
         warn: Callable[[str], None] = _log.warning,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,

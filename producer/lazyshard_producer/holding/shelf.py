@@ -34,8 +34,8 @@ class Shelf(Protocol):
     def consumers(self, published: int) -> tuple[Consumer, ...]:
         """Returns the consumers as they were last seen; those whose cursor is ahead of `published` do not count."""
 
-    def retire(self, chunks_before: int, published: int, check: Callable[[], None]) -> None:
-        """Deletes the chunks of [0, chunks_before), never the newest; `check` raises if the stream is another's."""
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.storage.retire`."""
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
         """Looks at the chunks [first, stop); see `measure_stock`."""
@@ -74,7 +74,7 @@ class DirectoryShelf:
         """See `Shelf`."""
         return list_consumers(self._directory, published)
 
-    def retire(self, chunks_before: int, published: int, check: Callable[[], None]) -> None:
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
         """See `Shelf`."""
         retire(self._directory, chunks_before, published, check=check)
 

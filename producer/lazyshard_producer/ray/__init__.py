@@ -118,10 +118,12 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
                 "gone on with if the driver dies; set execution_options.preserve_order = True to have both",
                 self._directory,
             )
+        # Of writes that have died, or are fenced from here on; what comes after this is of one that fences this one.
+        left = self._list_pieces()
         writer = ChunkWriter(self._directory, self._samples_per_chunk)
         try:
-            # With the stream's lock in hand, what is here is left over from writes that have died.
-            shutil.rmtree(self._folder.parent, ignore_errors=True)
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
             check_folder(self._folder.parent)
             self._folder.mkdir(parents=True)
             self._committer = Committer(writer, self._folder)
@@ -181,6 +183,13 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
         """Stops publishing and lets go of the stream; does nothing after a write that has ended."""
         if self._committer is not None:
             self._committer.stop()
+
+    def _list_pieces(self) -> list[Path]:
+        """Returns the folders of all writes."""
+        try:
+            return list(check_folder(self._folder.parent).iterdir())
+        except FileNotFoundError:
+            return []
 
     def get_name(self) -> str:
         """Returns what Ray calls the tasks."""

@@ -22,6 +22,7 @@ import numpy as np
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
 from lazyshard.format import EncodedRow, Encoding, check_encoding
 from lazyshard.format.arrays import pack_row
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.setting_checks import SWIFT
 from lazyshard_producer.configuration.settings import EncodingSettings
 from lazyshard_producer.errors import SettingInvalid
@@ -78,6 +79,7 @@ class Encoder:
             raise _refused(f"makes no sample of this row: {why}") from why
         except BaseException as error:
             # SystemExit too: it would end the run as if all were done.
+            raise_if_short(error)
             *_, (frame, line) = traceback.walk_tb(error.__traceback__)
             where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
             raise _refused(f"raised {name_error(error)}{where}") from error

@@ -11,6 +11,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow
 from lazyshard.format.arrays import ARRAY_KEY
 from lazyshard.format.packed_row import ADDED_LEVELS
+from lazyshard.memory import loads
 
 _MAX_LEVELS: Final = 1024
 """How deep readers nest."""
@@ -81,7 +82,7 @@ class Measure:
         # Every level takes an opening bracket, so few rows are parsed a second time.
         if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
             try:
-                orjson.loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
+                loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
                 raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
 
@@ -96,7 +97,7 @@ def _check_ids(option: str, row: dict[str, Any], tokens: int, where: str) -> Non
 def _found_length(row: EncodedRow) -> str:
     """Returns what stands where the length of an encoded row is looked for, which is no whole number."""
     expected = "expected a whole number of tokens under 'length'"
-    made = orjson.loads(row.line)
+    made = loads(row.line)
     if "length" not in made:
         return f"no length among its keys ({key_names(made)}): {expected}"
     found = made["length"]

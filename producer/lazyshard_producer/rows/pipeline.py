@@ -41,7 +41,7 @@ class Pipeline:
         committed: the source position of the last seal; None for a stream without chunks.
         samples: rows that are published.
         warn: is told what is odd.
-        check_owner: raises `ProducerFenced` where another producer has taken the stream over.
+        check_owner: as `Quarantine` has it; None for who gives `refusals`.
         patience: is told what is asked of sources and functions.
         refusals: takes refused rows; None for what the settings say.
 
@@ -58,13 +58,15 @@ class Pipeline:
         *,
         samples: int = 0,
         warn: Callable[[str], None],
-        check_owner: Callable[[], object] = lambda: None,
+        check_owner: Callable[[], Path] | None = None,
         patience: Patience | None = None,
         refusals: Refusals | None = None,
     ) -> None:
         patience = patience or Patience()
         self._settings = settings
-        self._context = Context(Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk)
+        self._context = Context(
+            Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None)
+        )
         paths = [source.path for source in settings.sources]
         nothing = RunPosition(sources=())
         start, names = nothing, []
@@ -173,9 +175,10 @@ class Pipeline:
             self._workers = None
 
 
-def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable[[], object]) -> Refusals:
+def _make_refusals(settings: Settings, start: RunPosition, check_owner: Callable[[], Path] | None) -> Refusals:
     quarantine = None
     if settings.on_bad_row == "quarantine":
+        assert check_owner is not None
         quarantine = Quarantine(Path(settings.out), start.quarantine_bytes, check_owner=check_owner)
     return Refusals(
         settings.on_bad_row,

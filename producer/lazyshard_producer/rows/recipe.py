@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, PadSettings
 from lazyshard_producer.rows.encoding import Encoder, load_encoder
 from lazyshard_producer.rows.measure import Measure, key_names
@@ -207,6 +208,7 @@ def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index:
         raise
     except BaseException as error:
         # SystemExit too: it would end the run as if all were done.
+        raise_if_short(error)
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
         reason = f"{option} raised {name_error(error)}{where}"

@@ -5,25 +5,25 @@
 the device before the seal whose position counts it, and a restart cuts off what is behind that: what was read after the
 last seal is read again. So each refused row is in it once.
 
-Each line has its place in the file, and its length follows from the input. So one who is fenced between the look at the
-owner and the write, and wakes in it, writes what is there.
+A run that writes to it first puts a copy of it in its place, of what the last seal counts. So one that was fenced and
+wakes writes into a file that nobody reads; and it can put none in its place, see `ChunkWriter.check_owner`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
-import orjson
 import pybase64
 
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.names import QUARANTINE
-from lazyshard.storage.durable import open_own, sync, sync_directory, write_all
+from lazyshard.storage.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count
 
@@ -39,7 +39,7 @@ class Quarantine:
         out: the stream's directory.
         committed: its size as the last seal has it.
         check_owner: is called before anything is written to it: raises `ProducerFenced` where another producer has
-            taken the stream over, and with it this file.
+            taken the stream over, and with it this file. Returns the directory from which to rename into the stream's.
         clock: returns seconds since 1970.
     """
 
@@ -48,7 +48,7 @@ class Quarantine:
         out: Path,
         committed: int,
         *,
-        check_owner: Callable[[], object],
+        check_owner: Callable[[], Path],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path: Final = out / QUARANTINE
@@ -57,8 +57,8 @@ class Quarantine:
         self._fd: int | None = None
         self._buffer = bytearray()
         self._dirty = False
-        self._size = committed
-        self._cut(committed)
+        self._size = self._kept = 0
+        self._size = self._find_kept(committed)
 
     @property
     def size(self) -> int:
@@ -80,7 +80,9 @@ class Quarantine:
             row = {"row": text.decode("utf-8")}
         except UnicodeDecodeError:
             row = {"row_base64": pybase64.b64encode(text).decode("ascii")}
-        written = orjson.dumps(entry | row | {"at": int(self._clock())}, option=orjson.OPT_APPEND_NEWLINE)
+        # Not by orjson, which needs many times the memory of a long row, and dies where that is not there.
+        values = entry | row | {"at": int(self._clock())}
+        written = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         self._buffer += written
         self._size += len(written)
         if len(self._buffer) >= _BUFFER_BYTES:
@@ -111,39 +113,63 @@ class Quarantine:
         if fd is not None:
             os.close(fd)
 
-    def _cut(self, committed: int) -> None:
+    def _find_kept(self, committed: int) -> int:
+        """Returns how much of the file stays, and cuts off what is behind that."""
         try:
-            status = os.lstat(self.path)
+            found = os.lstat(self.path).st_size
         except FileNotFoundError:
             # Moved away by somebody who has dealt with these rows: sizes go on from there all the same.
-            self._size = 0
-            return
-        self._size = min(committed, status.st_size)
-        if status.st_size > self._size:
-            self._check_owner()
-            self._open()
-            assert self._fd is not None
-            os.ftruncate(self._fd, self._size)
-            self._dirty = True
+            return 0
+        self._kept = min(committed, found)
+        if found > self._kept:
+            self._take()
+        return self._kept
 
     def _flush(self) -> None:
         if self._buffer:
             self._check_owner()
             # Whatever comes of it, nothing goes behind a line that is torn.
             data, self._buffer = self._buffer, bytearray()
-            self._open()
+            if self._fd is None:
+                self._take()
             assert self._fd is not None
             self._dirty = True
-            os.lseek(self._fd, self._size - len(data), os.SEEK_SET)
             write_all(self._fd, data)
 
-    def _open(self) -> None:
-        if self._fd is not None:
-            return
-        new = not os.path.lexists(self.path)
-        self._fd = open_own(self.path)
-        if new:
+    def _take(self) -> None:
+        """Puts a copy of what stays of the file in its place, which is this run's."""
+        temporary = self._check_owner() / QUARANTINE
+        try:
+            fd = create(temporary)
+            try:
+                left = self._copy(fd)
+                sync(fd)
+                rename(temporary, self.path)
+            except BaseException:
+                os.close(fd)
+                raise
             sync_directory(self.path.parent)
+        except OSError:
+            self._check_owner()
+            raise
+        self._fd = fd
+        # Less than there was before where somebody has moved it away meanwhile.
+        self._size -= left
+        self._kept -= left
+
+    def _copy(self, fd: int) -> int:
+        """Copies what stays of the file; returns how many bytes of that are not there."""
+        left = self._kept
+        if not os.path.lexists(self.path):
+            return left
+        before = open_own(self.path)
+        try:
+            while left and (data := os.read(before, min(left, _BUFFER_BYTES))):
+                write_all(fd, data)
+                left -= len(data)
+        finally:
+            os.close(before)
+        return left
 
 
 class Refusals:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, encode_row
 from lazyshard.format.arrays import fill_row, pack_row
+from lazyshard.memory import loads
 from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
 from lazyshard_producer.configuration.settings import PadSettings
 
@@ -55,7 +55,7 @@ def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[Encode
 
 def document_of(row: EncodedRow) -> dict[str, npt.NDArray[Any]]:
     """Returns the tokens that `read_document` has taken out of a row, by name; views of its bytes."""
-    found: dict[str, Any] = orjson.loads(row.line)
+    found: dict[str, Any] = loads(row.line)
     fill_row(found, np.frombuffer(row.arrays, np.uint8))
     return found
 
@@ -117,7 +117,7 @@ def narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 def _fields(row: dict[str, Any], line: bytes | EncodedRow) -> dict[str, Any]:
     if not isinstance(line, EncodedRow):
         return row
-    found: dict[str, Any] = orjson.loads(line.line)
+    found: dict[str, Any] = loads(line.line)
     fill_row(found, np.frombuffer(line.arrays, np.uint8))
     return found
 

@@ -137,7 +137,7 @@ def make_holdback(
     destination: Destination,
     samples_per_chunk: int,
     *,
-    check: Callable[[], None],
+    check: Callable[[], Path | None],
     warn: Callable[[str], None],
 ) -> Holdback | None:
     """Returns what holds a run back at its limits, None where there are none."""

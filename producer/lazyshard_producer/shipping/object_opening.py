@@ -30,13 +30,14 @@ from lazyshard.format.names import HEAD, MANIFEST, seal_name
 from lazyshard.storage.files import read_file
 from lazyshard.storage.objects import ObjectStore
 from lazyshard.storage.retire import list_kept
-from lazyshard.storage.urls import stream_path
+from lazyshard.storage.urls import stream_name
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
+from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.shipping.chunks import is_same_chunk
 from lazyshard_producer.shipping.destination import DirectoryDestination
-from lazyshard_producer.shipping.found import Found, get, look
+from lazyshard_producer.shipping.found import Found, get, look, names_in
 from lazyshard_producer.shipping.object_destination import ObjectDestination, Pause
 from lazyshard_producer.shipping.ownership import FoundOwner, Ownership, find_owner, next_owner
 from lazyshard_producer.shipping.restoring import restore
@@ -70,7 +71,7 @@ def open_objects(
     Arguments and errors are those of `open_destination`.
     """
     check_extra(settings.out)
-    store = ObjectStore(str(stream_path(settings.out)), patience_s=0)
+    store = ObjectStore(stream_name(settings.out), patience_s=0)
     root = Path(settings.spool) if settings.spool is not None else default_root()
     kept = f"What was published and is not there yet is kept in {root}; the same command goes on with it"
     pause = Pause(stop, threading.Event())
@@ -100,7 +101,7 @@ def copy_newest(url: str, samples_per_chunk: int | None, folder: Path) -> None:
         LazyShardError, OSError: as `open_objects`.
     """
     check_extra(url)
-    store = ObjectStore(str(stream_path(url)), patience_s=0)
+    store = ObjectStore(stream_name(url), patience_s=0)
     tries = Tries(url, _LOOK_PATIENCE_S, "Nothing was changed", pause=_sleep)
     found = look(store, tries, samples_per_chunk)
     if found.manifest is not None:
@@ -203,4 +204,5 @@ def _is_finished(store: ObjectStore, tries: Tries, found: Found) -> bool:
     except LazyShardError:
         head = None
     told = head is not None and head.ended and head.chunks == found.end.chunks == found.chunks
-    return told and not found.listing.leftovers and not found.unsealed and JOURNALS not in found.sizes
+    journals = set(names_in(store, tries, JOURNALS)) - named_journals(found.end.source)
+    return told and not found.listing.leftovers and not found.unsealed and not journals

@@ -49,7 +49,7 @@ class ObjectShelf:
         self._retiring.ask()
         return list_consumers(self._stream, published)
 
-    def retire(self, chunks_before: int, published: int, check: Callable[[], None]) -> None:
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
         """See `Shelf`: asks for it, which is done within a moment, once the consumers were looked at again."""
         self._retiring.want(min(chunks_before, published - 1))
 

@@ -21,6 +21,7 @@ from lazyshard.storage.files import read_file
 from lazyshard.storage.objects import ObjectStore
 from lazyshard.storage.retire import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
+from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.chunks import put_chunk, replace
 from lazyshard_producer.shipping.found import Found, look, names_in
@@ -148,7 +149,7 @@ class Shipper:
             return
         self._retiring.finish()
         if self._has_end:
-            self._drop_all_journals()
+            self._drop_left_journals()
 
     def _put_manifest(self) -> None:
         if self._samples_per_chunk:
@@ -217,9 +218,12 @@ class Shipper:
             if self._journals.pop(name, None) is not None:
                 self._delete(f"{JOURNALS}/{name}")
 
-    def _drop_all_journals(self) -> None:
+    def _drop_left_journals(self) -> None:
+        """Deletes the journals that the end does not name."""
+        named = named_journals(End.decode(read_file(self._spool.stream / END)).source)
         for name in names_in(self._store, self._tries, JOURNALS):
-            self._delete(f"{JOURNALS}/{name}")
+            if name not in named:
+                self._delete(f"{JOURNALS}/{name}")
 
     def _delete(self, name: str) -> None:
         self._ownership.check()
@@ -232,6 +236,9 @@ class Shipper:
             return
         for name in look(self._store, self._tries, None).unsealed:
             self._delete(name)
+        # They tell what of followed directories is in the stream.
+        self._spool.keep_journals(self._spool.stream / JOURNALS)
+        self._put_journals()
         self._ownership.check()
         if not self._tries(lambda: self._store.put_new(END, data)):
             found = self._tries(lambda: self._store.get(END))

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.arrow_library import load_pyarrow
 from lazyshard_producer.sources.regular_file import open_regular
@@ -160,6 +161,7 @@ class ArrowTable:
         try:
             return function(*arguments)
         except (OSError, ValueError, NotImplementedError, EOFError) as cause:
+            raise_if_short(cause)
             # pyarrow's own errors extend these.
             expected = "an Arrow IPC file or stream that can be read"
             raise refuse_table(self._path, expected, str(cause).splitlines()[0]) from cause

@@ -11,7 +11,7 @@ import os
 from typing import Any, BinaryIO, Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.position import plain_name, refuse_position
+from lazyshard_producer.position import PACKED_SIZE, plain_name, refuse_position
 from lazyshard_producer.sources.decompression import BLOCK_BYTES, CompressedText, ZstdText, open_text
 from lazyshard_producer.sources.digested_text import DigestedText, TextMark, TextPosition, TextRows
 from lazyshard_producer.sources.read_ahead import ReadAhead
@@ -111,7 +111,8 @@ class CompressedJsonLines:
 
     def position(self, mark: TextMark) -> dict[str, Any]:
         """Returns the position at a mark."""
-        return {"kind": self._kind, "path": self.name} | mark.position().encode()
+        entry = {"kind": self._kind, "path": self.name} | mark.position().encode()
+        return entry | {PACKED_SIZE: self._packed.consumed} if self._finished and mark == self.reached else entry
 
     def end(self) -> None:
         """Does nothing: it ends by itself."""

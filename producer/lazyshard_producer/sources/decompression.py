@@ -11,6 +11,7 @@ import zlib
 from types import ModuleType
 from typing import Any, BinaryIO, Final, Protocol
 
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.source_file import refuse_os_error
 
@@ -128,6 +129,7 @@ class GzipText(_Text):
         try:
             text = engine.decompress(part, BLOCK_BYTES)
         except zlib.error as cause:
+            raise_if_short(cause)
             reason = f"{_words(cause)}, in the {len(part)} bytes before"
             raise self._damaged(self._begin, "gzip member", reason) from cause
         # At the end of a member the library may give the rest under both names.
@@ -217,6 +219,7 @@ class ZstdText(_Text):
         try:
             text: bytes = self._engine.decompress(data)
         except self._library.ZstdError as cause:
+            raise_if_short(cause)
             reason = f"{cause}, in the {len(data)} bytes before"
             raise self._damaged(self._begin, "zstd frame", reason) from cause
         return text

@@ -22,6 +22,7 @@ import orjson
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import encode_row
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.user_functions import name_error, name_value
 
@@ -140,6 +141,7 @@ def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[byt
 
 
 def _raised(name: str, error: BaseException) -> GeneratorFailed:
+    raise_if_short(error)
     frames = name_frames(error.__traceback__)
     where = f" at {', called from '.join(reversed(frames))}" if frames else ""
     hint = "mend it and run the same command again, nothing is lost"

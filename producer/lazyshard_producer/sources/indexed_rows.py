@@ -15,6 +15,7 @@ import orjson
 
 from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.format.indexed import Ints
+from lazyshard.memory import dumps
 from lazyshard.storage.indexed_reader import IndexedReader, Sequences
 from lazyshard_producer.wording import count
 
@@ -147,7 +148,7 @@ class RowMaker:
             row["lengths"] = found.lengths[low:high]
             if modes is not None:
                 row["mode"] = modes
-        line = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+        line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
         if len(line) - 1 <= self._most:
             return line
         return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.arrow_library import load_pyarrow
 from lazyshard_producer.sources.regular_file import open_regular
@@ -116,5 +117,6 @@ class ParquetTable:
         try:
             return function(*arguments, **options)
         except (OSError, ValueError, NotImplementedError, EOFError) as cause:
+            raise_if_short(cause)
             # pyarrow's own errors extend these.
             raise refuse_table(self._path, "a Parquet file that can be read", str(cause).splitlines()[0]) from cause

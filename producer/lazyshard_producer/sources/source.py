@@ -7,7 +7,7 @@ chunk, from which a later run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -38,11 +38,13 @@ class Context(NamedTuple):
         out: the stream's directory; it may not be there yet.
         max_row_bytes: longest row that is accepted, in bytes without its line end.
         samples_per_chunk: rows that are published at a time; None where nothing is to be published.
+        check_owner: raises `ProducerFenced` where another producer has taken the stream over.
     """
 
     out: Path
     max_row_bytes: int
     samples_per_chunk: int | None = None
+    check_owner: Callable[[], object] = lambda: None
 
 
 class Rows(Protocol):

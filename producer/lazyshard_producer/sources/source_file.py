@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 import xxhash
 
 from lazyshard.errors import FileRefused
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition
 
@@ -188,7 +189,8 @@ def refuse_truncated(file: BinaryIO, path: str, offset: int) -> SourceRefused:
 
 
 def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
-    """Returns the error for what the filesystem does not give."""
+    """Returns the error for what the filesystem does not give. Raises MemoryError where memory is what there is not."""
+    raise_if_short(cause)
     if isinstance(cause, PermissionError):
         hint = "check its permissions and those of the directories above it"
         return _refuse(path, expected, f"uid {os.geteuid()} may not read it", f"; {hint}")

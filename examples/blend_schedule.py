@@ -15,9 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from torch.utils.data import DataLoader
-
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import Batches, BlendedDataset, ChunkWriter, LazyShardedDataset
 
 NAMES = ("web", "maths", "code")
 SCHEDULE = [(40, (0.8, 0.2, 0.0)), (60, (0.8, 0.2, 0.0)), (80, (0.3, 0.2, 0.5))]
@@ -64,16 +62,15 @@ class Mixture:
             self._shown = self.came.copy(), self.wanted.copy()
 
 
-def train(blend: BlendedDataset, batch_size: int, stop: int, mixture: Mixture) -> None:
+def train(batches: Batches, stop: int, mixture: Mixture, blend: BlendedDataset) -> None:
     """Trains up to a step. What is done with the samples is not shown here."""
-    loader = DataLoader(blend, batch_size=batch_size, sampler=blend.rank_indices, collate_fn=list)
     names: list[str] = []
-    for batch in loader:
+    for batch in batches:
         names += [row["stream"] for row in batch]
-        if len(names) == STEP_SAMPLES:
+        if batches.step_complete:
             mixture.add(names, blend.shares_at(mixture.steps))
             names = []
-            if mixture.steps == stop:
+            if batches.step == stop:
                 return
 
 
@@ -91,13 +88,15 @@ def main() -> None:
     print("steps      " + "     wanted   came" * 3)
     mixture = Mixture()
     blend = open_blend(folder, batch_size=8)
-    train(blend, 8, STOPPED_AFTER, mixture)
-    (folder / "state.json").write_text(json.dumps(blend.state_dict(STOPPED_AFTER * STEP_SAMPLES)))
+    batches = blend.batches(collate_fn=list)
+    train(batches, STOPPED_AFTER, mixture, blend)
+    (folder / "state.json").write_text(json.dumps(batches.state_dict()))
 
     print("           stopped; goes on with micro batches of 4")
     blend = open_blend(folder, batch_size=4)
-    blend.load_state_dict(json.loads((folder / "state.json").read_bytes()))
-    train(blend, 4, STEPS, mixture)
+    batches = blend.batches(collate_fn=list)
+    batches.load_state_dict(json.loads((folder / "state.json").read_bytes()))
+    train(batches, STEPS, mixture, blend)
 
     assert mixture.steps == STEPS, f"it came to step {mixture.steps} only"
     assert mixture.came.total() == STEPS * STEP_SAMPLES, mixture.came

@@ -26,9 +26,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import Batches, ChunkWriter, LazyShardedDataset
 
 SAMPLES = 500
 FIRST_SAMPLES = 200
@@ -62,30 +61,19 @@ def train(rank: int, ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    dataset = LazyShardedDataset(
-        folder / "stream", batch_size=BATCH, max_total_samples=SAMPLES, shuffle_window=1, micro_batches_per_step=1
-    )
-    step = 0
+    dataset = LazyShardedDataset(folder / "stream", batch_size=BATCH, shuffle_window=1)
+    batches = dataset.batches(collate_fn=list)
     if newest := max((folder / "run").glob("checkpoint-*"), key=step_of, default=None):
-        step = step_of(newest)
         model.load_state_dict(torch.load(newest / "model.pt"))
-        dataset.load_state_dict(json.loads((newest / "lazyshard.json").read_bytes())["state"])
-    consumed = dataset.consumed
-    indices = dataset.rank_indices  # what is left of them
-    batches = iter(DataLoader(dataset, sampler=indices, batch_size=BATCH, collate_fn=list))
+        batches.load_state_dict(json.loads((newest / "lazyshard.json").read_bytes())["state"])
     with (folder / f"rank_{rank}_of_{ranks}.txt").open("w", buffering=1) as log:
-        for done in range(0, len(indices), BATCH):
-            if not dataset.in_epoch(indices[done]):  # the stream has ended before max_total_samples
-                break
-            rows = next(batches)
+        for rows in batches:  # ends with the stream
             learn(model, torch.tensor([row["x"] for row in rows]))
-            step += 1
-            consumed += BATCH * ranks
-            log.write(f"{step} {' '.join(str(row['id']) for row in rows)}\n")
-            if rank == 0 and step % SAVE_STEPS == 0:
-                save(folder / "run" / f"checkpoint-{step}", model, dataset.state_dict(consumed))
-    if rank == 0 and step % SAVE_STEPS:
-        save(folder / "run" / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+            log.write(f"{batches.step} {' '.join(str(row['id']) for row in rows)}\n")
+            if rank == 0 and batches.step % SAVE_STEPS == 0:
+                save(folder / "run", model, batches)
+    if rank == 0 and batches.step % SAVE_STEPS:
+        save(folder / "run", model, batches)
     dist.destroy_process_group()
 
 
@@ -99,12 +87,12 @@ def learn(model: torch.nn.Linear, x: torch.Tensor) -> None:
         weight.grad = None
 
 
-def save(checkpoint: Path, model: torch.nn.Module, state: dict[str, object]) -> None:
+def save(run: Path, model: torch.nn.Module, batches: Batches) -> None:
     """Writes a checkpoint, which is there as a whole or not at all."""
-    new = checkpoint.with_name(f".{checkpoint.name}")
+    checkpoint, new = run / f"checkpoint-{batches.step}", run / ".new"
     new.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), new / "model.pt")
-    (new / "lazyshard.json").write_text(json.dumps({"state": state, "saved_at": time.time()}))
+    (new / "lazyshard.json").write_text(json.dumps({"state": batches.state_dict(), "saved_at": time.time()}))
     os.replace(new, checkpoint)
 
 

@@ -19,12 +19,10 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset
+from lazyshard import Batches, LazyShardedDataset
 
 LINES = 200
 """In each of the two files."""
@@ -54,39 +52,34 @@ def train(folder: Path, run: str, start: Path | None = None, without: Collection
     """Trains to the end of the stream, from the start or a checkpoint; returns the loss of each step."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    dataset = LazyShardedDataset(
-        folder / "stream", batch_size=BATCH, dp_rank=0, dp_size=1, shuffle_window=4, micro_batches_per_step=1
-    )
-    step = 0
+    dataset = LazyShardedDataset(folder / "stream", batch_size=BATCH, dp_rank=0, dp_size=1, shuffle_window=4)
+    batches = dataset.batches(collate_fn=list)
     if start is not None:
-        step = int(start.name.removeprefix("checkpoint-"))
         model.load_state_dict(torch.load(start / "model.pt"))
-        dataset.load_state_dict(json.loads((start / "lazyshard.json").read_bytes())["state"])
+        batches.load_state_dict(json.loads((start / "lazyshard.json").read_bytes())["state"])
         dataset.skip(samples=[(sample, sample + 1) for sample in without])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    consumed = dataset.consumed
     losses = {}
-    for rows in DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=list):
+    for rows in batches:
         features = torch.tensor([[row["rooms"] / 5, row["age"] / 60] for row in rows])
         loss = (model(features) - torch.tensor([[row["price"]] for row in rows])).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        step += 1
-        consumed += BATCH
-        losses[step] = loss.item()
-        if step % SAVE_STEPS == 0:
-            save(folder / run / f"checkpoint-{step}", model, dataset.state_dict(consumed))
-    if step % SAVE_STEPS:
-        save(folder / run / f"checkpoint-{step}", model, dataset.state_dict(consumed))
+        losses[batches.step] = loss.item()
+        if batches.step % SAVE_STEPS == 0:
+            save(folder / run, model, batches)
+    if batches.step % SAVE_STEPS:
+        save(folder / run, model, batches)
     return losses
 
 
-def save(checkpoint: Path, model: torch.nn.Module, state: dict[str, Any]) -> None:
+def save(run: Path, model: torch.nn.Module, batches: Batches) -> None:
     """Writes a checkpoint."""
+    checkpoint = run / f"checkpoint-{batches.step}"
     checkpoint.mkdir(parents=True)
     torch.save(model.state_dict(), checkpoint / "model.pt")
-    values = {"state": state, "step": step_of(checkpoint), "saved_at": time.time()}
+    values = {"state": batches.state_dict(), "step": batches.step, "saved_at": time.time()}
     (checkpoint / "lazyshard.json").write_text(json.dumps(values))
 
 

@@ -1,7 +1,8 @@
 """Feed large-model training from data that is still being produced.
 
 A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel rank reads its own chunks
-(`LazyShardedDataset`; as an iterable `LazyShardedStream` and `LazyShardedIterable`), of several streams by weights
+(`LazyShardedDataset`, whose `Batches` count what is trained; as an iterable `LazyShardedStream` and
+`LazyShardedIterable`), of several streams by weights
 (`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`); `LazyShardedSequences` packs (`Pack`),
 splits (`Split`) or pads (`Pad`) raw rows while it reads. `load` makes a data set of one file, which `check_config`
 looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other iterable. Rows may
@@ -23,6 +24,7 @@ from lazyshard.storage.token_weights import weights_by_tokens
 
 if TYPE_CHECKING:
     from lazyshard.data import (
+        Batches,
         BlendedDataset,
         Filter,
         LazyShardedDataset,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BFLOAT16",
+    "Batches",
     "BlendedDataset",
     "ChunkWriter",
     "Filter",
@@ -68,6 +71,7 @@ __version__ = "0.1.0"
 
 
 _NEED_TORCH: Final = (
+    "Batches",
     "BlendedDataset",
     "Filter",
     "LazyShardedDataset",

@@ -3,7 +3,8 @@
 All of them extend `LazyShardError` and the builtin that they refine, so ``except TimeoutError`` and
 ``except LazyShardError`` both work. Each class declares its fields as annotated attributes; a field that does not apply
 is None. Errors survive pickling whole, and they survive `torch.utils.data.DataLoader` too, which rebuilds a worker's
-error from the text of its traceback alone: see `LazyShardError.carry_fields`.
+error from the text of its traceback alone: see `LazyShardError.carry_fields`. Neither message nor fields hold the
+credentials of a URL: see `redact`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,56 @@ import inspect
 import json
 import re
 from typing import Any, Final
+from urllib.parse import unquote
 
 _FIELDS_MARK: Final = "lazyshard-error-fields: "
 """Begins the line that carries an error's fields through a rebuild from text."""
 
 _FIELDS_LINE: Final = re.compile(rf"\n?^{_FIELDS_MARK}(\{{.*\}})$", re.MULTILINE)
+
+_USER: Final = re.compile(r"(https?)?://(?:([^\s/?#]{1,4096})|[^\s/?#@:]{0,512}:(?!\d*(?:[\s/?#]|$))[^\s@]{0,512})@")
+"""What stands before the host of a URL: up to its first slash, or else a password that holds one itself."""
+
+_QUERY: Final = re.compile(r"(://[^\s?\"'<>]{1,4096}\?)[^\s\"'<>]+")
+
+_LEAST: Final = 4
+"""What is shorter is not looked for in other texts: it would be found in any."""
+
+
+def redact(text: str, url: str = "") -> str:
+    """Returns a text with the credentials of all URLs in it replaced by ``***``: of a user and password, of a query.
+
+    >>> redact("s3://name:secret@bucket/run: no answer to https://host/a?X-Amz-Signature=4f0c")
+    's3://***@bucket/run: no answer to https://host/a?***'
+
+    Args:
+        text: shown, logged or kept. The container that Azure puts before a host is no credential, and stays.
+        url: whose credentials are replaced where they stand without the URL around them, too.
+    """
+    if "://" in text and ("@" in text or "?" in text):
+        text = _QUERY.sub(r"\1***", _USER.sub(_hide_user, text))
+    if "@" in url or "?" in url:
+        for secret in sorted(_secrets(url), key=len, reverse=True):
+            text = text.replace(secret, "***")
+    return text
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    scheme, user = found[1] or "", found[2]
+    return found[0] if user is not None and not scheme and ":" not in user else f"{scheme}://***@"
+
+
+def _secrets(url: str) -> set[str]:
+    """Returns what is secret of a URL, as it stands there and decoded."""
+    found = []
+    for value in (setting.partition("=")[2] for setting in url.partition("?")[2].split("&")):
+        # Names of objects are joined to the URL of their folder, behind whatever its query holds.
+        names = value.split("/")
+        found += ["/".join(names[:stop]) for stop in range(1, len(names) + 1)]
+    if (user := _USER.search(url)) is not None and _hide_user(user) != user[0]:
+        whole = user[0].partition("://")[2][:-1]
+        found += [whole, whole.partition(":")[2]]
+    return {text for one in found for text in (one, unquote(one)) if len(text) >= _LEAST}
 
 
 class LazyShardError(Exception):
@@ -32,13 +78,14 @@ class LazyShardError(Exception):
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         message, carried = _split_fields(message)
-        super().__init__(message)
+        super().__init__(redact(message))
         declared = _declared(type(self))
         for name in fields:
             if name not in declared:
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
         # What the text carries may be the cause's, which has other fields than the error that it led to.
-        vars(self).update({name: value for name, value in carried.items() if name in declared} | fields)
+        values = {name: value for name, value in carried.items() if name in declared} | fields
+        vars(self).update((name, redact(one) if isinstance(one, str) else one) for name, one in values.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles message and fields; the default would lose the fields."""

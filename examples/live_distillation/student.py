@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
 from teacher import LENGTH, TOKENS, Model
@@ -40,29 +39,27 @@ def main() -> None:
     model = Model(width=12)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     dataset = LazyShardedDataset(stream, batch_size=BATCH, num_samples=steps * BATCH, consumer="student")
+    batches = dataset.batches(num_workers=1, collate_fn=collate)
     checkpoint = folder / "student.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        dataset.load_state_dict(saved["data"])
-    consumed = dataset.consumed
-    loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, num_workers=1, collate_fn=collate)
+        batches.load_state_dict(saved["data"])
     with (folder / "student.txt").open("a", buffering=1) as log:
-        for ids, tokens, target in loader:
+        for ids, tokens, target in batches:
             loss = torch.nn.functional.kl_div(model(tokens).log_softmax(-1), target, reduction="sum")
             loss = loss / tokens.numel()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            consumed += BATCH
             log.write(f"{loss.item():.4f} {' '.join(map(str, ids))}\n")
-            if consumed // BATCH % SAVE_STEPS == 0:
-                state = dataset.state_dict(consumed)
+            if batches.step % SAVE_STEPS == 0:
+                state = batches.state_dict()
                 values = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": state}
                 torch.save(values, folder / "new.pt")
                 os.replace(folder / "new.pt", checkpoint)
-                dataset.commit(consumed, last_epoch=True)  # what is before it may go
+                batches.commit(last_epoch=True)  # what is before it may go
 
 
 if __name__ == "__main__":

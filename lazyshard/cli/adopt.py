@@ -53,6 +53,8 @@ lazyshard adopt /shared/chunks --samples-per-chunk 1000 --no-end
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

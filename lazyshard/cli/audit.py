@@ -32,6 +32,10 @@ every draw of the run and counts them, sample by sample: each must be trained on
 over at an epoch's end, or skipped on purpose. Checkpoints from which the run has turned back are told apart, with what
 they trained that is not in the model.
 
+That is a proof where steps bear out the states' count of samples: where a checkpoint says after which step it was saved
+(in its file, or by the name of its folder), and the state what a step takes, as those of `dataset.batches()` and of
+ms-swift do. Otherwise the run is consistent, if the loop has counted `consumed` right.
+
 It also looks whether steps, consumed samples and states agree, whether the stream is the one of the states and holds
 what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows are not
 read: `lazyshard verify` does that."""
@@ -58,7 +62,11 @@ lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'
 
   7  the filesystem or store failed: no permission, no answer
 
+  9  consistent, but not proven: no steps bear out how many samples the states say were trained
+
  70  unexpected error
+
+ 71  not enough memory
 
 130  Ctrl-C"""
 
@@ -133,7 +141,9 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     else:
         for line in audit_lines(found, str(directory)):
             say(line)
-    return exits.DONE if found.ok else exits.STREAM_DAMAGED
+    if not found.ok:
+        return exits.STREAM_DAMAGED
+    return exits.DONE if found.proven else exits.NOT_PROVEN
 
 
 def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[Finding]]:

@@ -43,6 +43,7 @@ def audit_values(found: Audit, where: str) -> dict[str, Any]:
         "stream": where,
         "ok": found.ok,
         "proven": found.proven,
+        "consistent": found.consistent,
         "stream_id": facts.stream_id,
         "samples_per_chunk": facts.samples_per_chunk,
         "chunks": facts.chunks,
@@ -111,12 +112,22 @@ def _epoch_line(one: EpochAudit, ended: bool, step: int | None) -> str:
 def _verdict(found: Audit) -> str:
     if not found.counted:
         return "NOT proven: see what is trained twice or passed over"
-    if not found.proven:
+    if not found.consistent:
         return (
             "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
             "or the stream, see above"
         )
     text = "proven: no sample was trained twice, and none was passed over"
+    if not found.proven:
+        why = (
+            "the state does not say what a step takes"
+            if found.tracing.steps.unknown is not None
+            else "the checkpoint does not say after how many steps of the run it was saved"
+        )
+        text = (
+            f"consistent, if `consumed` was counted right: by the states no sample was trained twice, and none was "
+            f"passed over; {why}, so their count cannot be checked"
+        )
     return text if found.ok else f"{text}; but {count(len(found.findings), 'thing')} not in order, see above"
 
 

@@ -38,6 +38,8 @@ lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

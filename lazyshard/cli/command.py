@@ -93,14 +93,16 @@ def _called(arguments: Sequence[str]) -> str:
 def _report(error: Exception) -> int:
     """Says in one line what went wrong and returns the exit code."""
     code = exits.exit_code(error)
-    if isinstance(error, LazyShardError):
+    if code == exits.OUT_OF_MEMORY:
+        complain(
+            f"not enough memory: {error or 'the system has no more'}; give this process more, or see whether the "
+            f"numbers in the stream's files can be true, and run the same command again"
+        )
+    elif isinstance(error, LazyShardError):
         complain(str(error))
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         complain(f"{where}{error.strerror or error}; mend that, and run the same command again")
-    elif isinstance(error, MemoryError):
-        what = str(error) or "the system has no more"
-        complain(f"not enough memory: {what}; see whether the numbers in the stream's files can be true")
     else:
         # Line by line: a text in it may be somebody else's.
         for line in traceback.format_exc().splitlines():

@@ -11,11 +11,14 @@ from typing import Annotated, Final
 
 import typer
 
-from lazyshard.cli import exits
+from lazyshard.cli import environment, exits
 from lazyshard.cli.wording import count, say
 from lazyshard.examination import GROUP, Examine, Finding
 
 HELP: Final = """Says what is installed, whether it works together, and what would happen.
+
+[bold]lazyshard[/bold]: versions, which extras are installed and what each is for, inotify; with --stream the filesystem
+that a stream lies on, as this machine sees it: its type, renames, fsync, locks, links, inotify.
 
 [bold]swift[/bold]: the versions around ms-swift, whether lazyshard is active in this interpreter, each place of
 ms-swift that it hooks into, and what `megatron sft --sharded_lazy true` and `swift sft --sharded_lazy true` would do.
@@ -24,6 +27,8 @@ Nothing of ms-swift is imported or changed."""
 EPILOG: Final = """[bold]Examples[/bold]
 
 lazyshard doctor
+
+lazyshard doctor --stream /shared/stream
 
 lazyshard doctor swift --json
 
@@ -37,6 +42,8 @@ lazyshard doctor swift --json
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
@@ -44,17 +51,30 @@ _MARKS: Final = {True: "ok", False: "NOT OK", None: ""}
 
 def command(
     area: Annotated[
-        str | None, typer.Argument(metavar="[AREA]", help="What to look at: swift. Default: all that is installed.")
+        str | None,
+        typer.Argument(metavar="[AREA]", help="What to look at: lazyshard or swift. Default: all that is installed."),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Look at the filesystem of this stream, which need not be there yet, too."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on one line for each area.")] = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     known = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
-    areas = sorted(known) if area is None else [area]
-    if not areas or not known.keys() >= set(areas):
-        choice = f"choose from: {', '.join(sorted(known))}" if known else "nothing that can be examined is installed"
-        raise typer.BadParameter(choice if area is None else f"{area!r} is unknown; {choice}", param_hint="AREA")
-    return lambda: max(_run(one, known[one].load(), as_json, asked=area is not None) for one in areas)
+    names = [environment.AREA, *sorted(known)]
+    areas = names if area is None else [area]
+    if not set(names) >= set(areas):
+        raise typer.BadParameter(f"{area!r} is unknown; choose from: {', '.join(names)}", param_hint="AREA")
+    if stream is not None and environment.AREA not in areas:
+        raise typer.BadParameter(f"goes with {environment.AREA}, not with {area}", param_hint="--stream")
+
+    def run(one: str) -> int:
+        if one == environment.AREA:
+            return _run(one, lambda: environment.examine(stream), as_json, asked=True)
+        return _run(one, known[one].load(), as_json, asked=area is not None)
+
+    return lambda: max(map(run, areas))
 
 
 def _applies(examine: Examine) -> bool:

@@ -18,6 +18,7 @@ from lazyshard.errors import (
     StreamInvalid,
     WriterFailed,
 )
+from lazyshard.memory import is_short
 
 DONE: Final = 0
 NO_EXTRA: Final = 1
@@ -28,8 +29,12 @@ REFUSED: Final = 3
 STREAM_DAMAGED: Final = 5
 OTHER_PRODUCER: Final = 6
 FILESYSTEM: Final = 7
+NOT_PROVEN: Final = 9
+"""`audit` found nothing, but cannot check what the states count. 4 and 8 are the producer's."""
 UNEXPECTED: Final = 70
 """EX_SOFTWARE of sysexits.h."""
+OUT_OF_MEMORY: Final = 71
+"""EX_OSERR of sysexits.h."""
 TIMED_OUT: Final = 75
 """EX_TEMPFAIL of sysexits.h: the same command can be tried again."""
 INTERRUPTED: Final = 130
@@ -49,12 +54,12 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (StoreUnavailable, FILESYSTEM),
     (LazyShardError, STREAM_DAMAGED),
     (OSError, FILESYSTEM),
-    # By what a file says, mostly: its numbers stand for more than this machine can hold.
-    (MemoryError, STREAM_DAMAGED),
 )
 """The first that fits counts: many of lazyshard's errors are OSErrors as well."""
 
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code for an error that ends the command."""
+    if is_short(error):
+        return OUT_OF_MEMORY
     return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)

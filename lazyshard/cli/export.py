@@ -55,6 +55,8 @@ lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C; nothing was written"""
 
 

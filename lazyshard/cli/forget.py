@@ -52,6 +52,8 @@ lazyshard forget /shared/stream sft --yes
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

@@ -89,6 +89,8 @@ lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import islice
 from typing import Final
 
+from lazyshard.cli.shortening import MAX_KEYS
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
@@ -181,12 +183,15 @@ def _label(one: Bin) -> str:
 
 
 def _key_lines(keys: Keys) -> Iterator[str]:
-    rows = {key: f"{number:,}" if number < keys.rows else "all" for key, number in keys.rows_with.items()}
+    shown = islice(keys.rows_with.items(), MAX_KEYS)
+    rows = {key: f"{number:,}" if number < keys.rows else "all" for key, number in shown}
     kinds = {key: " or ".join(keys.kinds[key]) for key in rows}
     name_width = min(40, max(map(len, rows), default=0))
     kind_width = max(map(len, kinds.values()), default=0)
     for key, number in rows.items():
         yield f"  {key:{name_width}}  {kinds[key]:{kind_width}}  {number}"
+    if len(keys.rows_with) > MAX_KEYS:
+        yield f"  and {len(keys.rows_with) - MAX_KEYS:,} more; --json lists them all"
 
 
 def moment(seconds: float) -> str:

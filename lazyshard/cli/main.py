@@ -19,11 +19,13 @@
        5  the stream is damaged, of a later format, or another one      restore what the message names
        6  another process is writing to the stream, or measuring it     stop it, run again
        7  filesystem or store failed: full, read-only, no permission    mend it, run again
+       9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback
+      71  not enough memory                                             raise the limit, run again
       75  `rechunk --follow`: nothing came in time                      see to the producer, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again
 
-They are those of `lazyshard-producer` where they mean the same; its 4 (a source) has no counterpart here.
+They are those of `lazyshard-producer` where they mean the same; its 4 (a source) and 8 (a worker) have no counterpart.
 """
 
 from __future__ import annotations

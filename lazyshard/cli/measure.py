@@ -56,6 +56,8 @@ lazyshard measure /shared/stream --function my_rows:length --workers 8
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C; run the same command again"""
 
 

@@ -55,6 +55,8 @@ lazyshard rechunk /shared/damaged /shared/rest --samples-per-chunk 1000 --end-at
 
  70  unexpected error
 
+ 71  not enough memory
+
  75  --follow: nothing came within --max-wait; run the same command again
 
 130  Ctrl-C; run the same command again"""

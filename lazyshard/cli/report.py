@@ -29,6 +29,8 @@ from lazyshard.storage.urls import is_url, stream_path
 
 STDOUT: Final = "-"
 
+OUTPUT: Final = "report.html"
+
 CHUNKS: Final = 200
 
 _MOST_RANKS: Final = 1_000_000
@@ -42,7 +44,7 @@ what cannot be read is told. Of a stream of many chunks evenly spaced ones are l
 
 EPILOG: Final = """[bold]Examples[/bold]
 
-lazyshard report /shared/stream -o report.html
+lazyshard report /shared/stream
 
 lazyshard report /shared/stream -o report.html --dp-size 64 --micro-batch-size 2 --pack 8192
 
@@ -66,6 +68,8 @@ lazyshard report /shared/stream --json | jq .changes
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 
@@ -77,7 +81,8 @@ def command(
             "--output",
             "-o",
             metavar="FILE",
-            help=f"The page; {STDOUT} for the standard output. A report that is there is replaced, nothing else is.",
+            help=f"The page; {STDOUT} for the standard output. A report that is there is replaced, nothing else is. "
+            f"Default: {OUTPUT} in this directory; none with --json.",
         ),
     ] = None,
     dp_size: Annotated[
@@ -149,7 +154,7 @@ def command(
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
     if output is None and not as_json:
-        raise typer.BadParameter("name the file to write, or give --json", param_hint="--output")
+        output = OUTPUT
     if output == STDOUT and as_json:
         raise typer.BadParameter(f"{STDOUT} and --json both take the standard output", param_hint="--output")
     if output is not None and output != STDOUT:

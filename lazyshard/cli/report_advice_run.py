@@ -38,14 +38,13 @@ _DONE: Final = 0.25
 """So much of what is there must be done with before deleting it is proposed."""
 
 
-def damage_finding(stream: str, problems: Sequence[str], unread: int, reason: str) -> Finding | None:
+def damage_finding(stream: str, problems: Sequence[str], unread: int) -> Finding | None:
     """Says what could not be read; None where nothing.
 
     Args:
         stream: its directory or URL.
         problems: what is wrong with its files, a sentence each.
-        unread: chunks that could not be looked at, and the first reason.
-        reason: why, "" where all could.
+        unread: chunks that could not be looked at.
     """
     if not problems and not unread:
         return None

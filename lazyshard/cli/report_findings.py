@@ -43,7 +43,7 @@ def findings_of(facts: ReportFacts) -> dict[str, Finding]:
     survey, chunks = facts.outlook.survey, facts.chunks
     stream, census = str(survey.directory), survey.census
     span = facts.rows[-1].time - facts.rows[0].time if facts.rows else 0.0
-    damage = damage_finding(stream, problems_of(facts), chunks.unread, chunks.reason)
+    damage = damage_finding(stream, problems_of(facts), chunks.unread)
     objects = isinstance(survey.directory, UrlPath)
     return {
         **({} if damage is None else {"damage": damage}),

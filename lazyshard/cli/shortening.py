@@ -1,8 +1,9 @@
-"""Values made short enough to be looked at: long strings, payloads in base64, long lists, numpy arrays."""
+"""Values made short enough to be looked at: long strings, payloads in base64, long lists and dicts, numpy arrays."""
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from lazyshard.format.arrays import DTYPES
 
 MAX_CHARACTERS: Final = 200
 MAX_ITEMS: Final = 20
+MAX_KEYS: Final = 100
 _MAX_DEPTH: Final = 40
 """Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads as many."""
 
@@ -31,7 +33,8 @@ def shorten(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict | list) and value and depth >= _MAX_DEPTH:
         return f"... ({_count(len(value), 'key' if isinstance(value, dict) else 'item')})"
     if isinstance(value, dict):
-        return {_text(key): shorten(item, depth + 1) for key, item in value.items()}
+        fields = {_text(key): shorten(item, depth + 1) for key, item in islice(value.items(), MAX_KEYS)}
+        return fields if len(value) <= MAX_KEYS else {**fields, "...": f"({_count(len(value), 'key')})"}
     if isinstance(value, list):
         items = [shorten(item, depth + 1) for item in value[:MAX_ITEMS]]
         return items if len(value) <= MAX_ITEMS else [*items, f"... ({_count(len(value), 'item')})"]

@@ -61,6 +61,8 @@ lazyshard status /shared/stream --json | jq .producer.state
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C, which is how --watch ends"""
 
 

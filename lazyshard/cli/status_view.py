@@ -11,6 +11,7 @@ from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count, one_line
 from lazyshard.format.blend_share import given_shares
 from lazyshard.storage.outlook import ConsumerOutlook, Outlook
+from lazyshard.storage.pacing import describe_silence, is_silent
 
 WIDTH: Final = 80
 """Columns of the page; lines wrap there."""
@@ -115,7 +116,9 @@ def _producer(page: _Page, outlook: Outlook) -> None:
     if head is None or outlook.state is None:
         page.add("producer", "nothing is known of it")
     else:
-        page.add("producer", outlook.state)
+        silent = outlook.state == "running" and is_silent(head, outlook.survey.looked_at)
+        words = f", but {describe_silence(head, outlook.survey.looked_at, 0.0)}" if silent else ""
+        page.add("producer", outlook.state + words)
         process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"
         if outlook.survey.ended and outlook.state == "dead":
             process += "; it has ended"

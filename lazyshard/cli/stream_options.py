@@ -7,8 +7,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from lazyshard.errors import StreamMissing
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.storage.urls import is_folder
+from lazyshard.storage.urls import check_place, is_folder
 
 SamplesPerChunkOption: TypeAlias = Annotated[
     int | None,
@@ -43,8 +44,7 @@ def check_stream(stream: str, *, may_come: bool = False) -> None:
         )
         advice = f": {what}" if stream else ""
         raise typer.BadParameter(f"{stream!r} is not a directory{advice}", param_hint="STREAM")
-    parent = os.path.dirname(os.path.abspath(stream))
-    if not os.path.isdir(parent):
-        raise typer.BadParameter(
-            f"{stream!r} is not there yet, nor is {parent!r}, in which a producer would make it", param_hint="STREAM"
-        )
+    try:
+        check_place(stream)
+    except StreamMissing as error:
+        raise typer.BadParameter(str(error), param_hint="STREAM") from None

@@ -57,6 +57,8 @@ lazyshard trace /shared/stream --text 'the odd sentence' --json
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

@@ -55,6 +55,8 @@ lazyshard verify /shared/stream --json | jq '.findings[].file'
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C"""
 
 

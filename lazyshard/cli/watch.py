@@ -53,6 +53,8 @@ curl -s http://localhost:8642/status.json | jq .status.summary
 
  70  unexpected error
 
+ 71  not enough memory
+
 130  Ctrl-C, which is how it ends
 
 What goes wrong with the stream ends nothing: the page says so. It may be opened before there is a stream."""

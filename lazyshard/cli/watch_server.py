@@ -12,11 +12,13 @@ authenticated or encrypted.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import ipaddress
 import re
 import socket
 import socketserver
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,8 +30,8 @@ from typing import Any, Final
 MAX_REQUESTS: Final = 32
 """Requests at a time: a page has one, every five seconds at the least. More are turned away."""
 
-_TIMEOUT_S: Final = 10.0
-"""Who connects and says nothing, or does not take the answer, is let go."""
+_REQUEST_S: Final = 10.0
+"""A connection is closed so long after it was accepted, however often it sends or takes a byte."""
 
 _PAGE: Final = "watch_page.html"
 
@@ -119,19 +121,29 @@ class WatchServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves it."""
+        """Serves it, until its deadline."""
+        deadline = threading.Timer(_REQUEST_S, _cut_off, (request,))
+        deadline.daemon = True
         try:
+            deadline.start()
             super().process_request_thread(request, client_address)
         finally:
+            deadline.cancel()
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: whoever went away in the middle is no error of ours."""
 
 
+def _cut_off(request: socket.socket) -> None:
+    """Has whoever reads from it, or writes to it, find the end of the connection; what is not sent yet is dropped."""
+    with contextlib.suppress(OSError):
+        request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
-    timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host", [])

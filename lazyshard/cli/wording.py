@@ -6,11 +6,15 @@ import contextlib
 import sys
 from typing import Final
 
+from lazyshard.errors import redact
+
 NAME: Final = "lazyshard"
 
 
 def one_line(text: str) -> str:
     """Returns a text with control characters escaped: a file name may hold a line end, a message must not."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -51,7 +55,7 @@ def complain(text: str) -> None:
 def explain(text: str) -> None:
     """Prints a line that belongs to an error, if it still goes anywhere."""
     with contextlib.suppress(OSError, ValueError):
-        print(one_line(text), file=sys.stderr, flush=True)
+        print(one_line(redact(text)), file=sys.stderr, flush=True)
 
 
 def drop_what_nobody_reads() -> None:

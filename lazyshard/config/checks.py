@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -92,7 +93,7 @@ def examine(config: Source, *, imports: bool) -> Checked:
     older = isinstance(whole.value, dict) and is_version_0(whole.value)
     if older:
         whole = upgraded(whole, mistakes)
-    found = _config(Section(whole, mistakes, imports=imports), mistakes)
+    found = _config(Section(whole, mistakes, imports=imports))
     # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
     order = sorted(range(len(mistakes)), key=lambda number: (mistakes[number].line or 0, number))
     in_order = tuple(mistakes[number] for number in order)
@@ -101,8 +102,18 @@ def examine(config: Source, *, imports: bool) -> Checked:
 
 def _text(path: Path) -> tuple[str, str]:
     """Returns the text of a file, or why there is none."""
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
+    # Without O_NONBLOCK a pipe that nobody writes to is waited for.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            return "", "expected a YAML file, found a directory; a stream is opened by LazyShardedDataset, not by load"
+        if not stat.S_ISREG(mode):
+            return "", "expected a YAML file, found a pipe or a device; write what it gives to a file"
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(_MOST_BYTES + 1)
+    finally:
+        os.close(fd)
     if len(data) > _MOST_BYTES:
         return "", f"larger than {_MOST_BYTES} bytes, which no configuration is"
     try:
@@ -111,7 +122,7 @@ def _text(path: Path) -> tuple[str, str]:
         return "", f"no UTF-8: {error}"
 
 
-def _config(top: Section, mistakes: list[Mistake]) -> Config | None:
+def _config(top: Section) -> Config | None:
     if not top.usable:
         return None
     version = top.get("version", f"{VERSION}", lambda value: type(value) is int and value >= VERSION, REQUIRED)

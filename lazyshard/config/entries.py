@@ -20,6 +20,9 @@ WRONG: Final = object()
 _MOST: Final = 10_000
 """Entries of a configuration at the most. A few lines of aliases can stand for more than memory holds."""
 
+_MOST_LEVELS: Final = 100
+"""Brackets within each other at the most."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -98,6 +101,7 @@ def read_yaml(text: str) -> tuple[Entry, list[Mistake]]:
         raise ImportError("reading a YAML file needs PyYAML: pip install 'lazyshard[config]'") from cause
     nothing = Entry({}, "", None)
     loader = yaml.SafeLoader(text)
+    _bound_levels(loader, yaml)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -113,6 +117,19 @@ def read_yaml(text: str) -> tuple[Entry, list[Mistake]]:
         return nothing, [Mistake("", None, "it is nested too deeply")]
     finally:
         loader.dispose()
+
+
+def _bound_levels(loader: Any, yaml: Any) -> None:
+    """Has deep brackets refused at once: for each token PyYAML goes through all the brackets that are open."""
+    begin = loader.fetch_flow_collection_start
+
+    def begin_if_shallow(token: Any) -> None:
+        if loader.flow_level >= _MOST_LEVELS:
+            problem = f"more than {_MOST_LEVELS} brackets within each other"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark())
+        begin(token)
+
+    loader.fetch_flow_collection_start = begin_if_shallow
 
 
 class _Nodes:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from lazyshard.config.entries import WRONG, Entry
 from lazyshard.config.mistakes import Mistake, nearest
 from lazyshard.config.named_function import FunctionMissing, named_function
+from lazyshard.errors import redact
 
 __all__ = ["REQUIRED", "Section"]
 
@@ -39,7 +40,7 @@ class Section:
 
     def note(self, entry: Entry, text: str) -> None:
         """Takes note of a mistake."""
-        self._mistakes.append(Mistake(entry.path, entry.line, text))
+        self._mistakes.append(Mistake(entry.path, entry.line, redact(text)))
 
     def has(self, name: str) -> bool:
         """Returns whether there is a value of this name."""
@@ -156,4 +157,4 @@ def _shown(value: Any) -> str:
         return "a list"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value!r:.100}"
+    return redact(repr(value))[:100]

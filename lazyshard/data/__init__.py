@@ -1,7 +1,7 @@
 """Streams as data sets for training. The only place of lazyshard that imports torch.
 
-- `dataset`: the data set; `iterable`: the same as an iterable, by `lane_passes`, with `stream_states`; `node`: as a
-  source of torchdata.nodes
+- `dataset`: the data set; `batches`: its micro batches, counted, for a training loop; `iterable`: the same as an
+  iterable, by `lane_passes`, with `stream_states`; `node`: as a source of torchdata.nodes
 - `index_space`, one an epoch (`epoch_spaces`): what its indices mean, by `order` and `rank`; `auto_unit`: what is dealt
 - `run_states`: where a run stands; `state_checks`: whether the stream still holds what it needs to go on
 - `reading_marks`, `commits`: what the producer is told of that
@@ -21,6 +21,7 @@
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 
+from lazyshard.data.batches import Batches
 from lazyshard.data.blended import BlendDraw, BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
@@ -35,6 +36,7 @@ from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
 from lazyshard.data.tensors import as_tensor
 
 __all__ = [
+    "Batches",
     "BlendDraw",
     "BlendedDataset",
     "Filter",

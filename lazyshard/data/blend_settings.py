@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 from lazyshard.data.blend_space import Stopping
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.order import LayoutName
+from lazyshard.errors import redact
 from lazyshard.plan.blend import shares
 from lazyshard.plan.blend_schedule import BlendSchedule, Ramp
 from lazyshard.storage.urls import stream_name
@@ -28,7 +29,7 @@ def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[li
     pairs = [_pair(one, _PAIRS) for one in _items(given, _PAIRS)]
     for dataset, _ in pairs:
         if not isinstance(dataset, LazyShardedDataset):
-            raise TypeError(f"{_PAIRS}; {dataset!r:.100} is no LazyShardedDataset")
+            raise TypeError(f"{_PAIRS}; {_shown(dataset)} is no LazyShardedDataset")
     if not pairs:
         raise ValueError("a blend is one of at least one data set, none was given")
     return [dataset for dataset, _ in pairs], [_number(weight) for _, weight in pairs]
@@ -99,14 +100,18 @@ def _items(value: Any, expected: str) -> list[Any]:
     try:
         return list(value)
     except TypeError:
-        raise TypeError(f"{expected}; got {value!r:.100}") from None
+        raise TypeError(f"{expected}; got {_shown(value)}") from None
 
 
 def _pair(value: Any, expected: str) -> tuple[Any, Any]:
     pair = () if isinstance(value, (str, LazyShardedDataset)) else tuple(_items(value, expected))
     if len(pair) != 2:
-        raise TypeError(f"{expected}; got {value!r:.100}")
+        raise TypeError(f"{expected}; got {_shown(value)}")
     return pair
+
+
+def _shown(value: Any) -> str:
+    return redact(repr(value))[:100]
 
 
 def _number(weight: Any) -> float:

@@ -29,13 +29,16 @@ class BlendStates:
         schedule: their weights.
         batch_size: samples of one rank in a micro batch.
         draws_per_step: positions of a lane in a step; 0 where it is not known.
+
+    Attributes:
+        draws_per_step: as given; set before the first part is asked for.
     """
 
     def __init__(self, names: Sequence[str], schedule: BlendSchedule, batch_size: int, draws_per_step: int) -> None:
         self._names = tuple(names)
         self._schedule = schedule
         self._batch_size = batch_size
-        self._draws_per_step = draws_per_step
+        self.draws_per_step = draws_per_step
         self._loaded: BlendState | None = None
 
     def load(self, found: BlendState) -> dict[str, RunState]:
@@ -110,14 +113,14 @@ class BlendStates:
             self._pieces(0),
             tuple(stands),
             epoch or None,
-            draws_per_step=self._draws_per_step,
+            draws_per_step=self.draws_per_step,
         )
         loaded = self._of(epoch)
         if loaded is None:
             return anew
         last = loaded.parts[-1]
         if self._same(last, anew):
-            return replace(last, draws_per_step=self._draws_per_step or last.draws_per_step)
+            return replace(last, draws_per_step=self.draws_per_step or last.draws_per_step)
         steps = _steps(last)
         pieces = self._pieces(steps)
         first, parts, offset = [piece for piece in last.pieces if piece[0] <= last.draws][-1]
@@ -139,7 +142,7 @@ class BlendStates:
         return there == anew.begins
 
     def _pieces(self, step: int) -> tuple[Piece, ...]:
-        pieces = self._schedule.pieces(step, self._draws_per_step)
+        pieces = self._schedule.pieces(step, self.draws_per_step)
         return tuple((piece.first, piece.parts, piece.offset) for piece in pieces)
 
     def before(self, epoch: int, part: BlendPartState) -> tuple[BlendPartState, ...]:

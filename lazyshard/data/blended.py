@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
+from lazyshard.data.batches import Batches
 from lazyshard.data.blend_reader import BlendReader
 from lazyshard.data.blend_run import BlendRun
 from lazyshard.data.blend_settings import blend_members, blend_schedule, check_settings, stream_names
@@ -18,9 +19,9 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import length_given_up
 from lazyshard.data.lane_reader import place_ahead
 from lazyshard.data.order import ENDLESS, LayoutName
-from lazyshard.data.rank import Rank
+from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.shared import ASKED, EPOCH, Stats
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.plan import Draw
 from lazyshard.plan.blend_schedule import Ramp
 
@@ -44,7 +45,8 @@ class BlendedDataset(Dataset[Any]):
             batch_size=8,
             num_samples=1_000_000,
         )
-        loader = DataLoader(blend, batch_size=8, sampler=blend.rank_indices, num_workers=4)
+        for batch in blend.batches(num_workers=4):
+            train(batch)
 
     At each position every rank draws from the same stream: that which lags most behind its share, the first of equals
     (Megatron Core's `BlendedDataset`), by a table that repeats, so that any position is found at once. A stream that
@@ -98,6 +100,7 @@ class BlendedDataset(Dataset[Any]):
         if not self._schedule.constant and not draws_per_step:
             raise ValueError("a schedule counts in optimiser steps: give micro_batches_per_step")
         states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
+        self._states = states
         self._spaces = BlendSpaces(self._datasets, states, layout, num_samples, stopping)
         self._run = BlendRun(self._datasets, self._names, states, self._spaces)
         self._length_given_up = False
@@ -163,7 +166,31 @@ class BlendedDataset(Dataset[Any]):
         """The indices of this rank that are still to be drawn, in order: a sampler. As of `LazyShardedDataset`."""
         if self._length_given_up:
             raise length_given_up("the blend")
-        space = self._spaces.current()
+        return self._left()
+
+    def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
+        """Returns the micro batches of this rank, as an iterator that counts what is trained.
+
+        As `LazyShardedDataset.batches`; an epoch ends by `stopping`.
+        """
+        if not self._states.draws_per_step:
+            if self._spaces.used:
+                raise RuntimeError(
+                    "this blend is in use already, call batches() before its rank or its length is asked for, or give "
+                    "it micro_batches_per_step=1"
+                )
+            self._states.draws_per_step = self._batch_size
+        per_step = self._states.draws_per_step // self._batch_size
+        by_epoch = self._spaces.num_samples in (None, ENDLESS)
+        return Batches(self, self._batch_size, per_step, epochs, by_epoch, loader)
+
+    def _left(self) -> range:
+        """Returns `rank_indices`; of a blend without a length as many as are asked for."""
+        try:
+            space = self._spaces.current()
+        except LengthUnknown:
+            self._enter_stream()
+            space = self._spaces.current()
         return space.layout.lane_indices(space.rank.dp_rank)[space.part.draws :]
 
     @property
@@ -205,7 +232,9 @@ class BlendedDataset(Dataset[Any]):
         """
         if self._length_given_up:
             raise length_given_up("the blend")
-        return self._spaces.current().layout.size
+        space = self._spaces.current()
+        check_dealt(space.rank, "blend", "the blend")
+        return space.layout.size
 
     def __getitem__(self, index: int) -> Any:
         """Returns a sample. Raises as `LazyShardedDataset.__getitem__` does."""

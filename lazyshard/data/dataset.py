@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.auto_unit import settle_unit
 from lazyshard.data.bad_samples import BadSamples, ErrorCount, OnBadSample
+from lazyshard.data.batches import Batches
 from lazyshard.data.cache import SampleCache
 from lazyshard.data.commits import Commits, chunks_done
 from lazyshard.data.dealt_order import may_undo, tell_undone
@@ -32,23 +34,24 @@ from lazyshard.data.index_lengths import lengths_by_index, lengths_by_sample
 from lazyshard.data.index_space import IndexSpace, length_given_up
 from lazyshard.data.lane_reader import LaneReader, consecutive, parsed_rows, place_ahead
 from lazyshard.data.late_row import LateRows
-from lazyshard.data.order import LayoutName, Order, UnitName
-from lazyshard.data.rank import Rank, resolve_rank
+from lazyshard.data.order import ENDLESS, LayoutName, Order, UnitName
+from lazyshard.data.rank import Rank, check_dealt, resolve_rank
 from lazyshard.data.run_states import Ranges, RunStates
 from lazyshard.data.samples import Met, SampleMaker
 from lazyshard.data.shared import ASKED, EPOCH, TOLD, SharedNumbers, Stats
 from lazyshard.data.state_checks import check_data
 from lazyshard.data.steps import RowSteps, Step
 from lazyshard.data.worker_parent import watch_forks
-from lazyshard.errors import LazyShardError
+from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.format import check_consumer
 from lazyshard.format.encoding import Fact
 from lazyshard.format.state import RunState
+from lazyshard.memory import quick_loads
 from lazyshard.plan import Draw, Gaps
 from lazyshard.storage import Published, StreamReader
 from lazyshard.storage.urls import stream_path
 
-_loads = orjson.loads
+_loads = quick_loads
 
 
 class LazyShardedDataset(Dataset[Any]):
@@ -56,10 +59,11 @@ class LazyShardedDataset(Dataset[Any]):
 
     It has dp_size * B indices; B, the samples of one rank in an epoch (or its share of `num_samples`), is a multiple
     of `batch_size`. Any index works on any rank; with the layout that fits the sampler a rank meets only its own
-    chunks. For a plain loop, `rank_indices` is a sampler::
+    chunks. A training loop takes `batches`; for loaders of your own `rank_indices` is a sampler::
 
-        dataset = LazyShardedDataset("stream", template.encode, batch_size=8, max_total_samples=1_000_000)
-        loader = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=8, num_workers=2, collate_fn=collate)
+        dataset = LazyShardedDataset("stream", template.encode, batch_size=8)
+        for batch in dataset.batches(num_workers=2, collate_fn=collate):
+            train(batch)
 
     The order: samples are dealt to the ranks in units; with `unit="chunk"`, chunk k is rank k % dp_size's, and each
     rank reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size *
@@ -74,9 +78,9 @@ class LazyShardedDataset(Dataset[Any]):
             when the data set is first used.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         samples_per_chunk: only for directories that another program fills; streams of ours know it.
-        max_total_samples: the most samples of an epoch, over all ranks. Needed while the stream is live, since
-            samplers ask for a length before it has one. If the stream ends with fewer, later indices go on with the
-            next epoch.
+        max_total_samples: the most samples of an epoch, over all ranks. Samplers need it while the stream is live,
+            since they ask for a length before it has one; `batches` does not. If the stream ends with fewer, later
+            indices go on with the next epoch.
         num_samples: how many indices there are, over all ranks, where that is not one epoch: for training that goes by
             steps, or over several epochs without `set_epoch`. Rounded down to a multiple of dp_size * batch_size.
             Indices past the end of an epoch draw the next one, in its own order. A live stream then needs no
@@ -106,7 +110,7 @@ class LazyShardedDataset(Dataset[Any]):
             or deletes chunks: as long as this consumer has no cursor, its chunks are kept. None tells nothing. What
             cannot be written there is logged, never raised.
         micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
-            steps, for `lazyshard trace` and for `skip`.
+            steps, for `lazyshard trace`, `audit` and `skip`. None for not known; `batches` takes that for 1.
         late_parsing: without `encode_fn`, DataLoader workers hand out `LateRow`s, which become plain dicts in the main
             process: small ones cross as they lie on disk and are parsed there, of rows above 64 KiB only the place
             crosses, and the main process reads them again, out of the page cache. That is quicker than to pickle dicts
@@ -130,6 +134,7 @@ class LazyShardedDataset(Dataset[Any]):
     Raises:
         StepInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
+        StreamMissing: none can appear: the directory above is missing too.
         StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError: another argument is.
@@ -322,6 +327,41 @@ class LazyShardedDataset(Dataset[Any]):
         if self._length_given_up:
             raise length_given_up(self.directory)
         return self._indices().lane_indices()
+
+    def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
+        """Returns the micro batches of this rank, as an iterator that counts what is trained; see `Batches`.
+
+        One loop iterates over it, and takes state, steps and commits from it. A live stream needs no length for that.
+
+        Args:
+            epochs: how many epochs the run has: as many times the batches are iterated over.
+            loader: keyword arguments for the DataLoader: `num_workers`, `collate_fn` and others. Batch size and sampler
+                are those of the data set.
+
+        Raises:
+            ValueError: there is no such number of epochs, or `num_samples` says how long the run is.
+            TypeError: the DataLoader has no such option, or it is that of the data set.
+            RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
+        """
+        order = self._order
+        if order.micro_batches_per_step is None:
+            if self._spaces is not None and self._states.given:
+                raise RuntimeError(
+                    f"{self.directory}: this data set is in use already, call batches() before its rank or its length "
+                    f"is asked for, or give it micro_batches_per_step=1"
+                )
+            order = self._order = replace(order, micro_batches_per_step=1)
+            self._states.order = order
+        by_epoch = order.num_samples in (None, ENDLESS)
+        return Batches(self, order.batch_size, order.draws_per_step // order.batch_size, epochs, by_epoch, loader)
+
+    def _left(self) -> range:
+        """Returns `rank_indices`; of a live stream without a length as many as are asked for."""
+        try:
+            return self._indices().lane_indices()
+        except LengthUnknown:
+            self._enter_stream()
+            return self._indices().lane_indices()
 
     @property
     def leftover(self) -> int | None:
@@ -519,10 +559,13 @@ class LazyShardedDataset(Dataset[Any]):
             LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
             WaitTimeout: with `unit="auto"`, as the first use of the data set.
             ValueError: `num_samples` is less than one batch of every rank.
+            RankInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
         """
         if self._length_given_up:
             raise length_given_up(self.directory)
-        return self._indices().layout.size
+        size, rank = self._indices().layout.size, self.rank
+        check_dealt(rank, "dataset", self.directory)
+        return size
 
     def __getitem__(self, index: int | Literal["lengths"]) -> Any:
         """Returns a sample, waiting for it if it is not published yet; or the lengths of all.

@@ -21,6 +21,7 @@ from lazyshard.data.exact_values import pack, unpack
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard.format.encoding import Encoding
 from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.memory import raise_if_short
 from lazyshard.storage import StreamReader
 from lazyshard.storage.kept_samples import KeptSamples
 
@@ -121,9 +122,8 @@ class EncodeCache:
         digest = _digest(line)
         try:
             record = encode_sample(pack(made), key, row, digest)
-        except MemoryError:
-            raise
         except Exception as cause:
+            raise_if_short(cause)
             # Whatever a value of somebody else's class, or a tensor of a kind that we do not know, may raise.
             self._not_kept += 1
             reason = cause.reason if isinstance(cause, RowInvalid) else str(cause)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from lazyshard.data.encode import EncodeFn
 from lazyshard.data.encode_cache import EncodeCache
 from lazyshard.data.steps import RowSteps, Step
+from lazyshard.errors import redact
 from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import Fact, check_encoding
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
@@ -88,7 +89,7 @@ def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
         raise ValueError(f"encode_cache is the path of a directory of this node, got {directory!r}")
     if is_url(path):
         raise ValueError(
-            f"encode_cache is a directory of this node, in memory or on its own disk, got the URL {path!r}"
+            f"encode_cache is a directory of this node, in memory or on its own disk, got the URL {redact(path)!r}"
         )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
+from lazyshard.memory import quick_loads
 from lazyshard.storage import StreamReader
 from lazyshard.storage.chunk import LARGE_ROW_BYTES
 from lazyshard.storage.places import Place, read_place
 
 __all__ = ["LateRow", "LateRows"]
 
-_loads = orjson.loads
+_loads = quick_loads
 
 
 class LateRow(Mapping[str, Any]):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from types import FrameType
+from typing import Final, NamedTuple
 
 import torch.distributed
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lazyshard.errors import RankInvalid
+
+_DEALS_ALL: Final = frozenset({"SequentialSampler", "RandomSampler", "_StatefulRandomSamplerIterator"})
+"""What a DataLoader of torch or torchdata goes by where it is given no sampler."""
 
 
 class Rank(NamedTuple):
@@ -49,6 +54,43 @@ def resolve_rank(dp_rank: int | None = None, dp_size: int | None = None) -> Rank
             f"train on all the data; initialise one of them before the data set is used, or pass dp_rank and dp_size"
         )
     return Rank(0, 1)
+
+
+def check_dealt(rank: Rank, name: str, where: object) -> None:
+    """Refuses, where a length is asked for, a DataLoader without a sampler, which draws all indices on every rank.
+
+    That alone is asked for in the main process of every rank before the first batch: the first indices are those of
+    rank 0 also without a sampler. Only torch's own loaders are refused: accelerate's deal batches out behind it.
+
+    Args:
+        rank: whose data set it is.
+        name: how to call it in the message.
+        where: the stream.
+
+    Raises:
+        RankInvalid: this is such a loader.
+    """
+    # Behind this function and `__len__`, of the data set.
+    frame = sys._getframe(2)
+    if rank.dp_size == 1 or type(frame.f_locals.get("self")).__name__ not in _DEALS_ALL:
+        return
+    caller: FrameType | None = frame
+    begins = False
+    while caller is not None and (module := _root(caller)) in ("torch", "torchdata"):
+        begins = begins or isinstance(caller.f_locals.get("self"), _BaseDataLoaderIter)
+        caller = caller.f_back
+    if begins and (caller is None or module != "accelerate"):
+        raise RankInvalid(
+            f"{where}: a DataLoader without a sampler draws all samples on each of the {rank.dp_size} ranks, this is "
+            f"rank {rank.dp_rank}: give it sampler={name}.rank_indices, or iterate over {name}.batches(...), which "
+            f"makes the loader. To read everything here, make the data set with dp_rank=0, dp_size=1",
+            dp_rank=rank.dp_rank,
+            dp_size=rank.dp_size,
+        )
+
+
+def _root(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _check(dp_rank: int, dp_size: int) -> Rank:

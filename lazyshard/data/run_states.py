@@ -41,10 +41,13 @@ class RunStates:
     Args:
         order: the settings of the data set.
         reader: its stream; not kept.
+
+    Attributes:
+        order: as given; may say later that steps are known, as long as no state is begun with it.
     """
 
     def __init__(self, order: Order, reader: StreamReader) -> None:
-        self._order = order
+        self.order = order
         self._where = str(reader.directory)
         self._stream_id = reader.stream_id
         self._samples_per_chunk = reader.samples_per_chunk
@@ -105,7 +108,7 @@ class RunStates:
         state = self.read(value)
         epoch = epoch_of(state)
         if settled is None:
-            check_data(state, self._order, reader)
+            check_data(state, self.order, reader)
             self._loaded = state
             return epoch, state.parts[-1].draws
         given, here = self._resumed(state, settled), self.of(epoch, settled)
@@ -127,7 +130,7 @@ class RunStates:
         state, wanted = self._loaded, sorted(_ranges("steps", steps))
         if state is None or wanted:
             state = self.of(0 if state is None else epoch_of(state), rank().dp_size)
-        total = self._order.known_total(reader.refresh())
+        total = self.order.known_total(reader.refresh())
         now = steps_of(state.parts[-1]) + 1
         # All by the steps as they would be trained; the next ones are passed over as they are.
         for start, stop in wanted:
@@ -144,7 +147,7 @@ class RunStates:
 
     def of(self, epoch: int, dp: int) -> RunState:
         """Returns the state with which so many ranks begin or go on in an epoch."""
-        order, loaded = self._order, self._loaded
+        order, loaded = self.order, self._loaded
         if loaded is not None and epoch == epoch_of(loaded):
             return self._resumed(loaded, dp)
         skip = () if loaded is None else _gaps(loaded).ranges
@@ -173,7 +176,7 @@ class RunStates:
                 f"consumed is at least {state.consumed}, what was trained when the loaded state was saved, got "
                 f"{count}: count on from dataset.consumed"
             )
-        after, size = with_consumed(state, count), self._order.batch_size
+        after, size = with_consumed(state, count), self.order.batch_size
         if after.parts[-1].draws % size:
             raise ValueError(
                 f"consumed counts whole micro batches of all ranks, so it grows by dp_size * batch_size = {dp} * "
@@ -188,20 +191,20 @@ class RunStates:
 
     def _anew(self, unit: int) -> RunState:
         """Returns the state of a run that begins, with one rank."""
-        rules = self._order.rules(self._samples_per_chunk, unit)
+        rules = self.order.rules(self._samples_per_chunk, unit)
         return RunState(
             stream_id=self._stream_id,
             samples_per_chunk=self._samples_per_chunk,
             unit=rules.unit,
             window=rules.window,
             seed=rules.seed,
-            max_total_samples=self._order.max_total_samples,
-            parts=(PartState(1, self._order.batch_size),),
+            max_total_samples=self.order.max_total_samples,
+            parts=(PartState(1, self.order.batch_size),),
             consumed=0,
         )
 
     def _resumed(self, state: RunState, dp: int) -> RunState:
-        return resumed(state, dp, self._order.batch_size, draws_per_step=self._order.draws_per_step)
+        return resumed(state, dp, self.order.batch_size, draws_per_step=self.order.draws_per_step)
 
 
 def epoch_of(state: RunState) -> int:

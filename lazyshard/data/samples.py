@@ -11,6 +11,7 @@ from lazyshard.data.encode_cache import BUSY, MISSING, CacheCounts, EncodeCache
 from lazyshard.data.steps import RowSteps
 from lazyshard.data.substitutes import SubstituteSearch
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
+from lazyshard.memory import raise_if_short
 from lazyshard.plan import Gaps
 from lazyshard.storage import StreamReader
 
@@ -98,9 +99,8 @@ class SampleMaker:
             return kept
         try:
             encoded = self._steps(row, sample)
-        except MemoryError:
-            raise
         except Exception as cause:
+            raise_if_short(cause)
             return self.substitute(sample, cause)
         self._cache.put(sample, encoded)
         return encoded
@@ -162,9 +162,8 @@ class SampleMaker:
         """Returns what is made of a row, or why it cannot be trained."""
         try:
             return self._steps(row, sample), None
-        except MemoryError:
-            raise
         except Exception as cause:
+            raise_if_short(cause)
             return None, cause
 
     def substitute(self, sample: int, cause: Exception) -> Any:

@@ -15,6 +15,7 @@ from lazyshard.data.sequence_forms import Form, Pack, Pad, Split, count_of, cut,
 from lazyshard.data.sequence_planner import PlannedWindow
 from lazyshard.data.substitutes import MOST_BAD
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
+from lazyshard.memory import raise_if_short
 from lazyshard.plan import mix64
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.storage import StreamReader
@@ -163,9 +164,8 @@ class SequenceMaker:
         try:
             made = row if self._encoder is None else self._encoder(row)
             found = _Encoded(made, {} if isinstance(self._form, Pack) else tokens_of(made))
-        except MemoryError:
-            raise
         except Exception as cause:
+            raise_if_short(cause)
             raise _Failed(cause) from cause
         self._last = (sample, found)
         return found

@@ -7,12 +7,14 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.data.bad_samples import BadSamples
+from lazyshard.data.substitutes import FILL_ROWS
+from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
 from lazyshard.plan.sharding import Sharding
 
 __all__ = ["StreamingShard", "streaming_shard"]
@@ -55,7 +57,9 @@ def streaming_shard(
         even_batches: complete a last global batch from the first one, so that shards are equally long; elements repeat
             then. Otherwise each shard gets what there is. The first global batch is kept in memory for that.
         strided: a shard gets every num_shards-th element of a global batch instead of a run of `batch_size`.
-        transform: makes what is handed out of an element of this shard.
+        transform: makes what is handed out of an element of this shard. Where it raises `SkipSample`, what it makes of
+            this shard's next element is handed out in that place as well, behind the last one of its first, so that
+            shards stay equally long. The attribute `skipped` counts these places, and the log tells of some.
 
     Returns:
         A torch `IterableDataset` with `set_epoch`, `state_dict` and `load_state_dict`, and a length if `iterable` has
@@ -76,6 +80,10 @@ class StreamingShard(IterableDataset[Any]):
     Attributes:
         iterable: as given.
         sharding: how it is dealt.
+
+    Raises:
+        NothingKept: when it is read: `transform` has raised `SkipSample` for all elements, or 10,000 in a row.
+        BadSample: when it is read: `iterable` itself has raised `SkipSample`, which ends it.
     """
 
     def __init__(
@@ -84,6 +92,7 @@ class StreamingShard(IterableDataset[Any]):
         self.iterable = iterable
         self.sharding = sharding
         self._transform = transform
+        self._left_out = BadSamples("substitute", None, instead="what is made of another element is used instead")
         self._epoch: int | None = None
         # Of the pass at hand: global batches that are behind it, the iterable's own state there, and how many elements
         # of the next one were handed out.
@@ -95,6 +104,11 @@ class StreamingShard(IterableDataset[Any]):
     def __len__(self) -> int:
         """Elements of this shard. Raises TypeError if the iterable has no length."""
         return self.sharding.count(len(self.iterable))  # type: ignore[arg-type]
+
+    @property
+    def skipped(self) -> int:
+        """How many places of this shard, in this process, were filled with another element's, by `SkipSample`."""
+        return self._left_out.skipped
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come, and of the iterable if it has one: its shuffle then is another one."""
@@ -139,10 +153,66 @@ class StreamingShard(IterableDataset[Any]):
         if not self._loaded:
             batches, handed_out, inner = 0, 0, None
         self._loaded = False
-        self._batches, self._handed_out, self._inner = batches, handed_out, inner
-        return self._pass(batches, handed_out, inner)
+        place = _Place(batches, handed_out, inner)
+        self._stand(place)
+        return self._filled(self._pass(*place))
 
-    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[Any]:
+    def _filled(self, elements: Iterator[tuple[Any, _Place]]) -> Iterator[Any]:
+        """Yields what is made of elements; the places of those that are left out get what is made of the next one."""
+        left_out: list[_Place] = []
+        for element, place in elements:
+            if left_out:
+                # Looking ahead hands out nothing.
+                self._stand(left_out[0].before())
+            try:
+                made = self._made(element)
+            except SkipSample as cause:
+                left_out.append(place)
+                self._note(cause, place, len(left_out))
+                continue
+            for earlier in left_out:
+                self._stand(earlier)
+                yield copy.deepcopy(made)
+            left_out.clear()
+            self._stand(place)
+            yield made
+        if not left_out:
+            return
+        end = _Place(self._batches, self._handed_out, self._inner)
+        made = self._first()
+        for earlier in left_out:
+            self._stand(earlier)
+            yield copy.deepcopy(made)
+        if end.batches > left_out[-1].batches:
+            self._stand(end)
+
+    def _first(self) -> Any:
+        """Returns what is made of the first element of this shard that is not left out."""
+        for count, (element, _) in enumerate(self._pass(0, 0, None)):
+            if count == FILL_ROWS:
+                break
+            with contextlib.suppress(SkipSample):
+                return self._made(element)
+        raise NothingKept("transform has raised SkipSample for all elements of this shard: see whether it is right")
+
+    def _made(self, element: Any) -> Any:
+        return element if self._transform is None else self._transform(element)
+
+    def _note(self, cause: SkipSample, place: _Place, count: int) -> None:
+        where = f"element {place.handed_out - 1} of this shard in global batch {place.batches}: SkipSample: {cause}"
+        self._left_out.skip(lambda: BadSample(where))
+        if count == FILL_ROWS:
+            raise NothingKept(
+                f"{where}; so have the {count - 1} elements of this shard before it, so no other is looked for: see "
+                f"whether transform is right, and filter the iterable where only few are kept",
+                count=count,
+            ) from cause
+
+    def _stand(self, place: _Place) -> None:
+        self._batches, self._handed_out, self._inner = place
+
+    def _pass(self, batches: int, handed_out: int, inner: Any) -> Iterator[tuple[Any, _Place]]:
+        """Yields the elements of this shard, and where each stands; `_stand` is told by whoever hands them out."""
         rules = self.sharding
         turn, turns = self._turn()
         completes = rules.even_batches and not rules.drop_last
@@ -170,18 +240,13 @@ class StreamingShard(IterableDataset[Any]):
             if completes and first is None:
                 first = kept
             if mine:
-                yield from self._hand_out([kept[place] for place in rules.own], handed_out)
-            batches, handed_out = batches + 1, 0
-            self._batches, self._handed_out, self._inner = batches, 0, _state_of(reading)
+                own = [kept[place] for place in rules.own]
+                yield from _places(own, _Place(batches, handed_out, inner))
+            batches, handed_out, inner = batches + 1, 0, _state_of(reading)
+            self._stand(_Place(batches, 0, inner))
         if mine:
-            last = rules.last(found, batches > 0)
-            yield from self._hand_out([(first or {})[at] if begun else kept[at] for begun, at in last], handed_out)
-
-    def _hand_out(self, elements: list[Any], handed_out: int) -> Iterator[Any]:
-        for element in elements[handed_out:]:
-            made = element if self._transform is None else self._transform(element)
-            self._handed_out += 1
-            yield made
+            last = [(first or {})[at] if begun else kept[at] for begun, at in rules.last(found, batches > 0)]
+            yield from _places(last, _Place(batches, handed_out, inner))
 
     def _seed(self) -> None:
         generator = getattr(self.iterable, "generator", None)
@@ -197,6 +262,24 @@ class StreamingShard(IterableDataset[Any]):
         return worker.id, worker.num_workers
 
 
+class _Place(NamedTuple):
+    """Where a pass stands: see the attributes of `StreamingShard` of these names."""
+
+    batches: int
+    handed_out: int
+    inner: Any
+
+    def before(self) -> _Place:
+        """Returns the place of one element less."""
+        return self._replace(handed_out=self.handed_out - 1)
+
+
+def _places(own: list[Any], place: _Place) -> Iterator[tuple[Any, _Place]]:
+    """Yields the elements of a global batch that were not handed out, each with the place behind it."""
+    for count, element in enumerate(own[place.handed_out :], place.handed_out + 1):
+        yield element, place._replace(handed_out=count)
+
+
 def _state_of(iterable: Any) -> Any:
     """Returns where an iterable stands, None if it does not tell or cannot be set there."""
     return iterable.state_dict() if hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict") else None
@@ -206,7 +289,13 @@ def _take(elements: Iterator[Any], size: int, wanted: range) -> tuple[dict[int, 
     """Takes up to `size` elements; returns those at the places that are wanted, and how many were taken."""
     kept: dict[int, Any] = {}
     taken = 0
-    for taken, element in enumerate(itertools.islice(elements, size), 1):
-        if taken - 1 in wanted:
-            kept[taken - 1] = element
+    try:
+        for taken, element in enumerate(itertools.islice(elements, size), 1):
+            if taken - 1 in wanted:
+                kept[taken - 1] = element
+    except SkipSample as cause:
+        raise BadSample(
+            f"the iterable of streaming_shard has raised SkipSample ({cause}), which ends it, for all shards. Have it "
+            f"leave out such elements by itself, or raise SkipSample in transform="
+        ) from cause
     return kept, taken

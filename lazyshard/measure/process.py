@@ -28,6 +28,7 @@ from lazyshard import errors
 from lazyshard.errors import ChunkCorrupt, LazyShardError, MeasureRefused, RowInvalid, SkipSample
 from lazyshard.format.fields import pack
 from lazyshard.measure.measures import Loaded, Measure
+from lazyshard.memory import raise_if_short
 from lazyshard.storage.chunk import Chunk
 from lazyshard.storage.stream import Stream, open_stream
 
@@ -113,7 +114,7 @@ class _Work:
             if self._chunk is None or self._chunk.number != chunk:
                 self._chunk = self._stream.open_chunk(chunk)
             lengths = list(self._lengths(self._chunk, first, stop))
-        except (LazyShardError, OSError) as error:
+        except (LazyShardError, OSError, MemoryError) as error:
             if isinstance(error, FileNotFoundError) and not isinstance(error, LazyShardError):
                 return {"gone": True}
             return {"error": error_values(error)}
@@ -143,6 +144,7 @@ class _Work:
             self._dropped += 1
             return 0
         except Exception as cause:
+            raise_if_short(cause)
             where = f"{chunk.path}: row {row} (byte {chunk.offset(row)})"
             why = _told(cause)
             if self._zero:
@@ -161,17 +163,20 @@ class _Work:
         return 0
 
 
-def error_values(error: LazyShardError | OSError) -> dict[str, Any]:
+def error_values(error: LazyShardError | OSError | MemoryError) -> dict[str, Any]:
     """Returns an error as JSON can hold it; see `error_of`."""
+    if isinstance(error, MemoryError):
+        return {"kind": "MemoryError", "text": _readable(str(error))}
     if isinstance(error, LazyShardError):
         return {"kind": type(error).__name__, "text": _readable(str(error)), "fields": _plain(error._fields())}
-    file = None if error.filename is None else _readable(os.fsdecode(error.filename))
     file = None if error.filename is None else _readable(os.fsdecode(error.filename))
     return {"kind": "OSError", "errno": error.errno, "text": error.strerror or _readable(str(error)), "file": file}
 
 
-def error_of(values: dict[str, Any]) -> LazyShardError | OSError:
+def error_of(values: dict[str, Any]) -> LazyShardError | OSError | MemoryError:
     """Returns the error that `error_values` has told of."""
+    if values["kind"] == "MemoryError":
+        return MemoryError(values["text"])
     if values["kind"] == "OSError":
         if values["errno"] is None:
             return OSError(values["text"])

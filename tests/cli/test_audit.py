@@ -131,6 +131,7 @@ def test_json(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
         "stream": str(stream),
         "ok": True,
         "proven": True,
+        "consistent": True,
         "stream_id": state.stream_id,
         "samples_per_chunk": 3,
         "chunks": 8,
@@ -362,6 +363,27 @@ def test_cursors_that_are_not_looked_at_are_named(
     )
 
 
+def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks trained 0 to 11, then 2 to 13: the first loop counted the samples of one rank for those of both."""
+    stream_id = make_stream(tmp_path / "stream")
+    blind = run_of(stream_id, PartState(2, 1, 3), PartState(2, 1, 6))
+    saved = save(tmp_path / "blind", 12, blind)
+    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "blind")
+    assert (code, lines[-1].split(":")[0]) == (9, "consistent, if `consumed` was counted right")
+    values = json.loads(report(capsys, tmp_path / "stream", tmp_path / "blind", "--json")[1][0])
+    assert (values["ok"], values["consistent"], values["proven"]) == (True, True, False)
+    # With steps it is found, where something says how many there were.
+    seeing = run_of(stream_id, PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 6, first_step=3, draws_per_step=1))
+    save(tmp_path / "seeing", 12, seeing)
+    assert report(capsys, tmp_path / "stream", tmp_path / "seeing")[0] == 5
+    (saved / "lazyshard.json").write_bytes(seeing.encode())
+    (tmp_path / "state.json").write_bytes(seeing.encode())
+    assert report(capsys, tmp_path / "stream", saved)[0] == 5
+    assert report(capsys, tmp_path / "stream", tmp_path / "state.json")[0] == 9
+
+
 @pytest.mark.parametrize("values", [{"step": 40}, {"consumed": 13}])
 def test_nothing_is_proven_where_states_are_contradicted(
     history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str], values: dict[str, Any]
@@ -427,10 +449,10 @@ def test_how_many_samples_there_are_is_looked_up(
 def test_the_cursor_alone(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]) -> None:
     stream, state = history
     code, lines, _ = report(capsys, stream)
-    assert (code, lines[1]) == (0, f"  {stream}/cursors/sft.json  audited        14 samples in 4 steps")
+    assert (code, lines[1]) == (9, f"  {stream}/cursors/sft.json  audited        14 samples in 4 steps")
     commit(stream, state, consumer="other")
     assert report(capsys, stream)[0] == 2
-    assert report(capsys, stream, "--consumer", "other")[0] == 0
+    assert report(capsys, stream, "--consumer", "other")[0] == 9
     assert report(capsys, stream, "--consumer", "third")[0] == 2
 
 
@@ -474,7 +496,7 @@ def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(
         state = run_of(stream_id, replace(two_ranks(step if epoch is None else step - 6), epoch=epoch))
         (folder / "lazyshard.json").write_bytes(state.encode())
     code, lines, _ = report(capsys, tmp_path / "stream", tmp_path, "--state", tmp_path / "checkpoint-8")
-    assert code == 0
+    assert code == 9
     assert [line.split()[1:3] for line in lines[1:3]] == [["audited", "8"], ["another", "epoch"]]
     assert lines[3] == "epoch 1: 24 samples: 8 trained, 16 to come"
 

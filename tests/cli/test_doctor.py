@@ -1,7 +1,10 @@
 """How `lazyshard doctor` shows what it is given. What is found about ms-swift: tests/swift/test_doctor.py."""
 
+import errno
+import fcntl
 import importlib.metadata
 import json
+import platform
 import re
 import subprocess
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from lazyshard.cli import doctor, exits
+from lazyshard.cli import doctor, environment, exits
 from lazyshard.cli.main import main
 from lazyshard.examination import GROUP, Finding
 from tests.cli.commands import lazyshard
@@ -100,7 +103,7 @@ def test_without_an_area_all_are_examined(
     found = [one for one in importlib.metadata.entry_points(group=GROUP) if one.name in areas]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
     assert main(["doctor", "--json"]) == code
-    assert [json.loads(line)["area"] for line in capsys.readouterr().out.splitlines()] == sorted(areas)
+    assert [json.loads(line)["area"] for line in capsys.readouterr().out.splitlines()] == ["lazyshard", *sorted(areas)]
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 0), (["bad"], 1)])
@@ -112,22 +115,110 @@ def test_what_is_not_there_is_examined_for_who_asks_for_it(
     monkeypatch.setitem(globals(), "applies", lambda: False)
     assert main(["doctor", *arguments]) == code
     told = "bad: not installed, so there is nothing to examine; `lazyshard doctor bad` tells what it needs\n"
-    assert (capsys.readouterr().out == told) is (code == 0)
+    assert capsys.readouterr().out.endswith(f"\nall is as it should be\n{told}") is (code == 0)
 
 
-def test_without_an_area_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def examined(capsys: pytest.CaptureFixture[str], *arguments: object, code: int) -> dict[str, Finding]:
+    """What is found of lazyshard itself, where nothing else can be examined."""
+    assert main(["doctor", "--json", *map(str, arguments)]) == code
+    (line,) = capsys.readouterr().out.splitlines()
+    return {found["subject"]: Finding(**found) for found in json.loads(line)["findings"]}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [])
-    assert main(["doctor"]) == 2
-    assert "nothing that can be examined is installed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("alone")
+def test_lazyshard_itself_is_examined_where_there_is_nothing_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in ("pyarrow", "orjson"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there(name)
+
+    found = examined(capsys, code=0)
+    assert found["python"].answer.startswith(f"{platform.python_version()} in ")
+    assert found["numpy"].answer == there("numpy")
+    assert {"torch", "arrow", "objects", "max_user_watches", "an instance"} <= found.keys()
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = examined(capsys, code=1)
+    assert found["arrow"].ok is None
+    assert "pip install 'lazyshard[arrow]' (for Parquet" in found["arrow"].answer
+    assert [subject for subject, finding in found.items() if finding.ok is False] == ["orjson"]
+
+
+def test_requirements_are_those_of_the_package() -> None:
+    """Of the extras, those that are for users."""
+    lines = [line for line in importlib.metadata.requires("lazyshard") or [] if "python_version" not in line]
+    extras: dict[str, set[str]] = {}
+    for line in lines:
+        name = re.split(r"[^A-Za-z0-9-]", line)[0].lower()
+        extra = re.search(r"extra == ['\"](\w+)['\"]", line)
+        extras.setdefault(extra[1] if extra else "", set()).add(name)
+    assert set(environment.NEEDED) == extras.pop("")
+    assert {extra: set(names) for extra, (_, names) in environment.EXTRAS.items()} == {
+        extra: names for extra, names in extras.items() if extra not in ("all", "docs", "test")
+    }
+
+
+@pytest.mark.usefixtures("alone")
+def test_filesystem_of_a_stream(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for stream in (tmp_path, tmp_path / "not there yet"):
+        before = sorted(tmp_path.iterdir())
+        found = examined(capsys, "--stream", stream, code=0)
+        looks = ["directory", "rename over a file", "fsync", "file locks", "hard links", "inotify"]
+        assert [found[subject].ok for subject in looks] == [True] * 6
+        assert found["type"].answer not in ("", "unknown")
+        assert sorted(tmp_path.iterdir()) == before
+    found = examined(capsys, "--stream", tmp_path / "no" / "where", code=1)
+    assert found["directory"].ok is False
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "subject", "ok"),
+    [("os.replace", "rename over a file", False), ("os.link", "hard links", None), ("os.fsync", "fsync", False)],
+)
+def test_filesystem_that_lacks_something(
+    call: str,
+    subject: str,
+    ok: bool | None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOTSUP, "Not supported")
+
+    monkeypatch.setattr(call, refuse)
+    found = examined(capsys, "lazyshard", "--stream", tmp_path, code=0 if ok is None else 1)
+    assert found[subject].ok is ok
+    assert found[subject].answer.startswith("does not work (Not supported): ")
+
+
+@pytest.mark.usefixtures("alone")
+def test_locks_that_do_not_meet_are_told_and_not_judged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
+    assert examined(capsys, "--stream", tmp_path, code=0)["file locks"].ok is None
+
+
+def test_stream_goes_with_lazyshard(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "swift", "--stream", "stream"]) == 2
+    assert "--stream" in capsys.readouterr().err
 
 
 def test_unknown_area(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "elsewhere"]) == 2
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert "'elsewhere' is unknown; choose from: bad, " in shown.err
+    assert "'elsewhere' is unknown; choose from: lazyshard, bad, " in shown.err
 
 
 @pytest.mark.parametrize(("area", "error"), [("raising", "KeyError: 'x'"), ("gone", "ModuleNotFoundError: ")])
@@ -140,7 +231,7 @@ def test_help() -> None:
     done = lazyshard("doctor", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {exits.DONE, exits.MISSING, exits.USAGE, exits.UNEXPECTED, exits.INTERRUPTED}
+    assert codes == {exits.DONE, exits.MISSING, exits.USAGE, exits.UNEXPECTED, exits.OUT_OF_MEMORY, exits.INTERRUPTED}
     assert "--json" in done.stdout
     assert doctor.EPILOG.count("\n\n") > 5
 

@@ -204,7 +204,7 @@ def test_help() -> None:
     done = lazyshard("forget", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {0, 1, 2, 3, 5, 7, 70, 130}
+    assert codes == {0, 1, 2, 3, 5, 7, 70, 71, 130}
     assert "--yes" in done.stdout
 
 

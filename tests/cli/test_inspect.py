@@ -468,7 +468,9 @@ def test_help_lists_the_exit_codes() -> None:
     done = lazyshard("inspect", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {0, 1, 2, 3, 5, 7, 70, 130} <= {value for value in vars(exits).values() if isinstance(value, int)}
+    assert (
+        codes == {0, 1, 2, 3, 5, 7, 70, 71, 130} <= {value for value in vars(exits).values() if isinstance(value, int)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -486,3 +488,13 @@ def test_live_stream_of_a_producer_that_is_gone_is_not_waited_for(tmp_path: Path
     done = lazyshard("inspect", tmp_path, 2)
     assert done.returncode == 5
     assert "chunk 1 is published, but this file of it is not there" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("0",)])
+def test_a_row_of_many_keys_is_shown_in_a_page(
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ChunkWriter(tmp_path / "s", samples_per_chunk=1) as writer:
+        writer.write({f"key {number}": number for number in range(5000)})
+    assert main(["inspect", str(tmp_path / "s"), *arguments]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 150

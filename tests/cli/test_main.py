@@ -42,9 +42,11 @@ def test_exit_codes_are_the_producers_where_both_have_one() -> None:
         LazyShardError("x"),
         OSError(28, "No space left on device"),
         KeyError("x"),
+        MemoryError("x"),
+        OSError(12, "Cannot allocate memory"),
     ):
         assert exits.exit_code(error) == producer.exit_code(error)
-    for name in ("NO_EXTRA", "USAGE", "UNEXPECTED", "INTERRUPTED"):
+    for name in ("NO_EXTRA", "USAGE", "UNEXPECTED", "OUT_OF_MEMORY", "INTERRUPTED"):
         assert getattr(exits, name) == getattr(producer, name)
     assert exits.exit_code(StreamInvalid("x")) == exits.REFUSED
 
@@ -60,9 +62,9 @@ def test_help_of_adopt() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("--samples-per-chunk", "--no-end", "lazyshard adopt /shared/chunks", "pip install 'lazyshard[cli]'"):
         assert part in done.stdout
-    # Adoption waits for nothing.
+    # Adoption waits for nothing and proves nothing.
     shown = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert shown == codes() - {exits.TIMED_OUT}
+    assert shown == codes() - {exits.TIMED_OUT, exits.NOT_PROVEN}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

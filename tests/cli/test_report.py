@@ -231,6 +231,23 @@ def test_a_link_is_followed_and_a_device_is_left_alone(tmp_path: Path, capsys: p
     assert refused(capsys, stream, "-o", tmp_path / "pipe.html", "--force")[0] == 2
 
 
+def test_without_a_name_the_page_is_report_html_here_and_its_place_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, here = produce(tmp_path / "s", 4), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main(["report", str(stream), "--json"]) == 0
+    assert list(here.iterdir()) == []
+    capsys.readouterr()
+    assert main(["report", str(stream)]) == 0
+    assert capsys.readouterr().out.startswith("report.html: ")
+    assert [path.read_bytes().startswith(BEGINNING.encode()) for path in here.iterdir()] == [True]
+    (here / "report.html").write_text("my own")
+    assert refused(capsys, stream)[0] == 3
+    assert (here / "report.html").read_text() == "my own"
+
+
 def test_what_fails_while_it_is_written_leaves_the_old_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +268,6 @@ def test_what_fails_while_it_is_written_leaves_the_old_page(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["STREAM"], 2, "name the file to write, or give --json"),
         (["STREAM", "-o", "-", "--json"], 2, "both take the standard output"),
         (["STREAM", "-o", ""], 2, "no name of a plain file"),
         (["STREAM", "-o", "s3://bucket/report.html"], 2, "no name of a plain file"),

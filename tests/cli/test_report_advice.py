@@ -410,8 +410,8 @@ def test_sizes_from_some_chunks_are_about() -> None:
 
 
 def test_damage_comes_before_all_else() -> None:
-    assert damage_finding("s", [], 0, "") is None
-    found = damage_finding(str(Path("/a b")), ["x"], 2, "torn")
+    assert damage_finding("s", [], 0) is None
+    found = damage_finding(str(Path("/a b")), ["x"], 2)
     assert found is not None
     assert (
         found.text

@@ -42,6 +42,8 @@ def test_what_is_short_stays_and_the_rest_gets_short(value: Any) -> None:
         ([[0] * 21], [[*([0] * 20), "... (21 items)"]]),
         ({"a": {"b": "y" * 300}}, {"a": {"b": "y" * 200 + "... (300 characters)"}}),
         ({"k" * 300: 1}, {"k" * 200 + "... (300 characters)": 1}),
+        ({str(n): n for n in range(100)}, {str(n): n for n in range(100)}),
+        ({str(n): n for n in range(1234)}, {**{str(n): n for n in range(100)}, "...": "(1,234 keys)"}),
         (1234567890123456789, 1234567890123456789),
         ([], []),
     ],

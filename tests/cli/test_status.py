@@ -200,7 +200,7 @@ def test_refusal(
         ([], "Missing argument"),
         ([""], "'' is not a directory"),
         (["/no/such/place"], "'/no/such/place' is not a directory"),
-        (["/no/such/place", "--watch"], "'/no/such/place' is not there yet, nor is '/no/such', in which a producer"),
+        (["/no/such/place", "--watch"], "/no/such/place: no stream is there, nor is /no/such, in which a producer"),
         ([__file__, "--watch"], "is not a directory"),
         (["", "--watch"], "'' is not a directory"),
         ([__file__], "is not a directory"),
@@ -253,7 +253,7 @@ def test_help() -> None:
     done = lazyshard("status", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {0, 1, 2, 3, 5, 7, 70, 130}
+    assert codes == {0, 1, 2, 3, 5, 7, 70, 71, 130}
     for option in ("--watch", "--json", "--interval"):
         assert option in done.stdout
 

@@ -216,6 +216,7 @@ def test_help_lists_the_exit_codes() -> None:
         exits.STREAM_DAMAGED,
         exits.FILESYSTEM,
         exits.UNEXPECTED,
+        exits.OUT_OF_MEMORY,
         exits.INTERRUPTED,
     }
 

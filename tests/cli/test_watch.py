@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import select
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lazyshard.cli import watch_server
 from lazyshard.cli.main import main
 from lazyshard.cli.status_json import status_values
 from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer, page_answer
@@ -216,7 +218,7 @@ def test_impossible_options(
 
 def test_directory_that_cannot_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path / "no" / "stream")]) == 2
-    assert f"nor is '{tmp_path}/no', in which a producer would make it" in capsys.readouterr().err
+    assert f"nor is {tmp_path}/no, in which a producer would make it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -298,6 +300,51 @@ def test_too_many_requests_at_a_time_are_turned_away() -> None:
             ours.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             server.process_request(theirs, ("127.0.0.1", 1))
             assert b"".join(iter(lambda: ours.recv(4096), b"")).endswith(b"\r\n\r\nhere")
+
+
+@pytest.mark.parametrize("slow", ["asking", "taking"])
+def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_server, "_REQUEST_S", 0.5, raising=False)
+    long = bytes(32 << 20)
+    answers = {"/": Answer("text/plain", lambda: b"here"), "/long": Answer("text/plain", lambda: long)}
+    with WatchServer("127.0.0.1", 0, answers) as server, contextlib.ExitStack() as stack:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        port = server.server_port
+        slow_ones = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_REQUESTS)]
+        for one in slow_ones:
+            with contextlib.suppress(OSError):
+                one.sendall(b"GET /long HTTP/1.1\r\n" + (b"Host: localhost\r\n\r\n" if slow == "taking" else b""))
+        due = time.monotonic() + DEADLINE_S
+        while slow_ones and time.monotonic() < due:
+            slow_ones = [one for one in slow_ones if _is_open(one, slow)]
+            time.sleep(0.02)
+        assert not slow_ones
+        found = None
+        while found is None and time.monotonic() < due:
+            # A moment passes between the end of a connection and that of its thread.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                found = get(port, "/")
+        assert found is not None
+        assert found.body == b"here"
+
+
+def _is_open(connection: socket.socket, slow: str) -> bool:
+    """Sends or takes one byte."""
+    connection.setblocking(False)
+    try:
+        if slow == "asking":
+            connection.send(b"x")
+        # A reset is seen before the bytes are read that came before it.
+        ends = select.poll()
+        ends.register(connection, 0)
+        return bool(connection.recv(1)) and not ends.poll(0)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def test_page_has_one_script_and_one_style() -> None:

@@ -201,9 +201,11 @@ def test_mistake_in_a_dict_is_named_by_its_path(change: dict[Any, Any], expected
         ("version: 1\ndatasets:\n  - path: a\nconsumer: 2020-99-99\n",
          ["consumer (line 4): expected a plain value: month must be in 1..12"]),
         ("version: 1\ndatasets: &a\n  - path: a\n  - *a\n", ["datasets[1] (line 2): it holds itself, by an alias"]),
-        ("[" * 100_000, ["it is nested too deeply"]),
+        ("[" * 100_000, ["line 1: no YAML: more than 100 brackets within each other"]),
+        ("a: [\n" * 100_000, ["line 101: no YAML: more than 100 brackets within each other"]),
+        ("- " * 100_000, ["it is nested too deeply"]),
     ],
-    ids=range(9),
+    ids=range(11),
 )  # fmt: skip
 def test_what_is_no_configuration_is_said_so(tmp_path: Path, text: str, expected: list[str]) -> None:
     assert found(tmp_path, text) == expected

@@ -55,6 +55,18 @@ def test_loader_draws_what_the_data_set_draws(stream: Path, form: str, workers: 
         assert len(found) == 17 // (2 * dp)
 
 
+@pytest.mark.parametrize("kind", ["a directory", "a pipe"])
+def test_what_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigInvalid, match=f"expected a YAML file, found {kind}") as caught:
+        lazyshard.load(path)
+    assert (caught.value.file, caught.value.count) == (str(path), 1)
+
+
 @pytest.mark.parametrize("form", ["stream", "map"])
 def test_several_data_sets_are_blended_by_their_weights(tmp_path: Path, form: str) -> None:
     paths = [produce(tmp_path / name, 12, 3) for name in "ab"]

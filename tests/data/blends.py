@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
 from tests.data.workers import DEADLINE_S
 
 State = dict[str, Any]
 
-OWN: Final = {"encode_fn", "shuffle_window", "seed", "unit", "max_wait", "on_bad_sample", "consumer", "late_parsing"}
 """Options of the data sets, and not of their blend."""
 
 

@@ -18,7 +18,6 @@ import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import Mock
 
 import torch
 from accelerate import Accelerator, skip_first_batches
@@ -75,7 +74,6 @@ def from_the_guide(name: str, **names: Any) -> Any:
         "DataLoader": DataLoader,
         "Path": Path,
         "json": json,
-        "accelerator": Mock(),
     }
     found = known | {"dataset": None} | names
     exec(source, found)
@@ -121,41 +119,27 @@ def with_trainer(run: dict[str, Any]) -> list[list[int]]:
     return model.seen
 
 
-class Consumed:
-    """What there is of `Progress` where accelerate skips by itself: a number."""
-
-    consumed = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns it."""
-        return {"consumed": self.consumed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes it out of what either has saved."""
-        self.consumed = state["consumed"]
-
-
 def with_accelerate(run: dict[str, Any]) -> list[list[int]]:
     """Trains with a hand-written loop over accelerate."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATION)
     dataset, model = open_stream(run), OneNumber()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     prepared, optimizer = accelerator.prepare(model, optimizer)
-    skips = run["with"] == "accelerate-skips"
-    progress = Consumed() if skips else from_the_guide("Progress", dataset=dataset)(dataset)
-    accelerator.register_for_checkpointing(progress)
+    batches = dataset.batches(collate_fn=collate)
+    accelerator.register_for_checkpointing(batches)
     if run["from"]:
         accelerator.load_state(run["from"])
-    loader: Any = DataLoader(dataset, sampler=dataset.rank_indices, batch_size=BATCH, collate_fn=collate)
-    if skips:
+    loader: Any = batches
+    if run["with"] == "accelerate-skips":
         # Its own way, in which the loader is its own too; this process is all there is, for it.
-        loader = skip_first_batches(accelerator.prepare(loader), progress.consumed // (BATCH * run["ranks"]))
+        whole = open_stream(run)
+        alone: Any = DataLoader(whole, sampler=whole.rank_indices, batch_size=BATCH, collate_fn=collate)
+        loader = skip_first_batches(accelerator.prepare(alone), batches.consumed // (BATCH * run["ranks"]))
     for number, batch in enumerate(loader, 1):
         with accelerator.accumulate(prepared):
             accelerator.backward(prepared(**batch)["loss"])
             optimizer.step()
             optimizer.zero_grad()
-        progress.consumed += BATCH * run["ranks"]
         step, within = divmod(number, ACCUMULATION)
         step += run["begin"]
         if not within and step == run["save"]:

@@ -18,7 +18,7 @@ def load(file: str) -> ModuleType:
     try:
         root = importlib.metadata.distribution("ms-swift")
     except importlib.metadata.PackageNotFoundError:
-        raise AssertionError("ms-swift is not installed; run `scripts/environment test`") from None
+        raise AssertionError("ms-swift is not installed; run `scripts/environment full`") from None
     path = Path(str(root.locate_file("swift"))) / file
     spec = importlib.util.spec_from_file_location(f"real_{path.stem}", path)
     assert spec is not None and spec.loader is not None

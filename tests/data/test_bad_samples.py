@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Map
 from lazyshard.data.substitutes import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
 from tests.data.workers import DEADLINE_S, first_error, loader
@@ -259,6 +262,27 @@ def test_errors_that_no_row_is_to_blame_for_pass_through(stream: Path, error: ty
     dataset = open_rank(stream, encode_fn=encode)
     with pytest.raises(error):
         dataset[2]
+
+
+@pytest.mark.parametrize("where", ["encode_fn", "steps"])
+def test_want_of_memory_is_no_bad_sample_whatever_it_is_raised_as(stream: Path, where: str) -> None:
+    errors: list[Exception] = [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        zlib.error("Error -4 while decompressing data"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        orjson.JSONDecodeError("Not enough memory to allocate buffer for parsing", "", 0),
+        ValueError("the image cannot be decoded"),
+    ]
+    errors[-1].__context__ = MemoryError()
+    for error in errors:
+
+        def fail(row: Row, error: Exception = error) -> Row:
+            raise error
+
+        maker: dict[str, Any] = {where: fail if where == "encode_fn" else Map(fail)}
+        dataset = open_rank(stream, **maker)
+        with pytest.raises(MemoryError):
+            dataset[2]
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, IndexError, StopIteration, TimeoutError])

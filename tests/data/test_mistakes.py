@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+import lazyshard
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard.errors import RankInvalid, StreamMissing
+from tests.data.workers import DEADLINE_S, ids
 
 
 def produce(directory: Path, samples: int, *, end: bool = True) -> Path:
@@ -32,6 +41,60 @@ def test_later_epoch_of_an_ended_stream_is_whole(tmp_path: Path) -> None:
     dataset = LazyShardedDataset(produce(tmp_path / "s", 8), dp_rank=0, dp_size=1)
     dataset.set_epoch(3)
     assert all(map(dataset.in_epoch, dataset.rank_indices))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.filterwarnings("ignore:Exception in thread QueueFeederThread:pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (DataLoader, {}),
+        (DataLoader, {"num_workers": 2}),
+        (DataLoader, {"shuffle": True}),
+        (DataLoader, {"batch_size": None}),
+        (StatefulDataLoader, {}),
+        (StatefulDataLoader, {"shuffle": True}),
+    ],
+)
+def test_a_forgotten_sampler_is_refused_before_the_first_batch(
+    kind: Any, options: dict[str, Any], rank: int, tmp_path: Path
+) -> None:
+    """On rank 0 too, whose own indices are the first ones."""
+    dataset = LazyShardedDataset(produce(tmp_path / "s", 16), dp_rank=rank, dp_size=2, batch_size=2)
+    blend = BlendedDataset([(LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=2), 1)], batch_size=2)
+    for data, name in ((dataset, "dataset"), (blend, "blend")):
+        loader = kind(data, **{"batch_size": 2, "collate_fn": ids, **options})
+        assert len(loader) > 1
+        with pytest.raises(RankInvalid) as raised:
+            next(iter(loader))
+        assert (raised.value.dp_rank, raised.value.dp_size) == (rank, 2)
+        assert f"sampler={name}.rank_indices" in str(raised.value)
+        assert f"{name}.batches(...)" in str(raised.value)
+        del loader, raised
+    # Torch has started its workers by then, and ends them with the error.
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tmp_path: Path) -> None:
+    stream = produce(tmp_path / "s", 16)
+    options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids, "num_workers": workers}
+    alone = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
+    assert [*chain.from_iterable(DataLoader(alone, **options))] == list(range(16))
+    ranks = [LazyShardedDataset(stream, dp_rank=r, dp_size=2, batch_size=2, layout="strided") for r in (0, 1)]
+    assert [[dataset[index]["id"] for index in range(2)] for dataset in ranks] == [[0, 4], [0, 4]]
+    for rank, dataset in enumerate(ranks):
+        share: Any = {"num_processes": 2, "process_index": rank, "rng_types": []}
+        for loader in (
+            DataLoader(dataset, sampler=DistributedSampler(dataset, 2, rank, shuffle=True), **options),
+            prepare_data_loader(DataLoader(dataset, shuffle=True, **options), **share),
+            prepare_data_loader(DataLoader(dataset, **options), **share),
+        ):
+            assert len([*chain.from_iterable(loader)]) == 8
 
 
 @pytest.mark.parametrize("window", [0, 1])
@@ -106,3 +169,15 @@ def test_samples_past_max_total_samples_are_told(end: bool, tmp_path: Path, capl
     assert caplog.messages == [
         f"{stream}: 16 samples are published, but max_total_samples is 6: those past it are not drawn"
     ]
+
+
+def test_name_of_a_data_set_on_a_hub_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "org/name"
+    for call in (
+        lambda: LazyShardedDataset(name, dp_rank=0, dp_size=1),
+        lambda: lazyshard.load({"version": 1, "datasets": [{"path": name}]}, dp_rank=0, dp_size=1),
+    ):
+        with pytest.raises(StreamMissing, match="on a hub") as caught:
+            call()
+        assert str(caught.value.directory).endswith(name)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,9 @@ def test_state_is_as_it_is_shown(tmp_path: Path) -> None:
         for number in range(ROWS):
             writer.write({"id": number})
     shown: dict[str, Any] = json.loads(block("json", "stream_id"))
-    dataset = open_ranks(tmp_path / "s", 2, batch_size=4, shuffle_window=1, max_total_samples=ROWS)[0]
-    state = dataset.state_dict(24)
+    dataset = open_ranks(tmp_path / "s", 2, batch_size=4, shuffle_window=1)[0]
+    batches = dataset.batches(collate_fn=list)
+    assert len([*islice(batches, 3)]) == 3
+    state = batches.state_dict()
     assert shown | {"stream_id": dataset.stream_id} == state
     assert list(shown) == list(state)

@@ -95,7 +95,7 @@ def test_second_pass_out_of_a_worker_says_it_too(tmp_path: Path) -> None:
 
 
 def train(batches: Iterable[list[int]], goes_on: Callable[[int], bool], first: Callable[[], object]) -> list[int]:
-    """The loop of the README, which asks about each batch of 2 when it has it."""
+    """A loop with a sampler, which asks about each batch of 2 when it has it."""
     trained: list[int] = []
     for step, batch in enumerate(batches):
         if not goes_on(step * 2):

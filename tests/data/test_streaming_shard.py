@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import streaming_shard
-from lazyshard.errors import StateInvalid, StateMismatch
+from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -49,6 +49,65 @@ def test_only_ones_own_elements_are_transformed() -> None:
 
         assert list(streaming_shard(range(40), 4, index, transform=transform)) == [-n for n in range(index, 40, 4)]
     assert [len(elements) for elements in seen] == [10, 10, 10, 10]
+
+
+def without(*left_out: int) -> Callable[[int], list[int]]:
+    def transform(element: int) -> list[int]:
+        if element in left_out:
+            raise SkipSample(f"{element} is too long")
+        return [element]
+
+    return transform
+
+
+@pytest.mark.parametrize(
+    ("left_out", "handed_out", "skipped"),
+    [
+        ((0,), [1, 1, 4, 5, 8, 1], 2),
+        ((0, 1, 4), [5, 5, 5, 5, 8, 5], 4),
+        ((5, 8), [0, 1, 4, 0, 0, 0], 2),
+        ((0, 8), [1, 1, 4, 5, 1, 1], 3),
+    ],
+)
+def test_the_place_of_a_skipped_element_gets_the_next_one_so_that_shards_stay_equally_long(
+    left_out: tuple[int, ...], handed_out: list[int], skipped: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard = streaming_shard(range(9), 2, 0, 2, transform=without(*left_out))
+    found = list(shard)
+    assert found == [[element] for element in handed_out]
+    assert (len(found), shard.skipped) == (len(shard), skipped)
+    assert len({id(one) for one in found}) == len(found)
+    assert f"{left_out[0]} is too long; what is made of another element is used instead" in caplog.text
+
+
+@pytest.mark.parametrize("left_out", [(0,), (1, 4, 5), (5, 8), (0, 1, 4, 5)])
+def test_a_state_among_skipped_elements_goes_on_exactly(left_out: tuple[int, ...]) -> None:
+    whole = list(streaming_shard(range(9), 2, 0, 2, transform=without(*left_out)))
+    for taken in range(len(whole) + 1):
+        before = streaming_shard(range(9), 2, 0, 2, transform=without(*left_out))
+        begun = list(itertools.islice(before, taken))
+        after = streaming_shard(range(9), 2, 0, 2, transform=without(*left_out))
+        after.load_state_dict(before.state_dict())
+        assert begun + list(after) == whole
+
+
+def test_shards_are_equally_long_in_workers_too() -> None:
+    shards = [streaming_shard(range(9), 2, index, 2, transform=without(0, 4, 8)) for index in range(2)]
+    assert [len(list(DataLoader(shard, batch_size=None, num_workers=2))) for shard in shards] == [6, 6]
+
+
+def test_a_shard_of_which_nothing_is_left_is_an_error() -> None:
+    with pytest.raises(NothingKept):
+        list(streaming_shard(range(4), 1, 0, transform=without(*range(4))))
+    with pytest.raises(NothingKept) as caught:
+        list(streaming_shard(itertools.count(), 1, 0, transform=without(*range(10_000))))
+    assert caught.value.count == 10_000
+
+
+def test_an_iterable_that_raises_it_itself_is_told_where_to_raise_it() -> None:
+    with pytest.raises(BadSample, match="transform=") as caught:
+        list(streaming_shard(map(without(1), range(4)), 2, 0))
+    assert isinstance(caught.value.__cause__, SkipSample)
 
 
 def test_an_element_that_cannot_be_transformed_was_not_handed_out() -> None:

@@ -34,10 +34,6 @@ def fails_at_3(row: dict[str, Any]) -> int:
     return 1
 
 
-def no_length(row: dict[str, Any]) -> Any:
-    return {0: -1, 1: 1.5, 2: None, 3: True, 4: 2**32}[row["id"]]
-
-
 def killed_at_3(row: dict[str, Any]) -> int:
     if row["id"] == 3:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -82,16 +81,6 @@ def producer(*arguments: object) -> int:
     return producer_main([str(one) for one in arguments])
 
 
-def as_a_terminal(stream: Any) -> Any:
-    """Makes a captured stream say that it is a terminal."""
-    stream.isatty = lambda: True
-    return stream
-
-
 def shown(text: str) -> str:
     """Returns the characters of an output that do something to a terminal, line ends left out."""
     return "".join(char for char in text if not char.isprintable() and char != "\n")
-
-
-def has_root() -> bool:
-    return sys.platform == "linux" and os.geteuid() == 0

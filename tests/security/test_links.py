@@ -157,7 +157,7 @@ def test_quarantine_is_written_to_no_other_file(kind: str, tmp_path: Path, elsew
     plants = {"link": link_to(elsewhere / "secret"), "second name": second_name_of(elsewhere / "secret")}
     put(tmp_path / "out" / "quarantine.jsonl", plants.get(kind, os.mkfifo))
     with pytest.raises(FileRefused, match="expected a file, found"):
-        quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: None)
+        quarantine = Quarantine(tmp_path / "out", 0, check_owner=lambda: tmp_path)
         quarantine.add(Place("a.jsonl", 1, 0), "no JSON", b"x")
         quarantine.sync()
     assert unchanged(elsewhere)

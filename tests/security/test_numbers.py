@@ -169,7 +169,7 @@ def test_chunks_that_are_not_there_are_not_walked_through(tmp_path: Path, capfd:
         (("verify", "--quick", "--jobs", "1"), (5,)),
         (("trace", "--sample", str(MANY)), (0,)),
         (("trace", "--text", "x"), (5, 7)),
-        (("audit",), (5,)),
+        (("audit",), (5, 71)),
         (("forget", "sft", "--yes"), (0,)),
     ):
         assert command(arguments[0], stream, *arguments[1:]) in codes, (arguments, capfd.readouterr())

@@ -137,10 +137,10 @@ def test_errors_of_the_library_hold_no_control_characters(tmp_path: Path) -> Non
 
 def test_the_holder_of_a_lock_is_named_as_text(tmp_path: Path) -> None:
     held, second = WriterLock(tmp_path), WriterLock(tmp_path)
-    held.acquire(0.0, tmp_path / ".tmp")
+    held.acquire(0.0)
     edit(tmp_path / "stream.owner", host=ESCAPES)
     try:
-        for kind, call in ((ProducerFenced, held.check), (ProducerLocked, lambda: second.acquire(0.0, tmp_path))):
+        for kind, call in ((ProducerFenced, held.check), (ProducerLocked, lambda: second.acquire(0.0))):
             with pytest.raises(kind) as caught:
                 call()
             assert shown(str(caught.value)) == ""

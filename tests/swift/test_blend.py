@@ -116,7 +116,9 @@ def test_swift_with_2_processes_then_1_and_other_weights(tmp_path: Path, model: 
     assert not {number: n for number, n in Counter(trained + rest).items() if n > 1}, "trained more than once"
     # It ends with the second stream, before the first sample of that would come again.
     assert len([number for number in trained + rest if number >= OTHER]) > 100 - 2 * 2 * MICRO
-    assert "on all ranks alike" in ended.output
+    assert f"lazyshard: {second} has ended with 100 samples: training stops after step" in ended.output
+    untrained = 120 - of_streams(trained + rest).count(0)
+    assert f"; not trained: {untrained} of the 120 of {first}" in ended.output
     step = max(batch.step for batch in ended.batches)
     for number, directory in enumerate((first, second)):
         cursor = read_cursor(directory, CONSUMER)
@@ -200,6 +202,7 @@ def test_a_stream_that_is_still_produced_beside_one_that_has_ended(tmp_path: Pat
     assert not {number: n for number, n in Counter(trained).items() if n > 1}
     counts = Counter(of_streams(trained))
     assert 70 - 2 * 2 * MICRO < counts[0] <= 70, "it ends with the live stream"
+    assert f"lazyshard: {live} has ended with 70 samples: training stops after step" in run.output
     assert abs(counts[0] - counts[1]) <= 2
 
 

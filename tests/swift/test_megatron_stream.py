@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def test_tp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:
     samples = 107  # 13 whole stripes and 3 rows
     directory = write_stream(tmp_path / "stream", 0, samples, SIZE)
-    validation = write_jsonl(tmp_path / "validation.jsonl", 1000, 1008)
+    # The chunk files of a stream that has ended: a stream itself is no validation data.
+    validation = sorted(write_stream(tmp_path / "validation", 1000, 1008, SIZE).glob("chunk_*.jsonl"))
     run = megatron_sft(
         tmp_path / "run",
         model,

@@ -15,7 +15,7 @@ NAME = HookPoint("a name", "swift.trainers.mixin", "", "BatchSamplerShard", None
 
 def test_installed_ms_swift_has_all_hook_points() -> None:
     folder, version = versions.folder(), versions.installed()
-    assert folder is not None and version is not None, "ms-swift is not installed; run `scripts/environment test`"
+    assert folder is not None and version is not None, "ms-swift is not installed; run `scripts/environment full`"
     assert versions.is_supported(version)
     found = check(points_of(version), folder)
     assert [(checked.point.title, checked.problem) for checked in found if checked.problem is not None] == []

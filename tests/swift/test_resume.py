@@ -21,6 +21,7 @@ from tests.swift.commands import (
     Run,
     Training,
     ids_by_dp,
+    megatron_sft,
     start_megatron_sft,
     start_swift_sft,
     swift_sft,
@@ -258,6 +259,32 @@ def test_a_torn_position_is_refused(tmp_path: Path, model: Path, killed: Killed)
     run = swift_sft(tmp_path / "run", model, dataset=killed.directory, resume_from_checkpoint=torn, **ONE)
     assert run.returncode == 2
     assert refusal(run).startswith(f"{position}: expected a JSON object, found 100 bytes that are none")
+
+
+@pytest.mark.parametrize("command", ["swift", "megatron"])
+def test_a_checkpoint_whose_save_was_killed_is_refused(
+    tmp_path: Path, model: Path, killed: Killed, command: str
+) -> None:
+    """What such a kill leaves: without the trainer's last file, trained further than the newest whole one."""
+    whole, torn = tmp_path / "checkpoint-5", tmp_path / "checkpoint-10"
+    for folder in (whole, torn):
+        shutil.copytree(killed.run.output_dir / folder.name, folder)
+    (torn / "trainer_state.json").unlink()
+    if command == "swift":
+        run = swift_sft(tmp_path / "run", model, dataset=killed.directory, resume_from_checkpoint=torn, **ONE)
+        assert run.returncode == 2
+    else:
+        (whole / "trainer_state.json").rename(whole / "latest_checkpointed_iteration.txt")
+        options: dict[str, Any] = {"processes": 1, "sharded_lazy": True, "train_iters": 20, "global_batch_size": 6}
+        run = megatron_sft(
+            tmp_path / "run", model, dataset=killed.directory, mcore_model=torn, finetune=False, **options
+        )
+        assert run.returncode != 0
+    option = "resume_from_checkpoint" if command == "swift" else "mcore_model"
+    (message,) = re.findall(r"^lazyshard(?:: rank 0)?: error: (.*) \(exit code 2\)$", run.output, re.MULTILINE)
+    assert message.startswith(f"{torn}: its save was interrupted")
+    assert message.endswith(f"give --{option} {whole}")
+    assert not run.batches
 
 
 @pytest.mark.sweep

@@ -1,4 +1,4 @@
-"""Training that waits for data: it gives up in time, and nothing of it stays when it is ended from outside.
+"""Training that waits for data: it gives up in time, having saved what it trained, and nothing of it stays.
 
 The streams have a producer that was killed, so every step past what it published waits.
 """
@@ -10,16 +10,29 @@ import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import Training, start_megatron_sft, start_swift_sft
-from tests.swift.consumption import SIZE, TP2_DP2
+from tests.swift.commands import (
+    RESUMABLE,
+    Run,
+    Training,
+    ids_by_dp,
+    megatron_sft,
+    start_megatron_sft,
+    start_swift_sft,
+    swift_sft,
+)
+from tests.swift.consumption import SIZE, TP2_DP2, assert_dealt, position_of
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SAMPLES: Final = 240
+"""Rows that the producer has, most of which it has not published when it is killed."""
 
 MAX_WAIT_S: Final = 8.0
 TO_THE_END_S: Final = 60.0
@@ -34,8 +47,8 @@ WAITING: Final[dict[str, Any]] = {"sharded_lazy": True, "dataloader_num_workers"
 def stream(tmp_path: Path) -> Path:
     """A stream whose producer was killed when 40 samples or some more were there."""
     directory = tmp_path / "stream"
-    source = write_jsonl(tmp_path / "rows.jsonl", 0, 1000)
-    with producing(directory, source, SIZE, 400) as producer:
+    source = write_jsonl(tmp_path / "rows.jsonl", 0, SAMPLES)
+    with producing(directory, source, SIZE, 60) as producer:
         wait_for_samples(directory, 40)
         producer.kill()
         producer.wait()
@@ -69,8 +82,11 @@ def exit_codes(output: str) -> dict[int, int]:
     return {int(rank): int(code) for rank, code in found}
 
 
-def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> None:
-    """Checks the ends of the processes: each said why, in time, and left nothing."""
+def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> tuple[Run, Path]:
+    """Checks the ends of the processes: each said why, in time, and left nothing.
+
+    Returns what was trained, and the checkpoint that was saved of its last step.
+    """
     run = training.wait(120)
     last = max(batch.time for batch in run.batches)
     took = time.time() - last
@@ -82,25 +98,53 @@ def assert_gave_up(training: Training, stream: Path, ranks: tuple[str, ...]) -> 
     tracebacks = re.findall(r"Traceback \(most recent call last\):\n.*\n.*\n.*", run.output)
     assert all("torch/distributed/run.py" in text for text in tracebacks), "a traceback that is not torchrun's own"
     assert not training.leftover_processes()
+    checkpoint = run.output_dir / f"checkpoint-{max(batch.step for batch in run.batches)}"
+    assert (
+        run.output.count(f"lazyshard: no data came in time: training stops after step {checkpoint.name[11:]} of") == 1
+    )
+    assert f"samples trained. Checkpoint: {checkpoint}\n" in run.output
+    told = f"trained {position_of(checkpoint)['consumed']} of {published(stream)} published samples"
+    assert run.output.count(told) == 1, "once, at the checkpoint"
+    return run, checkpoint
 
 
-def test_every_megatron_rank_gives_up_with_75(tmp_path: Path, model: Path, stream: Path) -> None:
+def assert_goes_on(stream: Path, run: Run, checkpoint: Path, resume: Callable[[], Run]) -> None:
+    """Checks that a run that gave up trains exactly the rest, once its producer has published it."""
+    with producing(stream, stream.parent / "rows.jsonl", SIZE, 1000):
+        pass
+    resumed = resume()
+    assert resumed.returncode == 0, resumed.tail()
+    assert min(batch.step for batch in resumed.batches) == max(batch.step for batch in run.batches) + 1
+    last = resumed.output_dir / f"checkpoint-{max(batch.step for batch in resumed.batches)}"
+    left_over = assert_dealt(ids_by_dp([*run.batches, *resumed.batches]), SAMPLES)
+    assert len(left_over) == SAMPLES - position_of(last)["consumed"] < 8
+
+
+def test_every_megatron_rank_gives_up_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path) -> None:
     before = files(stream)
-    options = {**WAITING, **TP2_DP2, "sharded_lazy_max_wait": MAX_WAIT_S}
-    with start_megatron_sft(tmp_path / "run", model, dataset=stream, train_iters=100, **options) as training:
-        assert_gave_up(training, stream, tuple(f"rank {rank}" for rank in range(4)))
+    options = {**WAITING, **TP2_DP2, **RESUMABLE, "sharded_lazy_max_wait": MAX_WAIT_S, "train_iters": 100}
+    with start_megatron_sft(tmp_path / "run", model, dataset=stream, **options) as training:
+        run, checkpoint = assert_gave_up(training, stream, tuple(f"rank {rank}" for rank in range(4)))
         assert exit_codes(training.output) == dict.fromkeys(range(4), 75)
         assert training.process.returncode == 1
     assert files(stream) == before
+    options |= {"mcore_model": checkpoint, "finetune": False, "output_dir": run.output_dir}
+    assert_goes_on(stream, run, checkpoint, lambda: megatron_sft(tmp_path / "run2", model, dataset=stream, **options))
 
 
-def test_swift_without_torchrun_ends_with_75(tmp_path: Path, model: Path, stream: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_swift_ends_with_75_and_a_checkpoint(tmp_path: Path, model: Path, stream: Path, processes: int) -> None:
     before = files(stream)
-    options = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S}
-    with start_swift_sft(tmp_path / "run", model, processes=1, dataset=stream, max_steps=100, **options) as training:
-        assert_gave_up(training, stream, ("",))
-        assert training.process.returncode == 75
+    options: dict[str, Any] = {**WAITING, "sharded_lazy_max_wait": MAX_WAIT_S, "max_steps": 200, "dataset": stream}
+    options |= {"save_strategy": "steps", "save_steps": 1000, "processes": processes}
+    with start_swift_sft(tmp_path / "run", model, **options) as training:
+        ranks = ("",) if processes == 1 else ("rank 0", "rank 1")
+        run, checkpoint = assert_gave_up(training, stream, ranks)
+        # Without torchrun the rank's own code is passed on.
+        assert training.process.returncode == (75 if processes == 1 else 1)
     assert files(stream) == before
+    options |= {"resume_from_checkpoint": checkpoint, "output_dir": run.output_dir}
+    assert_goes_on(stream, run, checkpoint, lambda: swift_sft(tmp_path / "run2", model, **options))
 
 
 def assert_all_gone(training: Training, stream: Path, before: list[str]) -> int:

@@ -11,6 +11,7 @@ from typing_extensions import assert_type
 
 from lazyshard import (
     BFLOAT16,
+    Batches,
     BlendedDataset,
     ChunkWriter,
     Filter,
@@ -141,6 +142,15 @@ def resume(directory: Path, saved: dict[str, Any]) -> None:
     assert_type(dataset.rank_indices, range)
     assert_type(dataset.state_dict(), dict[str, Any])
     assert_type(dataset.commit(8, last_epoch=True, keep=[dataset.state_dict(4)], take_over=False), bool)
+
+    batches = dataset.batches(epochs=2, num_workers=2, collate_fn=list)
+    assert_type(batches, Batches)
+    batches.load_state_dict(saved)
+    for batch in batches:
+        assert_type(batch, Any)
+    assert_type((batches.step, batches.consumed, batches.epoch, batches.step_complete), tuple[int, int, int, bool])
+    assert_type(batches.state_dict(), dict[str, Any])
+    assert_type(batches.commit(), bool)
 
     samples = LazyShardedIterable(dataset)
     samples.load_state_dict(dataset.state_dict(8))

@@ -7,6 +7,7 @@ blend's own state, which the checkpoints hold beside it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,7 @@ class BlendStream(TrainStream):
         cache: Mapping[str, Any] = NO_CACHE,
     ) -> None:
         self.gate: _Gate
+        self._told_at = time.monotonic()
         self._cache = cache.get("encode_cache")
         own: dict[str, Any] = {
             "samples_per_chunk": samples_per_chunk,
@@ -179,12 +181,29 @@ class _Kept:
         """Returns the state of the blend after so many samples of the run."""
         return BlendState.from_dict(self._blend.state_dict(consumed), self._streams.where)
 
-    def left_over(self, consumed: int) -> int:
-        """Returns how many samples of all streams were not trained in their first epoch, after so many of the run."""
+    def end(self, consumed: int, step_samples: int) -> tuple[str, str]:
+        """Returns which stream has ended, and what was not trained of all of them; see `RunPlan.end`."""
+        now, then = self._trained(consumed), self._trained(consumed + step_samples)
+        seen = [dataset.published() for dataset in self._blend.datasets]
+        left = [max(0, one.samples - count) for one, count in zip(seen, now, strict=True)]
+        shown = list(zip(self._streams.directories, seen, left, strict=True))[:SHOWN]
+        parts = [f"{number} of the {one.samples} of {directory}" for directory, one, number in shown if number]
+        untrained = f"; not trained: {', '.join(parts)}" if parts else ""
+        if self._streams.stopping != "first_exhausted":
+            return "every stream of the blend has ended", untrained
+        # The first that the next step would draw past its end; samples that are no whole micro batch are no help.
+        spare = [
+            number - (after - before) if one.ended else float("inf")
+            for one, number, before, after in zip(seen, left, now, then, strict=True)
+        ]
+        first = min(range(len(spare)), key=spare.__getitem__)
+        return f"{self._streams.directories[first]} has ended with {seen[first].samples} samples", untrained
+
+    def _trained(self, consumed: int) -> list[int]:
+        """Returns how many samples of each stream were trained after so many of the run."""
         state = self.state_after(consumed)
         counts = dict(zip(state.names, (member.consumed for member in state.members), strict=True))
-        samples = [dataset.published().samples for dataset in self._blend.datasets]
-        return sum(max(0, count - counts[name]) for count, name in zip(samples, self._blend.names, strict=True))
+        return [counts[name] for name in self._blend.names]
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
         """Returns the cursors of all streams; see `RunPlan.cursors`."""

@@ -12,7 +12,7 @@ from lazyshard.storage.durable import sync_directory
 from lazyshard_swift import cursors, parallel
 from lazyshard_swift.logs import caution
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import load_if_there, save, saved_in
+from lazyshard_swift.position_files import load_if_there, save, saved_in, unmark
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import version_folders
 
@@ -61,11 +61,20 @@ class Checkpoints:
         if taken is not None:
             raise CursorTaken(taken, directory=self._plan.directory, consumer=self._plan.consumer)
 
+    def is_due(self, step: int) -> bool:
+        """Returns whether this start has trained steps, up to this one, that no checkpoint of it holds."""
+        begun = 0 if self._plan.saved is None else self._plan.saved.step
+        return step not in (begun, self.last_step)
+
     def begin(self, folder: str, consumed: int, step: int) -> None:
-        """Writes the position into the folder of a checkpoint that is about to be saved."""
+        """Writes the position into the folder of a checkpoint that is about to be saved.
+
+        If an earlier start has saved one there, it counts as torn until it is saved anew.
+        """
         self.last_step = step
         if parallel.is_first():
             position = self._plan.position(consumed, step)
+            unmark(folder)
             save(position, folder)
             self._pending.append(_Pending(Path(folder), position))
 

@@ -74,6 +74,19 @@ def install() -> None:
     _die_with_launcher()
 
 
+def end_within(seconds: float, error: BaseException) -> threading.Timer:
+    """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
+
+    def end() -> None:
+        code = _say(error)
+        _cut_off(TIMED_OUT if code is None else code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def code_of(error: BaseException) -> int | None:
     """Returns the exit code for an error of ours, or for one that happened while ours was being handled."""
     ours = _ours(error)

@@ -7,15 +7,21 @@ read ahead, have no deadline of their own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Final
 
 from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.errors import ChunkMissing, ChunkRetired
+from lazyshard.errors import ChunkMissing, ChunkRetired, StoreUnavailable, WaitTimeout
+from lazyshard_swift import exits, parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
+
+
+_SAVE_S: Final = 1800.0
+"""How long a rank that has given up may take to save what was trained, with all others."""
 
 
 class Gate:
@@ -28,6 +34,7 @@ class Gate:
 
     Attributes:
         stopped: whether a step was refused.
+        gave_up: why, where all ranks gave up waiting; None where the stream has ended.
     """
 
     def __init__(self, dataset: LazyShardedDataset, stop_at_end: bool, *, begun: bool = False) -> None:
@@ -35,16 +42,20 @@ class Gate:
         self._stop_at_end = stop_at_end
         self._begun = begun
         self.stopped = False
+        self.gave_up: WaitTimeout | StoreUnavailable | None = None
+        self._timer: threading.Timer | None = None
 
-    def allows(self, first: int, stop: int) -> bool:
+    def allows(self, first: int, stop: int, *, saves: bool = False) -> bool:
         """Returns whether a step is to be trained, waiting until that is certain.
 
         Args:
             first: the step's first position in this rank's lane, in the current part of the run.
             stop: the position after its last.
+            saves: whether a refused step leads to a checkpoint, the same on all ranks. Where all ranks give up, the
+                step is then refused, and `end` raises the error.
 
         Raises:
-            WaitTimeout: its data were not published in time.
+            WaitTimeout, StoreUnavailable: its data did not come in time.
             StreamTooShort: the stream has ended before even the first step was full.
         """
         if self.stopped:
@@ -56,11 +67,34 @@ class Gate:
             if not self._begun or not self._stop_at_end:
                 raise self._too_short() from cause
             past = True
+        except (StoreUnavailable, WaitTimeout) as error:
+            if not saves or not self._all_give_up(error, stop):
+                raise
+            return False
         if self._stop_at_end and past:
             if not first and not self._begun:
                 raise self._too_short()
             self.stopped = True
         return not self.stopped
+
+    def _all_give_up(self, error: WaitTimeout | StoreUnavailable, stop: int) -> bool:
+        """Returns whether all ranks have given up before the same step, so that they can save a checkpoint together.
+
+        A rank that has seen the data in the last moment trains, and waits for the others in its first collective.
+        """
+        timer = exits.end_within(_SAVE_S, error)
+        if not parallel.all_come(f"gave up before {stop}"):
+            timer.cancel()
+            return False
+        self.stopped, self.gave_up, self._timer = True, error, timer
+        return True
+
+    def end(self) -> None:
+        """Raises what made all ranks give up, once what they have trained is saved; does nothing at a stream's end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.gave_up is not None:
+            raise self.gave_up
 
     def _past(self, position: int) -> bool:
         """Returns whether a position of this rank's lane is behind the end of the stream; waits for it."""

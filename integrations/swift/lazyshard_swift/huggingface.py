@@ -56,7 +56,9 @@ def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[A
         # The trainer has planned its steps by epochs that are all alike.
         trainer.args.max_steps = _steps_in_all(trainer, stream)
     make_sampler = strided_sampler if stream.plan.layout == "strided" else sampler_in_epochs
-    return make_sampler(sampler), gated_loader(loader, stream, trainer.args.gradient_accumulation_steps)
+    return make_sampler(sampler), gated_loader(
+        loader, stream, trainer.args.gradient_accumulation_steps, lambda: _saves(trainer)
+    )
 
 
 def begin_epoch(trainer: Any, stream: Any, loader: Any) -> None:
@@ -85,6 +87,7 @@ def _attach(trainer: Any, stream: Any) -> None:
             stream.check_resume(_consumed(trainer, stream), state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            stream.tell_progress(_consumed(trainer, stream))
             # The trainer's own epoch is the rest of the run; its end is the trainer's affair.
             if stream.plan.one_pass and state.global_step < state.max_steps and _ends_epoch(trainer, stream):
                 control.should_save = control.should_save or _goes_by_epochs(args.save_strategy)
@@ -102,6 +105,7 @@ def _attach(trainer: Any, stream: Any) -> None:
             if self.stopped:
                 # The checkpoint is there by now.
                 notice(_stopped(trainer, stream))
+                stream.gate.end()
 
     trainer._lazyshard = Checkpoints(stream.plan, trainer.args.output_dir)
     trainer.add_callback(Steps())
@@ -109,17 +113,21 @@ def _attach(trainer: Any, stream: Any) -> None:
 
 def _stopped(trainer: Any, stream: Any) -> str:
     plan, state, step = stream.plan, trainer.state, trainer.state.global_step
-    consumed, samples = _consumed(trainer, stream), stream.gate.published_samples()
+    consumed = _consumed(trainer, stream)
     saved = trainer._lazyshard.last_step == step
     return stopped(
-        samples,
+        *stream.why_it_stops(consumed, plan.batch_size * plan.rank.dp_size * trainer.args.gradient_accumulation_steps),
         step=step,
         planned=state.max_steps,
         trained=consumed,
-        left_over=plan.left_over(consumed, samples),
-        step_samples=plan.batch_size * plan.rank.dp_size * trainer.args.gradient_accumulation_steps,
         checkpoint=os.path.join(trainer.args.output_dir, f"checkpoint-{step}") if saved else None,
     )
+
+
+def _saves(trainer: Any) -> bool:
+    """Returns whether there are steps that a checkpoint is to be saved of."""
+    due: bool = trainer._lazyshard.is_due(trainer.state.global_step)
+    return due and trainer.args.save_strategy != "no"
 
 
 def _counted(trainer: Any, stream: Any) -> int:
@@ -174,11 +182,13 @@ def saving(trainer: Any) -> Iterator[None]:
 
     step = trainer.state.global_step
     folder = os.path.join(trainer.args.output_dir, f"checkpoint-{step}")
-    checkpoints.begin(folder, _consumed(trainer, trainer.train_dataset), step)
+    stream = trainer.train_dataset
+    checkpoints.begin(folder, _consumed(trainer, stream), step)
     yield
     # Every rank has written its part.
     parallel.barrier()
     checkpoints.commit()
+    stream.tell_progress(_consumed(trainer, stream), at_once=True)
 
 
 @contextlib.contextmanager

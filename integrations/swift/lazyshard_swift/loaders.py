@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
@@ -72,13 +72,16 @@ def strided_sampler(original: type[Any]) -> type[Any]:
     return StridedBatchSampler
 
 
-def gated_loader(original: type[Any], stream: TrainStream, accumulation_steps: int) -> type[Any]:
+def gated_loader(
+    original: type[Any], stream: TrainStream, accumulation_steps: int, saves: Callable[[], bool] = lambda: False
+) -> type[Any]:
     """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step.
 
     Args:
         original: ms-swift's class.
         stream: the stream.
         accumulation_steps: micro batches of a step.
+        saves: says whether a checkpoint is saved where the loader ends before its time.
     """
 
     class GatedLoader(original):  # type: ignore[misc]
@@ -97,7 +100,7 @@ def gated_loader(original: type[Any], stream: TrainStream, accumulation_steps: i
                     # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
                     whole = accumulation_steps - number % accumulation_steps
                     step = whole if plan.stop_at_end else min(whole, count - number)
-                    if not stream.gate.allows(first, first + step * size):
+                    if not stream.gate.allows(first, first + step * size, saves=saves()):
                         return
                 if batches is None:
                     # Workers start reading here, so not before the gate has let the first step through.

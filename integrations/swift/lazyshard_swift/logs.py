@@ -6,17 +6,19 @@ import logging
 import sys
 from typing import Any, Final
 
+from lazyshard.errors import redact
+
 _FORMAT: Final = "[%(levelname)s:lazyshard] %(message)s"
 
 
 def notice(text: str) -> None:
     """Tells something once for the whole job."""
-    _swift_logger().info("lazyshard: %s", text)
+    _swift_logger().info("lazyshard: %s", redact(text))
 
 
 def caution(text: str) -> None:
     """Tells something once for the whole job that goes wrong unless somebody acts."""
-    _swift_logger().warning("lazyshard: %s", text)
+    _swift_logger().warning("lazyshard: %s", redact(text))
 
 
 def attend() -> None:

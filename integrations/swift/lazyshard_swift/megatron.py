@@ -35,8 +35,8 @@ def extend(module: ModuleType) -> None:
     )
 
 
-class _StreamEnded(Exception):
-    """Leaves ms-swift's loop where the stream has ended. Raised on all ranks before the same step."""
+class _Stopped(Exception):
+    """Leaves ms-swift's loop where the gate allows no further step. Raised on all ranks before the same step."""
 
 
 class _Steps:
@@ -65,8 +65,10 @@ class _Steps:
         if self.checkpoints.pending:
             self.checkpoints.commit(_unfinished_saves())
         first = plan.draws_after(trainer.state.consumed_train_samples)
-        if not self.stream.gate.allows(first, first + trainer.args.global_batch_size // plan.rank.dp_size):
-            raise _StreamEnded
+        stop = first + trainer.args.global_batch_size // plan.rank.dp_size
+        if not self.stream.gate.allows(first, stop, saves=self.checkpoints.is_due(trainer.state.iteration)):
+            raise _Stopped
+        self.stream.tell_progress(trainer.state.consumed_train_samples)
 
     def on_train_end(self, *rest: Any, **options: Any) -> None:
         """Tells of the cache of encoded samples."""
@@ -172,6 +174,7 @@ def saving(trainer: Any) -> Iterator[None]:
         # Every rank has written its part.
         parallel.barrier()
         ours.checkpoints.commit()
+    ours.stream.tell_progress(state.consumed_train_samples, at_once=True)
 
 
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,15 +194,19 @@ def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
     Args:
         trainer: ms-swift's.
         stream: the training data.
+
+    Raises:
+        WaitTimeout, StoreUnavailable: no data came in time. What was trained is saved, if all ranks could.
     """
     # Before ms-swift shows how many steps there are.
     _attach(trainer, stream)
     try:
         yield
-    except _StreamEnded:
+    except _Stopped:
         _finish(trainer)
     # ms-swift has waited for what was being saved.
     trainer._lazyshard.checkpoints.commit()
+    stream.gate.end()
 
 
 def _finish(trainer: Any) -> None:
@@ -223,16 +230,13 @@ def _finish(trainer: Any) -> None:
         trainer.call_event("on_save", output_dir=state.last_model_checkpoint)
     trainer.call_event("on_train_end")
     module.maybe_finalize_async_save(args, blocking=True, terminate=True)
-    samples = ours.stream.gate.published_samples()
     consumed = state.consumed_train_samples
     notice(
         stopped(
-            samples,
+            *ours.stream.why_it_stops(consumed, args.global_batch_size),
             step=state.iteration,
             planned=planned,
             trained=consumed,
-            left_over=ours.stream.plan.left_over(consumed, samples),
-            step_samples=args.global_batch_size,
             checkpoint=state.last_model_checkpoint,
         )
     )

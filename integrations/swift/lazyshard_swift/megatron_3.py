@@ -166,15 +166,12 @@ class _Steps:
         from lazyshard_swift.logs import notice
 
         planned, args.train_iters = args.train_iters, iteration
-        samples = self.stream.gate.published_samples()
         notice(
             stopped(
-                samples,
+                *self.stream.why_it_stops(consumed, args.global_batch_size),
                 step=iteration,
                 planned=planned,
                 trained=consumed,
-                left_over=plan.left_over(consumed, samples),
-                step_samples=args.global_batch_size,
                 checkpoint=None,  # Megatron-LM saves it behind the loop
             )
         )

@@ -14,6 +14,7 @@ from typing import Any
 from lazyshard import LazyShardError, StreamReader
 from lazyshard.errors import ChunkRetired, SkipSample
 from lazyshard.format import decode_pack, parse_row
+from lazyshard.memory import raise_if_short
 from lazyshard_swift.errors import SettingsRefused
 
 _PRODUCE = "make them where the stream is produced, with `lazyshard-producer run --pack TOKENS`"
@@ -91,9 +92,8 @@ def encode(row: dict[str, Any], most: int | None, encode_row: Callable[[dict[str
             samples.append(encode_row(inner))
         except SkipSample as cause:
             raise SkipSample(f"row {number} of its pack: {cause}") from cause
-        except MemoryError:
-            raise
         except Exception as cause:
+            raise_if_short(cause)
             raise ValueError(f"row {number} of its pack: {type(cause).__name__}: {cause}") from cause
     lengths = [sum(sample["lengths"]) for sample in samples]
     if sum(lengths) > most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -13,6 +14,11 @@ from lazyshard_swift import settings
 
 _T = TypeVar("_T")
 
+
+COMING_S: Final = 30.0
+"""Ranks that wait for the same samples give up within seconds of each other."""
+
+_POLL_S: Final = 0.5
 
 FOREIGN: Final = "first-row-"
 """Begins the identity of a stream that has no id: a digest of its first row follows."""
@@ -90,6 +96,31 @@ def agree_on(mine: Facts, directory: str) -> Facts:
             actual=mine.stream,
         )
     return facts
+
+
+def all_come(key: str, patience: float = COMING_S) -> bool:
+    """Returns whether every rank calls this with the same key within some seconds; the same to all that call it.
+
+    No collective: a rank that does not come, because it trains or has ended, does not make the others hang.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return True
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return _all_come(store, f"lazyshard/{key}", dist.get_world_size(), patience)
+    except (AttributeError, RuntimeError, ValueError):
+        # The process that holds the store has ended, or there is none.
+        return False
+
+
+def _all_come(store: Any, key: str, ranks: int, patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    came = store.add(f"{key}/came", 1)
+    while came < ranks and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        came = store.add(f"{key}/came", 0)
+    # Whoever is first decides, for those too that come in the same moment.
+    return bool(store.compare_set(f"{key}/decision", "", "all" if came >= ranks else "not all") == b"all")
 
 
 def barrier() -> None:

@@ -18,7 +18,7 @@ from lazyshard_swift.logs import notice
 from lazyshard_swift.ordering import order_of, unit_of
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import load
+from lazyshard_swift.position_files import TRACKER, check_whole, load
 from lazyshard_swift.position_fits import check_fits
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import parse_skips, without
@@ -243,15 +243,27 @@ def batch_sizes(args: Any, dp_size: int) -> tuple[int, int]:
 
 
 def resume_checkpoint(args: Any) -> str | None:
-    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew."""
+    """Returns the folder that holds the checkpoint which ms-swift will go on from, None if it starts anew.
+
+    Raises:
+        ResumeRefused: its save was interrupted.
+        PositionInvalid: its position cannot be read.
+    """
     if not settings.is_megatron(args):
         weights_only = getattr(args, "resume_only_model", False) and getattr(args, "ignore_data_skip", False)
-        return None if weights_only else (args.resume_from_checkpoint or None)
+        if weights_only or not args.resume_from_checkpoint:
+            return None
+        check_whole(args.resume_from_checkpoint, "resume_from_checkpoint")
+        return str(args.resume_from_checkpoint)
     if args.finetune:
         return None
-    adapters = args.adapters[0] if args.adapters else None
     # In the order in which a later one overrides what ms-swift has loaded from an earlier one.
-    for folder in (args.mcore_adapter, args.mcore_model, adapters, args.model):
-        if folder and os.path.exists(os.path.join(folder, "latest_checkpointed_iteration.txt")):
+    for option in ("mcore_adapter", "mcore_model", "adapters", "model"):
+        given = getattr(args, option)
+        folder = given[0] if option == "adapters" and given else given
+        if not folder:
+            continue
+        check_whole(str(folder), option)
+        if os.path.exists(os.path.join(folder, TRACKER)):
             return str(folder)
     return None

@@ -16,6 +16,7 @@ import orjson
 from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.state import PartState, RunState
+from lazyshard.memory import loads
 from lazyshard.plan import window_positions
 from lazyshard_swift.errors import PositionInvalid
 from lazyshard_swift.grouping import GROUPED
@@ -109,7 +110,7 @@ def parse(data: bytes, file: str) -> Position:
         )
 
     try:
-        value = orjson.loads(data)
+        value = loads(data)
     except orjson.JSONDecodeError as cause:
         raise invalid(
             f"expected a JSON object, found {len(data)} bytes that are none ({cause}), torn perhaps"

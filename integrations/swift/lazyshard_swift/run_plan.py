@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lazyshard.data.rank import Rank
+from lazyshard.errors import redact
 from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.blend_state import BlendState
@@ -103,13 +104,23 @@ class RunPlan:
         """
         return draws_of(self.state, consumed)
 
-    def left_over(self, consumed: int, total: int) -> int:
-        """Returns how many samples the epoch in which the current part began has left, after so many of the run."""
+    def end(self, consumed: int, total: int, step_samples: int) -> tuple[str, str]:
+        """Returns for the log what has ended, and what was not trained of it, after so many samples of the run.
+
+        Args:
+            consumed: samples trained.
+            total: samples of the stream, which has ended.
+            step_samples: samples of a step, over all ranks.
+        """
         if self.blend is not None:
-            return self.blend.left_over(consumed)
+            return self.blend.end(consumed, step_samples)
         course = self.course
         drawn = min(self.draws_after(consumed), course.epoch_length(total))
-        return course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
+        left_over = course.leftover(total) + course.dp * (course.epoch_length(total) - drawn)
+        return (
+            f"the stream has ended with {total} samples",
+            f" and {left_over} left over, fewer than the {step_samples} of a step",
+        )
 
     def steps_left(self, global_batch: int) -> int | None:
         """Returns how many whole steps are left of the epochs that were asked for; None where steps decide."""
@@ -122,7 +133,7 @@ class RunPlan:
         """Returns where the run stands after so many samples and steps."""
         return Position(
             stream=self.facts.stream,
-            directory=self.directory,
+            directory=redact(self.directory),
             samples_per_chunk=self.facts.samples_per_chunk,
             consumed=consumed,
             step=step,
@@ -170,8 +181,8 @@ class Blended(Protocol):
     def state_after(self, consumed: int) -> BlendState:
         """Returns the state of the blend after so many samples of the run."""
 
-    def left_over(self, consumed: int) -> int:
-        """Returns how many samples of all streams were not trained, after so many of the run."""
+    def end(self, consumed: int, step_samples: int) -> tuple[str, str]:
+        """Returns which stream has ended, and what was not trained of all of them; see `RunPlan.end`."""
 
     def cursors(self, newest: Position, others: Sequence[Position]) -> list[tuple[str, Cursor]]:
         """Returns the cursors of all streams; see `RunPlan.cursors`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from lazyshard.errors import StreamMissing
+from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.storage.files import list_names
 from lazyshard.storage.listing import other_files
-from lazyshard.storage.urls import is_url, stream_name, stream_path
+from lazyshard.storage.urls import check_place, is_url, stream_name, stream_path
 from lazyshard_swift.errors import refused
 from lazyshard_swift.own_checks import check_own
 from lazyshard_swift.settings import is_megatron
@@ -61,6 +63,10 @@ def _check_name(name: str) -> None:
             f"`lazyshard-producer run --source {name} --out STREAM --samples-per-chunk 1000`, or leave out "
             f"--sharded_lazy",
         )
+    try:
+        check_place(name)
+    except StreamMissing as missing:
+        raise refused("dataset", f"--dataset {missing}") from missing
 
 
 def _check_others(args: Any) -> None:
@@ -73,6 +79,15 @@ def _check_others(args: Any) -> None:
             "--streaming true has rank 0 read and scatter everything, --sharded_lazy true has every rank read its own "
             "chunks: leave out --streaming",
         )
+    validation = on("val_dataset") or []
+    for name in map(os.path.expanduser, [validation] if isinstance(validation, str) else validation):
+        if os.path.isdir(name) and any(one == MANIFEST or parse_chunk_name(one) for one in os.listdir(name)):
+            raise refused(
+                "val_dataset",
+                f"--val_dataset {name} is a stream, and validation data are read by ms-swift itself, from files: if it "
+                f"has ended and its rows are not encoded, give its chunk files, --val_dataset {name}/chunk_*.jsonl; "
+                f"otherwise the files that it was made of",
+            )
     if on("cached_dataset") or on("cached_val_dataset"):
         raise refused(
             "cached_dataset",

@@ -7,6 +7,7 @@ live. Its indices go on past that length, strided over the ranks, into the epoch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,20 +16,24 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Dataset
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, LazyShardError
 from lazyshard.data.shared import Stats
-from lazyshard.errors import ChunkRetired, StateMismatch
+from lazyshard.errors import ChunkRetired, StateMismatch, redact
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
-from lazyshard_swift import encode_cache, settings
+from lazyshard_swift import encode_cache, parallel, settings
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.grouping import GROUPED
+from lazyshard_swift.logs import notice
 from lazyshard_swift.run_plan import RunPlan
 
 ENDLESS: Final = 2**50
 """Indices of a data set that goes on from epoch to epoch."""
+
+TOLD_EVERY_S: Final = 60.0
+"""How often the log tells how much of what is published was trained."""
 
 NO_CACHE: Final[Mapping[str, Any]] = MappingProxyType({})
 """What `lazyshard_swift.encode_cache.options` returns where no cache is asked for."""
@@ -60,6 +65,7 @@ class TrainStream(Dataset[Any]):
         cache: Mapping[str, Any] = NO_CACHE,
     ) -> None:
         self.plan = plan
+        self._told_at = time.monotonic()
         self._cache = cache.get("encode_cache")
         common: dict[str, Any] = {
             "dp_rank": plan.rank.dp_rank,
@@ -119,13 +125,43 @@ class TrainStream(Dataset[Any]):
         if plan.layout != "strided":
             order = f"{'grouped by length' if plan.layout == GROUPED else 'shuffled'} by ms-swift's sampler"
         return (
-            f"TrainStream({plan.directory}, {state}, {facts.samples} samples published, {facts.samples_per_chunk} per "
-            f"chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
+            f"TrainStream({redact(plan.directory)}, {state}, {facts.samples} samples published, "
+            f"{facts.samples_per_chunk} per chunk, rank {plan.rank.dp_rank} of {plan.rank.dp_size}, {order})"
         )
 
     def stats(self) -> Sequence[Stats]:
         """Returns what this rank and its workers have met so far, of each stream."""
         return [self._dataset.stats()]
+
+    def why_it_stops(self, consumed: int, step_samples: int) -> tuple[str, str]:
+        """Returns why the gate allows no further step, and what was not trained, for `lazyshard_swift.wording.stopped`.
+
+        Args:
+            consumed: samples that were trained since the run began.
+            step_samples: samples of a step, over all ranks.
+        """
+        if self.gate.gave_up is not None:
+            return "no data came in time", ""
+        return self.plan.end(consumed, self.gate.published_samples(), step_samples)
+
+    def tell_progress(self, consumed: int, *, at_once: bool = False) -> None:
+        """Tells how much of what is published was trained: now and then, or at once.
+
+        Args:
+            consumed: samples that were trained since the run began.
+            at_once: whether it is told however short ago it was told before.
+        """
+        now = time.monotonic()
+        if not parallel.is_first() or not (at_once or now - self._told_at >= TOLD_EVERY_S):
+            return
+        self._told_at = now
+        try:
+            published = self.gate.published_samples()
+        except (LazyShardError, OSError):
+            # The gate asks again, and knows what to do.
+            return
+        more = ", in several epochs" if consumed > published else ""
+        notice(f"trained {consumed} of {published} published samples{more}")
 
     def tell_cache(self) -> None:
         """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 
-def stopped(
-    samples: int, *, step: int, planned: int, trained: int, left_over: int, step_samples: int, checkpoint: str | None
-) -> str:
-    """Returns the line of a run that stops where its stream ends.
+def stopped(why: str, left: str = "", *, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
+    """Returns the line of a run that stops before the steps that were asked for.
 
     Args:
-        samples: of the stream.
+        why: what has ended, or what did not come.
+        left: what of the streams was not trained; empty where more may come.
         step: the last one that was trained.
         planned: steps that were asked for.
         trained: samples that were trained since the run began.
-        left_over: samples that were not, fewer than a step takes.
-        step_samples: samples of a step, over all ranks.
         checkpoint: the one of the last step; None where none is saved yet, or none is asked for.
     """
     saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
     return (
-        f"the stream has ended with {samples} samples: training stops after step {step} of {planned}, on all ranks "
-        f"alike, with {trained} samples trained and {left_over} left over, fewer than the {step_samples} of a step"
-        f"{saved}"
+        f"{why}: training stops after step {step} of {planned}, on all ranks alike, with {trained} samples trained"
+        f"{left}{saved}"
     )
 
 

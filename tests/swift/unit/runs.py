@@ -33,7 +33,7 @@ class TrainArguments(SimpleNamespace):
 
 _OURS = DEFAULTS | {"sharded_lazy": True}
 _BOTH = {
-    "dataset": ["/streams/one"],
+    "dataset": ["/one"],
     "output_dir": "/runs/one",
     "data_seed": 42,
     "train_dataloader_shuffle": True,

@@ -166,7 +166,7 @@ def test_a_forgotten_flag_is_warned_of(
     ],
 )
 def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None:
-    args = parse(classes.SftArguments, f"--dataset /streams/one {line}")
+    args = parse(classes.SftArguments, f"--dataset /one {line}")
     assert ours(args) == {**DEFAULTS, "sharded_lazy": True, **expected}
     assert [type(value) for value in ours(args).values()] == [
         type(value) for value in {**DEFAULTS, "sharded_lazy": True, **expected}.values()
@@ -208,7 +208,7 @@ def test_what_to_skip_is_one_argument_with_spaces_in_it(classes: Any) -> None:
     text = "samples 120:180, chunks 7:8"
     parser = importlib.import_module("transformers").HfArgumentParser([classes.SftArguments])
     (args,) = parser.parse_args_into_dataclasses(
-        ["--dataset", "/streams/one", "--sharded_lazy", "true", "--sharded_lazy_skip", text]
+        ["--dataset", "/one", "--sharded_lazy", "true", "--sharded_lazy_skip", text]
     )
     assert args.sharded_lazy_skip == text
 
@@ -230,12 +230,12 @@ def test_defaults_that_are_made_are_made_for_each(module: ModuleType) -> None:
 
 
 def test_arguments_survive_pickling_and_copying(classes: Any) -> None:
-    args = classes.SftArguments(dataset=["/streams/one"], sharded_lazy=True, sharded_lazy_on_end="repeat")
+    args = classes.SftArguments(dataset=["/one"], sharded_lazy=True, sharded_lazy_on_end="repeat")
     for again in (pickle.loads(pickle.dumps(args)), copy.deepcopy(args), dataclasses.replace(args)):
         assert type(again) is type(args)
         assert again == args
         assert vars(again)["sharded_lazy_on_end"] == "repeat"
-    assert dataclasses.asdict(args)["dataset"] == ["/streams/one"]
+    assert dataclasses.asdict(args)["dataset"] == ["/one"]
 
 
 def test_second_extension_changes_nothing(module: ModuleType) -> None:
@@ -299,8 +299,8 @@ def test_directories_of_a_blend_become_absolute(classes: Any, tmp_path: Path, mo
 
 
 def test_home_and_a_single_name_are_understood(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert classes.SftArguments(dataset="~/stream", sharded_lazy=True).dataset == ["/home/somebody/stream"]
+    monkeypatch.setenv("HOME", "/home")
+    assert classes.SftArguments(dataset="~/stream", sharded_lazy=True).dataset == ["/home/stream"]
 
 
 @pytest.mark.parametrize("name", ["~/a.jsonl", "~/a#b"])
@@ -319,6 +319,6 @@ def test_home_is_understood_before_the_directory_is_looked_at(
 
 def test_arguments_that_are_checked_again_stay_the_same(classes: Any) -> None:
     # ms-swift makes arguments of arguments, of checkpoints' args.json for instance.
-    args = classes.SftArguments(dataset=["/streams/one"], sharded_lazy=True)
+    args = classes.SftArguments(dataset=["/one"], sharded_lazy=True)
     args.__post_init__()
-    assert args.dataset == ["/streams/one"]
+    assert args.dataset == ["/one"]

@@ -17,7 +17,7 @@ from lazyshard_swift import cursors, parallel
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position_files import load, save
+from lazyshard_swift.position_files import is_whole, load, save
 from tests.storage.streams import foreign, names, produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, position
 
@@ -131,6 +131,30 @@ def test_checkpoint_that_was_resumed_from_counts_wherever_it_is(tmp_path: Path) 
     resumed = args_of(other, finetune=False, mcore_model=str(output / "checkpoint-3"))
     checkpoint(Checkpoints(plan(resumed, directory, 0, 2), str(other)), other, 9)
     assert (cursor(directory).consumed, cursor(directory).chunks_before) == (36, 4)
+
+
+def test_checkpoint_that_is_saved_over_counts_as_torn_until_it_is_whole(tmp_path: Path) -> None:
+    directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
+    kept, folder = Checkpoints(plan(args_of(output), directory, 0, 2), str(output)), output / "checkpoint-3"
+    for before in (["trainer_state.json"], ["latest_checkpointed_iteration.txt", "iter_0000003/metadata.json"]):
+        for name in before:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        assert is_whole(folder)
+        kept.begin(str(folder), 12, 3)
+        assert not is_whole(folder)
+        assert not any((folder / name).exists() for name in before)
+
+
+def test_checkpoint_is_due_once_a_step_was_trained(tmp_path: Path) -> None:
+    directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
+    kept = Checkpoints(plan(args_of(output), directory, 0, 2), str(output))
+    assert [kept.is_due(step) for step in (0, 1, 3)] == [False, True, True]
+    checkpoint(kept, output, 3)
+    (output / "checkpoint-3" / "latest_checkpointed_iteration.txt").touch()
+    assert [kept.is_due(step) for step in (3, 4)] == [False, True]
+    resumed = plan(args_of(output, finetune=False, mcore_model=str(output / "checkpoint-3")), directory, 0, 2)
+    assert [Checkpoints(resumed, str(output)).is_due(step) for step in (3, 4)] == [False, True]
 
 
 def test_checkpoints_of_another_stream_do_not_count(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
 
 
 def test_directory_in_that_of_a_stream_is_refused() -> None:
-    args = arguments(dataset=["/streams/one", "/streams/two"], sharded_lazy_encode_cache="/streams/two/cache")
-    with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /streams/two, where only what is"):
+    args = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
+    with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /two, where only what is"):
         options(args, template())
 
 

@@ -182,6 +182,11 @@ def test_process_ends_with_one_message_and_the_code(failure: str, code: int, mes
     assert ended.stderr == f"\nlazyshard: {message} (exit code {code})\n"
 
 
+def test_process_that_cannot_save_in_time_ends_with_the_error() -> None:
+    ended = run("import time; exits.end_within(0.01, WaitTimeout('no chunk 3')); time.sleep(60)")
+    assert (ended.returncode, ended.stderr) == (75, "\nlazyshard: error: no chunk 3 (exit code 75)\n")
+
+
 def test_message_names_the_rank() -> None:
     ended = run("raise WaitTimeout('no chunk 3')", RANK="3", WORLD_SIZE="4")
     assert (ended.returncode, ended.stdout) == (75, "")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
+from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.gate import Gate
 from tests.storage.streams import produce
@@ -142,6 +146,63 @@ def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> 
     assert not asked.stopped
     produce(directory, 12, PER_CHUNK, end=False)
     assert asked.allows(3, 4)
+
+
+@pytest.mark.parametrize("all_come", [True, False])
+def test_ranks_that_all_give_up_end_with_the_error_once_they_have_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_come: bool
+) -> None:
+    keys: list[str] = []
+
+    def come(key: str) -> bool:
+        keys.append(key)
+        return all_come
+
+    monkeypatch.setattr(parallel, "all_come", come)
+    directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
+    asked = gate(directory, 1, 2, 1, max_wait=0.01)
+    with pytest.raises(WaitTimeout):
+        # There is nothing to be saved, so nobody is asked.
+        asked.allows(3, 4)
+    assert keys == []
+    if not all_come:
+        with pytest.raises(WaitTimeout):
+            asked.allows(3, 4, saves=True)
+        asked.end()
+        assert not asked.stopped
+        return
+    assert not asked.allows(3, 4, saves=True)
+    assert asked.stopped
+    with pytest.raises(WaitTimeout) as timeout:
+        asked.end()
+    assert timeout.value is asked.gave_up
+    assert timeout.value.chunk == 3
+    assert len(keys) == 1
+
+
+def test_end_of_a_stream_is_no_error(tmp_path: Path) -> None:
+    asked = gate(produce(tmp_path / "s", 6, PER_CHUNK), 0, 1, 1)
+    assert not asked.allows(5, 8, saves=True)
+    asked.end()
+    assert asked.gave_up is None
+
+
+HashStore: Any = vars(dist)["HashStore"]
+
+
+def come(ranks: list[int], store: Any, patience: float) -> list[bool]:
+    """What ranks of 3 find that come at the same time."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda _: parallel._all_come(store, "key", 3, patience), ranks))
+
+
+def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_POLL_S", 0.01)
+    assert come([0, 1, 2], HashStore(), 60.0) == [True, True, True]
+    store = HashStore()
+    assert come([0, 1], store, 0.05) == [False, False]
+    # It comes when the others have given it up: it is not alone in thinking that all are there.
+    assert come([2], store, 60.0) == [False]
 
 
 def test_timeout_counts_for_each_wait_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,7 @@ def test_epoch_of_a_resumed_hugging_face_run(
     tmp_path: Path, saved: dict[str, Any], max_steps: int, epoch_samples: int
 ) -> None:
     save(position(consumed=6, **saved), tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     args = hugging_face(max_steps=max_steps, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     run = decided(args)
     assert (run.epoch_samples, run.one_pass, run.index_offset) == (epoch_samples, False, 0)
@@ -411,6 +413,64 @@ def test_checkpoint_that_megatron_goes_on_from(tmp_path: Path, changes: dict[str
 
     args = megatron(**{name: place(value) for name, value in changes.items()})
     assert resume_checkpoint(args) == (None if found is None else str(tmp_path / found))
+
+
+MARKS = {
+    "megatron": ["latest_checkpointed_iteration.txt"],
+    "async": ["latest_checkpointed_iteration.txt", "iter_0000003/__0_0.distcp", "iter_0000003/metadata.json"],
+    "swift": ["trainer_state.json"],
+}
+"""What is in a checkpoint once it is whole; the last of it is written last."""
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ("mcore_model", "megatron"),
+        ("mcore_adapter", "megatron"),
+        ("adapters", "megatron"),
+        ("model", "megatron"),
+        ("mcore_model", "async"),
+        ("resume_from_checkpoint", "swift"),
+    ],
+)
+def test_checkpoint_whose_save_was_killed_is_refused_naming_the_newest_whole_one(
+    tmp_path: Path, option: str, kind: str
+) -> None:
+    # Other starts of the run, and another run.
+    folders = [tmp_path / f"v{start}-20261121-01020{start}" for start in range(3)]
+    made = [
+        (folders[0] / "checkpoint-9", position(saved_at=1.0), True),
+        (folders[1] / "checkpoint-6", position(saved_at=2.0), True),
+        (folders[1] / "checkpoint-8", position(saved_at=3.0), False),
+        (folders[2] / "checkpoint-7", position(saved_at=4.0, consumer="other"), True),
+        (folders[2] / "checkpoint-8", position(saved_at=5.0), False),
+    ]
+    for folder, saved, whole in made:
+        save(saved, folder)
+        for name in MARKS[kind] if whole else MARKS[kind][:-1]:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+    torn, newest = str(made[-1][0]), str(made[1][0])
+
+    def args(checkpoint: str) -> Any:
+        if kind == "swift":
+            return hugging_face(resume_from_checkpoint=checkpoint)
+        return megatron(finetune=False, **{option: [checkpoint] if option == "adapters" else checkpoint})
+
+    with pytest.raises(ResumeRefused) as refused:
+        resume_checkpoint(args(torn))
+    assert (refused.value.checkpoint, refused.value.expected) == (torn, newest)
+    assert f"give --{option} {newest}" in str(refused.value)
+    assert resume_checkpoint(args(newest)) == newest
+    for folder, _, _ in made[:-1]:
+        shutil.rmtree(folder)
+    with pytest.raises(ResumeRefused, match=f"start anew, without --{option}") as refused:
+        resume_checkpoint(args(torn))
+    assert refused.value.expected is None
+    # From weights alone it starts anew anyway.
+    if kind != "swift":
+        assert resume_checkpoint(megatron(mcore_model=torn)) is None
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dataset", {"dataset": ["s3://b/a", "/b", "s3://b/a/"]}, "one stream is given twice"),
     ("dataset", {"dataset": ["s3://b/a#500"]}, "give the stream directory alone"),
     ("dataset", {"dataset": ["/a", ""]}, "an empty name"),
+    ("dataset", {"dataset": ["/not there/a"]}, "nor is /not there, in which a producer would make it"),
+    ("dataset", {"dataset": ["AI-ModelScope/alpaca-gpt4-data-en"]}, "the name of a data set on a hub is none"),
     ("sharded_lazy_skip", {"dataset": ["/a", "/b"], "sharded_lazy_skip": "samples 1:2"}, "names samples of one stream"),
     ("dataset", {"dataset": ["/a#500"]}, "give the stream directory alone"),
     ("sharded_lazy_encode_cache", {"sharded_lazy_encode_cache": ""}, "is a directory of this node"),
@@ -198,10 +200,24 @@ def test_file_as_dataset_is_refused_with_the_command_that_makes_a_stream_of_it(t
     assert f"lazyshard-producer run --source {file} --out STREAM" in str(error)
 
 
+@pytest.mark.parametrize("name", ["stream.json", "chunk_00000.jsonl"])
+def test_stream_of_validation_data_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "rows.jsonl").touch()
+    stream = tmp_path / "stream"
+    stream.mkdir()
+    (stream / name).touch()
+    error = refusal(megatron(val_dataset=[str(tmp_path / "files"), str(stream)]))
+    assert error.argument == "val_dataset"
+    assert f"--val_dataset {stream}/chunk_*.jsonl" in str(error)
+    check_combinations(megatron(val_dataset=str(tmp_path / "files")))
+    check_combinations(megatron(val_dataset=[str(stream / "chunk_00000.jsonl")]))
+
+
 def test_directory_with_a_number_sign_in_its_name_is_accepted_if_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "a#5").mkdir()
     check_combinations(megatron(dataset=[str(tmp_path / "a#5")]))
-    check_combinations(megatron(dataset=[str(tmp_path / "#1" / "not there yet")]))
+    check_combinations(megatron(dataset=[str(tmp_path / "a#5" / "not there yet")]))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "a\nb", "x" * 201, "run.reading"])

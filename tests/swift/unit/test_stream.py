@@ -11,6 +11,7 @@ import pytest
 from lazyshard.errors import LazyShardError, WaitTimeout
 from lazyshard.storage import list_consumers
 from lazyshard.storage.retire import retire
+from lazyshard_swift import stream as streams
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.opening import open_train_stream
 from lazyshard_swift.position_files import save
@@ -48,6 +49,60 @@ def test_stream_is_opened_by_what_the_arguments_say(tmp_path: Path) -> None:
         f"TrainStream({tmp_path}/s, ended, 9 samples published, 2 per chunk, rank 0 of 1, "
         f"shuffled in windows of 8 chunks a rank)"
     )
+
+
+def test_how_much_was_trained_is_told_now_and_then_and_at_checkpoints(
+    tmp_path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = produce(tmp_path / "s", 8, 2, end=False)
+    stream = opened(directory)
+    notices.clear()
+    stream.tell_progress(4)
+    assert notices == []
+    stream.tell_progress(4, at_once=True)
+    produce(directory, 12, 2, end=False)
+    monkeypatch.setattr(streams, "TOLD_EVERY_S", 0.0)
+    stream.tell_progress(8)
+    stream.tell_progress(14)
+    assert notices == [
+        "lazyshard: trained 4 of 8 published samples",
+        "lazyshard: trained 8 of 12 published samples",
+        "lazyshard: trained 14 of 12 published samples, in several epochs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ended", "weights", "consumed", "why", "left"),
+    [
+        # Steps of 4 samples; the first that the next step would draw past its end.
+        ((True, True), [0.5, 0.5], 16, "{0} has ended with 8 samples", "; not trained: 12 of the 20 of {1}"),
+        ((True, False), [0.5, 0.5], 16, "{0} has ended with 8 samples", "; not trained: 12 of the 20 of {1}"),
+        (
+            (False, True),
+            [0.25, 0.75],
+            24,
+            "{1} has ended with 20 samples",
+            "; not trained: 2 of the 8 of {0}, 2 of the 20 of {1}",
+        ),
+    ],
+)
+def test_end_of_a_blend_tells_which_stream_has_ended_and_what_was_not_trained(
+    tmp_path: Path, ended: tuple[bool, bool], weights: list[float], consumed: int, why: str, left: str
+) -> None:
+    directories = [
+        str(produce(tmp_path / name, samples, 2, end=end))
+        for name, samples, end in zip("ab", (8, 20), ended, strict=True)
+    ]
+    blend = opened(
+        tmp_path,
+        dataset=directories,
+        interleave_prob=weights,
+        stopping_strategy="first_exhausted",
+        micro_batch_size=4,
+        global_batch_size=4,
+        sharded_lazy_shuffle_window=0,
+    )
+    assert blend.why_it_stops(consumed, 4) == (why.format(*directories), left.format(*directories))
 
 
 def test_stream_that_is_not_there_is_a_timeout(tmp_path: Path) -> None:
@@ -114,6 +169,7 @@ def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> Non
 
 def test_checkpoint_of_another_stream_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
     save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     with pytest.raises(ResumeRefused, match="ffffffff"):
         opened(
             produce(tmp_path / "s", 9, 2),
@@ -130,6 +186,7 @@ def test_checkpoint_ahead_of_an_ended_stream_is_refused_or_at_its_end(tmp_path: 
     args: dict[str, Any] = {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
     run = plan(hugging_face(**args), directory, 0, 1)
     save(run.position(consumed, consumed), tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "trainer_state.json").touch()
     resumed = hugging_face(**args, resume_from_checkpoint=str(tmp_path / "checkpoint"))
     stream = open_stream(plan(resumed, directory, 0, 1))
     if consumed == 8:
@@ -166,6 +223,7 @@ def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:
     # Its cursor would keep all chunks for ever.
     directory = produce(tmp_path / "s", 18, 2)
     save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     with pytest.raises(ResumeRefused):
         opened(directory, hugging_face, max_steps=9, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     retire(directory, 2, 9)

@@ -7,8 +7,11 @@ from typing import cast
 
 import pytest
 
+from lazyshard.data.rank import Rank
+from lazyshard_swift.planning import decide
 from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 from lazyshard_swift.wording import each_of, ranks, stopped
+from tests.swift.unit.runs import facts, megatron
 
 
 @pytest.mark.parametrize(
@@ -16,7 +19,9 @@ from lazyshard_swift.wording import each_of, ranks, stopped
 )
 def test_end_of_a_stream(checkpoint: str | None, told: str) -> None:
     """As the README has it."""
-    assert stopped(203, step=25, planned=60, trained=200, left_over=3, step_samples=8, checkpoint=checkpoint) == (
+    args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
+    why, left = decide(args, "/streams/one", facts(203), Rank(0, 2)).end(200, 203, 8)
+    assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == (
         "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
         f"samples trained and 3 left over, fewer than the 8 of a step{told}"
     )

@@ -124,9 +124,9 @@ class Deleting:
         self.store = ObjectStore(str(url), patience_s=0)
         tries = Tries(str(url), 0.0, "", pause=lambda seconds: False)
         found = look(self.store, tries, PER_CHUNK)
-        backlog = Backlog(found.chunks, [0] * found.chunks, lambda chunk: 0)
+        self.backlog = Backlog(found.chunks, [0] * found.chunks, lambda chunk: 0)
         self.mirror = folder / "published"
-        self.retiring = Retiring(self.store, tries, lambda: None, self.mirror, backlog, found)
+        self.retiring = Retiring(self.store, tries, lambda: None, self.mirror, self.backlog, found)
 
     def left(self) -> set[str]:
         return {name for name in objects(self.url) if name.startswith("chunk_")}
@@ -145,6 +145,18 @@ def test_a_consumer_that_comes_at_the_last_moment_keeps_its_chunks(deleting: Del
     deleting.retiring.finish()
     assert deleting.left() == chunk_names(4) - chunk_names(1)
     assert deleting.retiring.first == 1
+
+
+def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Deleting) -> None:
+    # A reader finds the seal before the producer knows that it is in the store: its cursor counts a moment later.
+    commit(deleting.url, 5)
+    deleting.retiring.want(2)
+    deleting.retiring.go_on()
+    assert deleting.left() == chunk_names(4)
+    deleting.backlog.announce(5)
+    deleting.backlog.put(4, 0)
+    deleting.retiring.finish()
+    assert deleting.left() == chunk_names(4) - chunk_names(2)
 
 
 def test_a_cursor_that_cannot_be_used_keeps_all_chunks(deleting: Deleting) -> None:

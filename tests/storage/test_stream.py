@@ -30,6 +30,7 @@ from lazyshard.errors import (
     VersionUnsupported,
     WaitTimeout,
 )
+from lazyshard.storage import foreign_stream
 from lazyshard.storage.foreign_stream import ForeignStream
 from lazyshard.storage.listing import list_chunks, scan_chunks
 from lazyshard.storage.native_stream import NativeStream
@@ -274,6 +275,42 @@ def test_foreign_chunks_are_looked_up_and_not_listed(
     with pytest.raises(FileNotFoundError):
         open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
     assert len(listed) == 3
+
+
+def test_foreign_directory_is_listed_at_the_start_and_at_the_end_and_looked_up_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign(tmp_path, b'{"id":0}\n')
+    clock, listed = [100.0], []
+    monkeypatch.setattr(foreign_stream.time, "monotonic", lambda: clock[0])
+
+    def scan(directory: Path) -> Any:
+        listed.append(directory)
+        clock[0] += 2.0
+        return scan_chunks(directory)
+
+    monkeypatch.setattr(foreign_stream, "scan_chunks", scan)
+    reader = StreamReader(tmp_path, 1)
+    foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)))
+    # Of what is out of order, or otherwise named, a listing tells; until then it is waited for.
+    for name in ("chunk_00005.jsonl", "chunk_4.jsonl"):
+        (tmp_path / name).write_bytes(b'{"id":%d}\n' % int(name[6:-6]))
+        (tmp_path / f"{name}.completed").touch()
+    assert (reader.refresh().chunks, len(listed)) == (4, 1)
+    clock[0] += 37.9
+    assert (reader.refresh().chunks, len(listed)) == (4, 1)
+    clock[0] += 0.2
+    assert (reader.refresh().chunks, len(listed)) == (6, 2)
+    (tmp_path / "chunk_00007.jsonl.completed").touch()
+    (tmp_path / "stream.end").touch()
+    assert (reader.refresh().chunks, reader.seen.ended, reader.seen.gap, len(listed)) == (6, False, 6, 3)
+    assert (reader.refresh().chunks, len(listed)) == (6, 3)
+    (tmp_path / "chunk_00006.jsonl").write_bytes(b'{"id":6}\n')
+    (tmp_path / "chunk_00006.jsonl.completed").touch()
+    assert (reader.refresh().chunks, reader.seen.ended, reader.seen.gap, len(listed)) == (7, False, 7, 4)
+    (tmp_path / "chunk_00007.jsonl").write_bytes(b'{"id":7}\n')
+    assert (reader.refresh().ended, len(listed)) == (True, 5)
+    assert list(reader) == rows(0, 8)
 
 
 def test_foreign_chunk_that_is_renamed_is_found_by_its_number(tmp_path: Path) -> None:

@@ -128,12 +128,13 @@ def assert_cursor(checkpoint: Path, directory: Path, consumed: int, trained: set
 
 @contextmanager
 def fed_live(
-    training: Training, directory: Path, samples: int, rate: float, processes: int
+    training: Training, directory: Path, samples: int, rate: float, processes: int, *arguments: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A producer that starts once all training processes have begun, seconds before they ask for the stream."""
     training.wait_for(lambda: len(list(training.trace.glob("rank_*.jsonl"))) == processes, "all processes")
     source = directory.with_suffix(".source.jsonl")
-    with producing(directory, source if source.exists() else write_jsonl(source, 0, samples), SIZE, rate) as producer:
+    source = source if source.exists() else write_jsonl(source, 0, samples)
+    with producing(directory, source, SIZE, rate, *arguments) as producer:
         yield producer
 
 

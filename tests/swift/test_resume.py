@@ -165,7 +165,8 @@ def test_swift_live_killed_twice_then_ended(tmp_path: Path, model: Path) -> None
             start_swift_sft(
                 tmp_path / f"run{last}", model, **options, **more, dataloader_num_workers=workers
             ) as training,
-            fed_live(training, directory, samples, 16, processes=2) as producer,
+            # However slow the training is, the stream has not ended: nothing far ahead of its readers is published.
+            fed_live(training, directory, samples, 16, 2, "--max-ahead", 5) as producer,
         ):
             wait_for_loss(training, last)
             producer.kill()

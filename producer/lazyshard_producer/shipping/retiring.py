@@ -64,12 +64,12 @@ class Retiring:
         self._leftovers = list(found.listing.leftovers)
         self._marked = self._deleted = self._wanted = found.listing.first
         self._asked = False
-        self._pulled_at = float("-inf")
+        self._pulled_at = self._refused_at = float("-inf")
 
     @property
     def first(self) -> int:
-        """The number of the oldest chunk that is not retired, or about to be."""
-        return max(self._marked, self._wanted)
+        """The number of the oldest chunk that is not retired."""
+        return self._marked
 
     def ask(self) -> None:
         """Says that somebody wants to know of the consumers."""
@@ -103,7 +103,7 @@ class Retiring:
             left, self._leftovers = self._leftovers[: 2 * _AT_ONCE], self._leftovers[2 * _AT_ONCE :]
             for name in left:
                 self._delete(name)
-        if self._wanted > self._marked:
+        if self._wanted > self._marked and time.monotonic() - self._refused_at >= PULL_S:
             self._mark()
         if self._deleted < self._marked:
             self._check_owner()
@@ -116,6 +116,7 @@ class Retiring:
 
     def finish(self) -> None:
         """For the thread: does all of it."""
+        self._refused_at = float("-inf")
         self.go_on()
         while self._leftovers or self._deleted < self._marked:
             self.go_on()
@@ -125,12 +126,14 @@ class Retiring:
         shipped = self._backlog.shipped
         done = [consumer.chunks_before for consumer in list_consumers(self._stream, shipped)]
         target = min(self._wanted, shipped - 1, min(done, default=0))
+        if target < self._wanted:
+            # Not dropped: whoever asked counts it as done. A cursor may be ahead of what is known to be in the store.
+            self._refused_at = time.monotonic()
         if target <= self._marked:
-            self._wanted = self._marked
             return
         mark = Retired(self._id(), target, time.time())
         replace(self._store, self._tries, self._check_owner, RETIRED, mark.encode())
-        self._marked = self._wanted = target
+        self._marked = target
 
     def _id(self) -> str:
         if self._stream_id is None:

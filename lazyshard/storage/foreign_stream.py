@@ -21,7 +21,6 @@ from lazyshard.storage.mirror_chunks import MirroredChunks
 from lazyshard.storage.published import Published
 from lazyshard.storage.urls import UrlPath
 
-
 _LISTING_SHARE: Final = 0.05
 """The share of the time between two listings that the first of them may take; in between, names are looked up."""
 

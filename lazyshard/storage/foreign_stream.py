@@ -24,6 +24,9 @@ from lazyshard.storage.urls import UrlPath
 _LISTING_SHARE: Final = 0.05
 """The share of the time between two listings that the first of them may take; in between, names are looked up."""
 
+_LISTED_AGAIN_S: Final = 60.0
+"""No listing is older, however long it took: only a listing finds what is otherwise named or out of order."""
+
 
 class ForeignLook(NamedTuple):
     """What a listing of a foreign directory says.
@@ -45,7 +48,8 @@ def look_foreign(directory: Path) -> ForeignLook:
     # What is in an object store is refused, or not there yet.
     ended = not isinstance(directory, UrlPath) and _has_end(directory)
     scan = scan_chunks(directory)
-    return ForeignLook(ended, scan, started + (time.monotonic() - started) / _LISTING_SHARE)
+    took = time.monotonic() - started
+    return ForeignLook(ended, scan, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
 
 
 def _has_end(directory: Path) -> bool:

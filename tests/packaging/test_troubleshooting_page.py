@@ -5,10 +5,8 @@ Its examples are what the code says: each is brought about and compared.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Final, get_args, get_type_hints
@@ -25,10 +23,12 @@ from lazyshard.format.head import STATES
 from lazyshard_producer.display import figures
 from lazyshard_producer.holding.limits import Kept
 from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
-from tests.packaging.test_import_directions import PACKAGES, ROOT
+from tests.packaging.messages import LOGGED, read_golden
+from tests.packaging.test_import_directions import ROOT
 from tests.packaging.trouble_words import told
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES: Final = read_golden()
 ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
 TROUBLES: Final = troubles_of_files.TROUBLES | troubles_of_producing.TROUBLES | troubles_of_training.TROUBLES
 EXITS: Final[dict[str, ModuleType]] = {
@@ -42,14 +42,8 @@ ROOTS: Final = {"LazyShardError", "FormatInvalid"}
 CAUGHT: Final = {("WaitTimeout", "`lazyshard`"): 75, ("ConfigInvalid", "`lazyshard`"): 3}
 """Codes that one command gives by itself: `rechunk --follow` and `check-config`."""
 
-TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
-"""Names of what logs or prints a line that ends nothing."""
-
 FEWEST_LINES: Final = 60
 """Of lines that are found in the code: fewer mean that they are no longer found."""
-
-HOLE: Final = "\0"
-"""In a line, where a name or number stands."""
 
 
 def error_classes() -> dict[str, type[BaseException]]:
@@ -98,34 +92,6 @@ def exit_code(where: str, error: BaseException) -> int | None:
     if where == "`lazyshard`":
         return lazyshard.cli.exits.exit_code(error)
     return lazyshard_producer.exits.exit_code(error)
-
-
-def words(node: ast.expr) -> str | None:
-    """The text of a line, with holes for what comes in; None of what is no text."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.sub(r"%[-.\d]*[a-z]", HOLE, node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
-    return None
-
-
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the product, parsed."""
-    for folder in PACKAGES.values():
-        for path in sorted(folder.rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
-
-
-def lines_told(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Lines that a module logs or prints and goes on: where, and their words."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            texts = [text for text in map(words, node.args) if text is not None] if name in TELLERS else []
-            # A name of what is told may stand before the line, as a key.
-            longest = max(texts, key=len, default="")
-            if len(re.findall(r"[a-z]{2,}", longest)) >= 2:
-                yield node.lineno, longest
 
 
 def holds_pieces(text: str, span: str) -> bool:
@@ -183,22 +149,14 @@ def test_every_reason_of_a_wait_has_its_row() -> None:
 
 
 def test_every_line_that_is_logged_has_an_entry() -> None:
-    known = phrases()
-    lines = [(f"{path}:{number}", text) for path, tree in parsed() for number, text in lines_told(tree)]
+    known, lines = phrases(), MESSAGES[LOGGED]
     assert len(lines) >= FEWEST_LINES
-    missing = [place for place in lines if not any(holds_pieces(place[1], phrase) for phrase in known)]
-    assert missing == []
+    assert [line for line in lines if not any(holds_pieces(line, phrase) for phrase in known)] == []
 
 
-def test_every_phrase_of_the_page_is_one_of_the_code() -> None:
-    known = phrases()
+def test_every_phrase_of_the_page_is_one_of_a_message() -> None:
+    known, texts = phrases(), [text for texts in MESSAGES.values() for text in texts]
     assert len(known) >= FEWEST_LINES
-    texts = [
-        text
-        for _, tree in parsed()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.expr) and (text := words(node)) is not None
-    ]
     assert [phrase for phrase in known if not any(holds_pieces(text, phrase) for text in texts)] == []
 
 

@@ -297,7 +297,7 @@ def test_foreign_directory_is_listed_at_the_start_and_at_the_end_and_looked_up_i
         (tmp_path / name).write_bytes(b'{"id":%d}\n' % int(name[6:-6]))
         (tmp_path / f"{name}.completed").touch()
     assert (reader.refresh().chunks, len(listed)) == (4, 1)
-    clock[0] += 37.9
+    clock[0] += 39.9
     assert (reader.refresh().chunks, len(listed)) == (4, 1)
     clock[0] += 0.2
     assert (reader.refresh().chunks, len(listed)) == (6, 2)

@@ -1,0 +1,133 @@
+"""The wording of every message of the product, collected from its sources; `tests/messages.txt` holds it.
+
+    .venv/bin/python -m tests.packaging.messages        writes that file anew, for a look at the difference
+
+Tests elsewhere assert classes, fields and exit codes: a message is changed here and in the source, and in no test.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import typer
+
+import lazyshard.errors
+import lazyshard_producer.errors
+import lazyshard_swift.errors
+from tests.packaging.test_import_directions import PACKAGES, ROOT
+
+GOLDEN: Final = ROOT / "tests" / "messages.txt"
+
+LOGGED: Final = "logged"
+"""What lines stand under that are logged or printed and end nothing."""
+
+ERRORS: Final = {
+    name: one
+    for module in (builtins, lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors, typer)
+    for name, one in inspect.getmembers(module, inspect.isclass)
+    if issubclass(one, Exception) and name[0] != "_"
+}
+"""Classes that the product raises, by name."""
+
+OTHER: Final = "parts"
+"""What texts stand under that are neither: parts of messages, lines of reports, help."""
+
+HOLE: Final = "{}"
+"""Stands where a name or number comes in."""
+
+_TELLERS: Final = frozenset({"warning", "info", "warn", "_warn", "tell", "_tell", "notice"})
+"""Names of what logs or prints a line."""
+
+
+def words(node: ast.expr) -> str | None:
+    """Returns the text of an expression, with holes for what comes in; None where it is no text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[-.\d]*[a-z]", HOLE, node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = words(node.left), words(node.right)
+        return None if left is None and right is None else (left or HOLE) + (right or HOLE)
+    return None
+
+
+def sources() -> Iterator[ast.Module]:
+    """Every module of the product, parsed."""
+    for folder in PACKAGES.values():
+        for path in sorted(folder.rglob("*.py")):
+            yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def errors_made(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Class and text of each error that a module makes with a text of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = _name(node)
+            text = words(node.args[0]) if name in ERRORS and node.args else None
+            if text is not None and _is_sentence(text):
+                yield name, text
+
+
+def lines_logged(tree: ast.Module) -> Iterator[str]:
+    """Lines that a module logs or prints and goes on."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node) in _TELLERS:
+            # A name of what is told may stand before the line, as a key.
+            longest = max(filter(None, map(words, node.args)), key=len, default="")
+            if _is_sentence(longest):
+                yield longest
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """All sentences of a module, and what leads to a name or number, but its docstrings."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        text = words(node) if isinstance(node, ast.expr) else None
+        if text is not None:
+            if len(re.findall(r"[a-z]{2,}", text)) >= 3 or re.search(r"[a-z]{2,}:? (\{\}|$)", text):
+                yield text
+            # Of a text with holes, what comes in may be texts too.
+            nodes += [part.value for part in getattr(node, "values", ()) if isinstance(part, ast.FormattedValue)]
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            nodes += ast.iter_child_nodes(node)
+
+
+def collect() -> str:
+    """Returns all of them: each class by name, below it its texts in order."""
+    found: dict[str, set[str]] = {}
+    for tree in sources():
+        for name, text in errors_made(tree):
+            found.setdefault(name, set()).add(text)
+        found.setdefault(LOGGED, set()).update(lines_logged(tree))
+        found.setdefault(OTHER, set()).update(texts(tree))
+    found[OTHER] -= set().union(*(lines for name, lines in found.items() if name != OTHER))
+    parts = ["\n".join([name, *(f"  {_one_line(text)}" for text in sorted(found[name]))]) for name in sorted(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def read_golden() -> dict[str, list[str]]:
+    """Returns what `tests/messages.txt` holds, by class."""
+    parts = GOLDEN.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    return {name: [line[2:] for line in lines] for name, *lines in (part.split("\n") for part in parts)}
+
+
+def _name(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _is_sentence(text: str) -> bool:
+    return len(re.findall(r"[a-z]{2,}", text)) >= 2
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(collect(), encoding="utf-8")

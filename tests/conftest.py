@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests import tiers
+
 # Time says nothing here: cores are shared, and Hypothesis' first imports count as slow generation.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -49,13 +51,24 @@ class _OptionalModule(pytest.Module):
             raise
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=tiers.TIERS, default="full", help="which tests: see tests/tiers.py")
+    parser.addoption("--gate", action="store_true", help="fail by unexpected skips and slow files too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--gate") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(tiers.Gate())
+
+
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     return _OptionalModule.from_parent(parent, path=module_path)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of those folders first, all else in its order; scales what Hypothesis tries."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps those of the tier, the files of those folders first, all else in order; scales what Hypothesis tries."""
     here = Path(__file__).parent
+    config.hook.pytest_deselected(items=tiers.select(items, config.getoption("--tier")))
     _scale({item.obj for item in items if isinstance(item, pytest.Function)}, int(os.environ.get(EXAMPLES_FACTOR, "1")))
 
     def turn(item: pytest.Item) -> int:

@@ -2,7 +2,8 @@
 
     scripts/checks/second_try.py CACHE
 
-CACHE is that run's cache_dir. Exit codes: 0 there are some; 1 there are none, too many, or one whose failure counts.
+CACHE is that run's cache_dir. Exit codes: 0 there are some; 1 there are none, too many, or one whose failure counts, or
+the gate of tests/tiers.py has found something.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: scripts/checks/second_try.py CACHE", file=sys.stderr)
         return 2
+    values = Path(arguments[0]) / "v"
     try:
-        failed = json.loads((Path(arguments[0]) / "v/cache/lastfailed").read_bytes())
+        failed = json.loads((values / "cache/lastfailed").read_bytes())
     except FileNotFoundError:
+        return 1
+    gate = values / "lazyshard/gate"
+    if gate.exists() and json.loads(gate.read_bytes()):
         return 1
     names = may_be_repeated(failed)
     for name in names:

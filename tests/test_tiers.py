@@ -1,0 +1,68 @@
+"""A run of a tier takes what belongs to it, and is not green in silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import TIERS, is_taken
+
+PROGRAM = """
+import time, pytest
+
+def test_quick(): pass
+
+@pytest.mark.full
+def test_full(): pass
+
+@pytest.mark.sweep
+def test_sweep(): pass
+"""
+CONFTEST = """
+from tests.conftest import pytest_addoption, pytest_configure
+import tests.tiers
+
+tests.tiers.SKIPS = {"^Skipped: for a reason": "why"}
+tests.tiers.QUICK_S = 0.05
+
+def pytest_collection_modifyitems(config, items):
+    tests.tiers.select(items, config.getoption("--tier"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("markers", "tiers"),
+    [
+        ([], ["quick", "full"]),
+        (["timeout"], ["quick", "full"]),
+        (["full"], ["full"]),
+        (["sweep"], ["sweep"]),
+        (["full", "sweep"], ["sweep"]),
+    ],
+)
+def test_a_test_belongs_to_tiers_by_one_marker(markers: list[str], tiers: list[str]) -> None:
+    assert [tier for tier in TIERS if is_taken(tier, markers)] == tiers
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("", 0),
+        ("def test_skipped(): pytest.skip('for a reason')", 0),
+        ("def test_skipped(): pytest.skip('for no reason')", 1),
+        ("pytest.skip('for no reason', allow_module_level=True)", 1),
+        ("def test_long(): time.sleep(0.5)", 1),
+        ("@pytest.mark.full\ndef test_long(): time.sleep(0.5)", 0),
+    ],
+)
+def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(body: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_all.py").write_text(PROGRAM)
+    (tmp_path / "test_one.py").write_text(PROGRAM + body)
+    options = ["-q", "-n", "1", "--gate", "--tier", "full", "-p", "no:cacheprovider", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout

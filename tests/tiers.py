@@ -1,0 +1,97 @@
+"""Which tests a run takes, and what makes a run fail in which none has failed.
+
+- *quick*, `scripts/test`: what has no marker; minutes, enough to trust a change.
+- *full*, `scripts/test_all` and whoever names a file: that and what is marked `full`.
+- *sweep*, `scripts/sweep_swift`: what is marked `sweep`, in no other tier.
+
+With `--gate` a run also fails where a test is skipped that `SKIPS` does not name, and where the tests of a file of the
+quick tier take more than `QUICK_S` on average: such a file belongs to the full tier.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+import pytest
+
+Tier = Literal["quick", "full", "sweep"]
+TIERS: Final[tuple[Tier, ...]] = ("quick", "full", "sweep")
+
+QUICK_S: Final = 5.0
+"""Seconds that a test of a file of the quick tier takes on average at the most."""
+
+SKIPS: Final[Mapping[str, str]] = {}
+"""Regular expressions of the reasons of tests that may be skipped, and why that is so."""
+
+
+def is_taken(tier: Tier, markers: Iterable[str]) -> bool:
+    """Whether a run of a tier takes a test with these markers."""
+    own: Tier = next((one for one in ("sweep", "full") if one in markers), "quick")
+    return own == tier or (tier == "full" and own == "quick")
+
+
+def select(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
+    """Keeps those of the tier; returns the others."""
+    left = [item for item in items if not is_taken(tier, {mark.name for mark in item.iter_markers()})]
+    items[:] = [item for item in items if item not in set(left)]
+    return left
+
+
+def unexpected_skips(skips: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns what is skipped without a reason on the list, as lines; of (test, reason)."""
+    known = [re.compile(pattern) for pattern in SKIPS]
+    return [f"{test}: skipped: {reason}" for test, reason in skips if not any(one.search(reason) for one in known)]
+
+
+def slow_files(seconds: Mapping[str, float]) -> list[str]:
+    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test of that tier."""
+    by_file: dict[str, list[float]] = defaultdict(list)
+    for test, taken in seconds.items():
+        by_file[test.partition("::")[0]].append(taken)
+    means = {file: sum(taken) / len(taken) for file, taken in by_file.items()}
+    return [f"{file}: {mean:.1f} s a test" for file, mean in sorted(means.items()) if mean > QUICK_S]
+
+
+GATE_KEY: Final = "lazyshard/gate"
+"""Where pytest's cache keeps what the gate found, for scripts/checks/second_try.py."""
+
+
+class Gate:
+    """Watches a run, and fails it in the end. For the process that gathers the reports."""
+
+    def __init__(self) -> None:
+        self._skips: list[tuple[str, str]] = []
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._full: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note_skip(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note_skip(report)
+        self._seconds[report.nodeid] += report.duration
+        if "full" in report.keywords:
+            self._full.add(report.nodeid)
+
+    def _note_skip(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skips.append((report.nodeid, report.longrepr[2]))
+
+    def _found(self) -> list[str]:
+        quick = {test: taken for test, taken in self._seconds.items() if test not in self._full}
+        return unexpected_skips(self._skips) + slow_files(quick)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.config.pluginmanager.hasplugin("cacheprovider"):
+            session.config.cache.set(GATE_KEY, self._found())
+        if self._found() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if found := self._found():
+            terminalreporter.section("gate: see tests/tiers.py")
+            terminalreporter.write_line("\n".join(found))

@@ -1,0 +1,101 @@
+"""Memory does not grow with the stream: what is held late is what was held early."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedStream, StreamReader
+
+SAMPLES: Final = 14_000
+PER_CHUNK: Final = 6
+LOOKS: Final = (6_000, 10_000, 13_900)
+"""After so many samples it is looked how much is held; by the first look 256 chunks are open, and windows are full."""
+
+ALLOWED: Final = 2.0
+"""Bytes a sample by which Python's memory may grow: a leak of one object of a sample takes 16 at least."""
+
+pytestmark = pytest.mark.full
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("streams")
+    for name in ("long", "other"):
+        assert sum(1 for _ in written(folder / name)) == SAMPLES
+    return folder / "long"
+
+
+def written(directory: Path) -> Iterator[object]:
+    """Rows as they are published."""
+    with ChunkWriter(directory, PER_CHUNK) as writer:
+        for number in range(SAMPLES):
+            yield writer.write({"id": number, "text": "x" * 50})
+
+
+def mapped(directory: Path, encode: Callable[[Row], Row] | None = None, **options: Any) -> Iterator[object]:
+    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **options)
+    return (dataset[index] for index in range(SAMPLES))
+
+
+def streamed(directory: Path) -> Iterator[object]:
+    return iter(LazyShardedStream(LazyShardedDataset(directory, dp_rank=0, dp_size=1), at_end="drop"))
+
+
+def blended(directory: Path) -> Iterator[object]:
+    streams = {directory: 0.6, directory.with_name("other"): 0.4}
+    members = [(LazyShardedDataset(one, dp_rank=0, dp_size=1), weight) for one, weight in streams.items()]
+    dataset = BlendedDataset(members)
+    return (dataset[index] for index in range(SAMPLES))
+
+
+READINGS: Final[dict[str, Callable[[Path], Iterator[object]]]] = {
+    "reader": lambda directory: iter(StreamReader(directory)),
+    "writer": lambda directory: written(directory.with_name("again")),
+    "data set": mapped,
+    "shuffled": lambda directory: mapped(directory, shuffle_window=4),
+    "late parsing": lambda directory: mapped(directory, late_parsing=True),
+    "iterable": streamed,
+    "blend": blended,
+}
+
+
+def growth(samples: Iterator[object]) -> float:
+    """Returns by how many bytes a sample the memory grows that Python holds.
+
+    The least between two looks: what is imported or cached once is no leak, which is seen between all of them.
+    """
+    held: list[int] = []
+    tracemalloc.start()
+    try:
+        for before, look in itertools.pairwise((0, *LOOKS)):
+            assert sum(1 for _ in itertools.islice(samples, look - before)) == look - before
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    spans = zip(itertools.pairwise(held), itertools.pairwise(LOOKS), strict=True)
+    return min((later - early) / (stop - first) for (early, later), (first, stop) in spans)
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_memory_does_not_grow_with_the_samples_that_were_read(name: str, stream: Path) -> None:
+    assert growth(READINGS[name](stream)) < ALLOWED
+
+
+def test_a_planted_leak_of_an_integer_a_sample_is_found(stream: Path) -> None:
+    kept: list[int] = []
+
+    def encode(row: Row) -> Row:
+        kept.append(row["id"])
+        return row
+
+    assert growth(mapped(stream, encode)) > ALLOWED

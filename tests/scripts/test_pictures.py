@@ -1,4 +1,4 @@
-"""`scripts/test` says at its end where the pictures of the pages are, or that there are none; the tests are made up."""
+"""`scripts/test --all` says at its end where the pictures of the pages are, or that there are none; the tests are made up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def program(path: Path, text: str) -> None:
 
 
 def run(folder: Path, *, chromium: bool, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs `scripts/test` in a project in which there are no tests, on a machine with or without a browser."""
+    """Runs `scripts/test --all` in a project in which there are no tests, on a machine with or without a browser."""
     program(folder / "scripts" / "environment", "#!/usr/bin/env bash\n")
     program(folder / "scripts" / "audit_dependencies", "#!/usr/bin/env bash\n")
     program(folder / ".venv" / "bin" / "python", PYTHON)
@@ -60,7 +60,7 @@ def run(folder: Path, *, chromium: bool, **variables: str) -> subprocess.Complet
         program(programs / "chromium", "#!/usr/bin/env bash\n")
     environment = {"PATH": str(programs), "HOME": os.environ.get("HOME", "/"), "TMPDIR": str(folder)} | variables
     return subprocess.run(
-        [folder / "scripts" / "test"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [folder / "scripts" / "test", "--all"], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -315,6 +315,7 @@ def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_comm
     assert lagging.read_published(1, 2)[0]["id"] == 1
 
 
+@pytest.mark.timeout(300)
 def test_rounds_of_kills_and_hangs_lose_nothing(site: Site, tmp_path: Path) -> None:
     tally = Tally("network")
     run_rounds(tally, tmp_path, 0, 2)
@@ -322,6 +323,7 @@ def test_rounds_of_kills_and_hangs_lose_nothing(site: Site, tmp_path: Path) -> N
     assert tally.trials == 2
 
 
+@pytest.mark.timeout(300)
 def test_a_consumer_that_forgets_its_state_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = LazyShardedDataset.commit
     resumed: list[Any] = []

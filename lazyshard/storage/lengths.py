@@ -97,14 +97,7 @@ class Lengths:
         if not self.count:
             return []
         width = max(1, -(-(self.largest + 1 - self.smallest) // most))
-        edges = range(self.smallest, self.largest + width + 1, width)
-        before = np.concatenate(([0], np.cumsum(self._buckets)))
-        marks = [int(before[min(_BUCKETS, _first_bucket(edge))]) for edge in edges]
-        # Of the first and the last bucket an edge may leave a part outside.
-        marks[0], marks[-1] = 0, self.count
-        return [
-            Bin(low, low + width, after - start) for low, start, after in zip(edges, marks, marks[1:], strict=False)
-        ]
+        return self._bins(range(self.smallest, self.largest + width + 1, width))
 
     def histogram(self) -> list[Bin]:
         """Returns at most `MAX_BINS` bins, the more evenly spaced the logarithms of their edges, from the least on."""
@@ -114,8 +107,14 @@ class Lengths:
             edges = _edges(self.smallest, self.largest, ladder)
             if len(edges) <= MAX_BINS + 1:
                 break
+        return self._bins(edges)
+
+    def _bins(self, edges: Sequence[int]) -> list[Bin]:
+        """Returns the bins between edges that enclose all lengths."""
         before = np.concatenate(([0], np.cumsum(self._buckets)))
         marks = [int(before[min(_BUCKETS, _first_bucket(edge))]) for edge in edges]
+        # Of the first and the last bucket an edge may leave a part outside.
+        marks[0], marks[-1] = 0, self.count
         return [
             Bin(low, high, after - start)
             for low, high, start, after in zip(edges, edges[1:], marks, marks[1:], strict=False)

@@ -1,6 +1,7 @@
-"""The wheel on the oldest and the newest Python that this machine has of those supported: installed, run and tested.
+"""The wheel on the oldest Python of this machine with the lowest versions that it admits, and on the newest with the
+locked ones: installed, run and tested.
 
-`scripts/test_pythons` runs all tests that need no torch, on all of them.
+`scripts/test_pythons` runs all tests that need no torch, on all Pythons.
 """
 
 import os
@@ -34,6 +35,9 @@ with lazyshard.ChunkWriter("stream", samples_per_chunk=2) as writer:
         writer.write({"number": number})
 print(*(row["number"] for row in lazyshard.StreamReader("stream")))
 """
+
+UV: Final = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+assert UV is not None, "scripts/environment brings it"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,18 +83,18 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
     version = chosen()[0 if end == "oldest" else -1]
     if end == "newest" and len(chosen()) == 1:
         pytest.skip(f"this machine has Python {version} alone")
-    run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
+    run_checked([UV, "venv", "-q", "--python", pythons()[version], tmp_path / "environment"], tmp_path)
     bin = tmp_path / "environment" / "bin"
-    options: list[str | Path] = [
-        "-q",
-        "--no-input",
-        "--no-compile",
-        "--disable-pip-version-check",
-        "-c",
-        ROOT / "scripts/locked.txt",
-    ]
-    packages = [f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
-    run_checked([bin / "python", "-m", "pip", "install", *options, *packages], tmp_path)
+    install = [UV, "pip", "install", "-q", "--python", bin / "python"]
+    locked = ["-c", ROOT / "scripts/locked.txt"]
+    versions = ["--resolution", "lowest-direct"] if end == "oldest" else locked
+    required = ["-r", ROOT / "pyproject.toml", "--extra", "producer", "--extra", "cli"]
+    run_checked([*install, *versions, *required], tmp_path)
+    tools = [wheel, "hypothesis", "pytest", "pytest-timeout"]
+    run_checked([*install, *tools, *(locked if end == "newest" else [])], tmp_path)
+    if end == "oldest":
+        told = "import numpy; print(numpy.__version__)"
+        assert run_checked([bin / "python", "-I", "-c", told], tmp_path).startswith("1.24.")
     assert run_checked([bin / "python", "-I", "-W", "error", "-c", SMOKE], tmp_path) == "0 1 2 3 4\n"
     # The same rows by the two commands.
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"number":{number}}}\n' for number in range(5)))

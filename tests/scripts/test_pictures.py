@@ -1,4 +1,4 @@
-"""`scripts/test --all` says at its end where the pictures of the pages are, or that there are none; the tests are made up."""
+"""`scripts/test --all` says where the pictures of the pages are, or that there are none; the tests are made up."""
 
 from __future__ import annotations
 

@@ -128,11 +128,7 @@ def test_a_run_is_traced_and_audited(folder: Path, bucket: UrlPath, capsys: pyte
 
 @pytest.mark.parametrize("command", ["status", "inspect", "verify"])
 def test_nothing_there_and_no_answer_are_told(
-    server: Server,
-    bucket: UrlPath,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    server: Server, bucket: UrlPath, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     code, text = run(capsys, command, bucket)
     assert code == 5 if command != "verify" else code in (2, 5, 7)

@@ -14,14 +14,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import CursorTaken, StoreUnavailable
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.cursor import CURSORS, cursor_name
-from lazyshard.storage import (
-    CursorOwner,
-    forget_consumer,
-    list_consumers,
-    read_cursor,
-    read_reading,
-    write_reading,
-)
+from lazyshard.storage import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path

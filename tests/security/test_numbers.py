@@ -34,16 +34,7 @@ FIELDS: Final[dict[str, tuple[Callable[[bytes], object], dict[str, Any], tuple[s
     ),
     "head.json": (
         Head.decode,
-        {
-            "chunks": 1,
-            "samples": 2,
-            "ended": False,
-            "state": "idle",
-            "rate": 0,
-            "host": "h",
-            "pid": 1,
-            "updated_at": 1,
-        },
+        {"chunks": 1, "samples": 2, "ended": False, "state": "idle", "rate": 0, "host": "h", "pid": 1, "updated_at": 1},
         ("chunks", "samples", "pid"),
     ),
     "stream.end": (End.decode, {"chunks": 1, "samples": 2}, ("chunks", "samples")),
@@ -52,11 +43,7 @@ FIELDS: Final[dict[str, tuple[Callable[[bytes], object], dict[str, Any], tuple[s
         {"stream_id": "0" * 32, "chunks_before": 1, "updated_at": 1.0},
         ("chunks_before",),
     ),
-    "stream.owner": (
-        Owner.decode,
-        {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0},
-        ("epoch", "pid"),
-    ),
+    "stream.owner": (Owner.decode, {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0}, ("epoch", "pid")),
     "cursor": (
         lambda data: Cursor.decode(data, "sft"),
         {"consumer": "sft", "stream_id": None, "consumed": 0, "chunks_before": 0, "plan": {}, "updated_at": 1.0},

@@ -51,10 +51,7 @@ def test_two_windows_far_apart() -> None:
         (19, 20, "reading"),
         (20, 40, "ready"),
     ]
-    assert band.cells[6:8] == (
-        Cell(6, "reading", (Reader("a", 0),)),
-        Cell(7, "reading", (Reader("a", 1),)),
-    )
+    assert band.cells[6:8] == (Cell(6, "reading", (Reader("a", 0),)), Cell(7, "reading", (Reader("a", 1),)))
     assert band.cells[19] == Cell(19, "reading", (Reader("b", 0),))
 
 

@@ -103,11 +103,7 @@ def test_producer_whose_process_is_known_to_have_ended_is_dead_at_once() -> None
     ],
 )
 def test_outlook_of_a_reader(
-    ahead: int | None,
-    taking: float | None,
-    coming: float | None,
-    ended: bool,
-    expected: tuple[Supply, float | None],
+    ahead: int | None, taking: float | None, coming: float | None, ended: bool, expected: tuple[Supply, float | None]
 ) -> None:
     assert outlook_of_reader(ahead, taking, coming, ended) == expected
 

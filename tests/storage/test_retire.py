@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import (
-    ProducerFenced,
-    RetiredInvalid,
-    StreamInvalid,
-    VersionUnsupported,
-)
+from lazyshard.errors import ProducerFenced, RetiredInvalid, StreamInvalid, VersionUnsupported
 from lazyshard.format import Manifest, Retired
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage import durable, read_retired
@@ -169,8 +164,7 @@ def test_mark_that_cannot_be_written_deletes_nothing(stream: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
-    [(b"", RetiredInvalid), (b'{"format":1}', RetiredInvalid), (b'{"format":2}', VersionUnsupported)],
+    ("data", "error"), [(b"", RetiredInvalid), (b'{"format":1}', RetiredInvalid), (b'{"format":2}', VersionUnsupported)]
 )
 def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
     stream: Path, data: bytes, error: type[Exception]

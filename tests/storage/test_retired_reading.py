@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import (
-    ChunkMissing,
-    ChunkRetired,
-)
+from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.adoption import adopt
 from lazyshard.storage.native_stream import NativeStream

@@ -68,11 +68,7 @@ def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_lines_that_are_alike_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "A", ["{}\n", '{"a": 1}\n', "{}\n"])
-    assert told(produced(tmp_path, monkeypatch), 3) == [
-        "a.jsonl:1 or a.jsonl:4",
-        "a.jsonl:2",
-        "a.jsonl:1 or a.jsonl:4",
-    ]
+    assert told(produced(tmp_path, monkeypatch), 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
 
 
 def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

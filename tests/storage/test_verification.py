@@ -10,21 +10,7 @@ from lazyshard.errors import StreamMismatch, StreamMissing, VersionUnsupported
 from lazyshard.storage.verification import Verified, verify
 from tests.storage.adoptable import contents
 from tests.storage.consuming import cursor, reading
-from tests.storage.damage import (
-    Damage,
-    copy,
-    cut,
-    delete,
-    each,
-    edit,
-    flip,
-    found,
-    move,
-    put,
-    shortened,
-    stream,
-    swap,
-)
+from tests.storage.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, shortened, stream, swap
 from tests.storage.foreign_seals import seal_rows
 from tests.storage.streams import forked, needs_root, produce, python
 

@@ -42,10 +42,7 @@ def test_allowances(tmp_path: Path) -> None:
         (put(C1, b""), ("damage samples", C1, "2 rows", "0 rows")),
         (put(C2, ROWS[0] * 2), ("damage samples", C2, "1 to 2 rows", "4 rows")),
         (delete(C1), ("damage data-missing", C1, "the rows of the chunk", "no such file although a marker is there")),
-        (
-            delete(S1),
-            ("damage seal-missing", S1, "a marker", "no such file although the chunk counts as published"),
-        ),
+        (delete(S1), ("damage seal-missing", S1, "a marker", "no such file although the chunk counts as published")),
         (delete(C1, S1), ("damage missing", C1, "the chunk and its marker", "neither")),
         (put("chunk_1.jsonl", ROWS[1]), ("damage doubled", C1, "one file for chunk 1", "also chunk_1.jsonl")),
         # Readers do not take it for ended as long as that is there.

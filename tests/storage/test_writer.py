@@ -35,11 +35,7 @@ def test_chunks_hold_exactly_s_rows_and_only_the_last_fewer(samples: int, sizes:
     produce(tmp_path, samples)
     assert names(tmp_path) == sorted(PUBLISHED + chunk_files(*range(len(sizes))))
     assert [seal(tmp_path, n).samples for n in range(len(sizes))] == sizes
-    assert json.loads((tmp_path / "stream.end").read_bytes()) == {
-        "format": 1,
-        "chunks": len(sizes),
-        "samples": samples,
-    }
+    assert json.loads((tmp_path / "stream.end").read_bytes()) == {"format": 1, "chunks": len(sizes), "samples": samples}
     assert list(StreamReader(tmp_path)) == rows(0, samples)
 
 

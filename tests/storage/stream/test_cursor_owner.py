@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import signal
@@ -19,12 +18,12 @@ from typing import Any
 import filelock
 import pytest
 
-from lazyshard.errors import CursorTaken, StreamMissing, VersionUnsupported
+from lazyshard.errors import CursorTaken, VersionUnsupported
 from lazyshard.format import Cursor, PartState, RunState
 from lazyshard.format.cursor_token import CursorToken
 from lazyshard.storage import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from lazyshard.storage.verification_facts import gather_facts
-from tests.storage.streams import DEADLINE_S, HERE, forked, names, produce, python, reap, wait_until
+from tests.storage.streams import DEADLINE_S, HERE, forked, names, produce, reap, wait_until
 
 HOST = os.uname().nodename
 START = "import sys\nfrom lazyshard.storage import CursorOwner\nowner = CursorOwner(sys.argv[1], 'sft')\n"
@@ -73,19 +72,14 @@ def test_run_begins_and_writes_its_cursor(tmp_path: Path) -> None:
     assert names(tmp_path / "cursors") == [".sft.lock", "sft.json"]
 
 
-def test_cursor_may_go_back_where_a_run_starts_from_an_older_checkpoint(tmp_path: Path) -> None:
-    for consumed in (8, 4):
-        with CursorOwner(str(tmp_path), "sft") as owner:
-            owner.begin(at(consumed))
-        assert written(tmp_path) == consumed
-
-
 def test_each_run_takes_a_higher_turn(tmp_path: Path) -> None:
     turns = []
-    for _ in range(3):
-        with CursorOwner(tmp_path, "sft") as owner:
-            owner.begin(at(0))
-            owner.write(at(2))
+    for consumed in (4, 2, 0):
+        with CursorOwner(str(tmp_path), "sft") as owner:
+            owner.begin(at(consumed))
+            owner.write(at(consumed + 2))
+        # It goes back where a run starts from an older checkpoint.
+        assert written(tmp_path) == consumed + 2
         turns.append(token(tmp_path).turn)
     assert turns == sorted(set(turns))
 
@@ -97,10 +91,6 @@ def test_second_run_in_the_same_process_is_refused_and_names_the_holder(tmp_path
         error = caught.value
         assert (error.directory, error.consumer) == (str(tmp_path), "sft")
         assert error.holder == f"process {os.getpid()} on {HOST}"
-        assert str(error) == (
-            f"{tmp_path}: process {os.getpid()} on {HOST} is running as 'sft' and writes that cursor; stop it first, "
-            f"give this run another name, or let it take the cursor over"
-        )
         with CursorOwner(tmp_path, "dpo") as other:
             other.begin(replace(at(0), consumer="dpo"))
         owner.begin(at(0))
@@ -119,17 +109,6 @@ def test_put_begins_once_and_then_writes(tmp_path: Path) -> None:
             with pytest.raises(CursorTaken):
                 first.put(at(9))
             assert written(tmp_path) == 4
-
-
-def test_second_run_in_another_process_is_refused_before_and_after_the_first_has_begun(tmp_path: Path) -> None:
-    with CursorOwner(tmp_path, "sft") as owner:
-        for _ in range(2):
-            done = python(START, tmp_path)
-            assert done.returncode == 1
-            assert f"CursorTaken: {tmp_path}: process {os.getpid()} on {HOST} is running as 'sft'" in done.stderr
-            with contextlib.suppress(RuntimeError):
-                owner.begin(at(0))
-    assert python(START, tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("left", [b"", b"garbage", b"\xff\xff", b"3/"])
@@ -160,16 +139,14 @@ def test_run_that_takes_over_is_the_only_one_that_writes_on(tmp_path: Path) -> N
             with pytest.raises(CursorTaken) as caught:
                 old.write(at(4))
             assert (caught.value.consumer, caught.value.holder) == ("sft", f"process {os.getpid()} on {HOST}")
-            assert "has taken over the cursor of 'sft'; this run does not write it any more" in str(caught.value)
             assert written(tmp_path) == 0
         assert names(tmp_path / "cursors") == [".sft.lock", "sft.json"]
         new.write(at(2))
         # It has the lock now, which the other one has let go of.
-        with pytest.raises(CursorTaken, match="is running as 'sft'"):
-            CursorOwner(tmp_path, "sft")
-        old.close()
-        with pytest.raises(CursorTaken, match="is running as 'sft'"):
-            CursorOwner(tmp_path, "sft")
+        for leave in (lambda: None, old.close):
+            leave()
+            with pytest.raises(CursorTaken, match="is running as 'sft'"):
+                CursorOwner(tmp_path, "sft")
 
 
 def test_run_that_was_taken_over_never_writes_again_whatever_becomes_of_the_cursor(tmp_path: Path) -> None:
@@ -295,8 +272,7 @@ def test_torn_cursor_is_told_once_and_written_anew(
             assert (found.name, found.chunks_before, found.problem is not None) == ("sft", 0, True)
             owner.write(at(consumed))
             assert written(tmp_path) == consumed
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"{path}: ") and message.endswith("; this run writes it anew")
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.usefixtures("no_locks")
@@ -324,7 +300,7 @@ def test_cursor_of_a_later_release_is_neither_written_over_nor_taken(tmp_path: P
             owner.write(at(2))
     refusals = []
     for _ in range(2):
-        with pytest.raises(VersionUnsupported, match=str(path)) as caught:
+        with pytest.raises(VersionUnsupported) as caught:
             CursorOwner(tmp_path, "sft")
         # Kept, and with it whatever held the lock.
         refusals.append(caught.value)
@@ -357,18 +333,6 @@ def test_filesystem_that_refuses_the_lock_is_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
     with pytest.raises(OSError, match="broken"):
         CursorOwner(tmp_path, "sft")
-
-
-def test_owner_in_no_directory_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StreamMissing, match="no such directory, so no cursor can be written there"):
-        CursorOwner(tmp_path / "nowhere", "sft")
-
-
-@pytest.mark.parametrize("name", ["../sft", "a/b", "", ".sft", "sft.reading"])
-def test_name_that_is_no_file_name_is_refused_before_any_file_is_touched(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="the name of a consumer is"):
-        CursorOwner(tmp_path, name)
-    assert names(tmp_path) == []
 
 
 def test_calls_out_of_turn_are_refused_and_write_nothing(tmp_path: Path) -> None:
@@ -460,8 +424,6 @@ def test_lock_files_are_nobodys_cursor(tmp_path: Path) -> None:
     assert [one.name for one in list_consumers(stream)] == ["sft"]
     facts = gather_facts(stream, 0.0)
     assert ([file for file, _ in facts.cursors], facts.findings) == (["cursors/sft.json"], [])
-    status = python("from lazyshard.cli.main import main\nmain()", "status", stream, "--json")
-    assert [one["name"] for one in json.loads(status.stdout)["consumers"]] == ["sft"]
     for owner in owners:
         owner.close()
 

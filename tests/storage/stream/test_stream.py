@@ -1,12 +1,12 @@
+"""Native and foreign streams: what is published, and what is refused."""
+
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import pickle
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +22,8 @@ from lazyshard.errors import (
     EndInvalid,
     FileRefused,
     HeadInvalid,
-    ManifestInvalid,
-    SealInvalid,
     StreamInvalid,
-    StreamMismatch,
     StreamUnsealed,
-    VersionUnsupported,
     WaitTimeout,
 )
 from lazyshard.storage import foreign_stream
@@ -35,6 +31,7 @@ from lazyshard.storage.foreign_stream import ForeignStream
 from lazyshard.storage.listing import list_chunks, scan_chunks
 from lazyshard.storage.native_stream import NativeStream
 from lazyshard.storage.stream import open_stream
+from tests.storage.damage import edit
 from tests.storage.streams import foreign, names, produce, rows
 
 
@@ -42,11 +39,6 @@ def native(directory: Path) -> NativeStream:
     stream = open_stream(directory, None)
     assert isinstance(stream, NativeStream)
     return stream
-
-
-def set_head(directory: Path, **fields: Any) -> None:
-    values = json.loads((directory / "head.json").read_bytes())
-    (directory / "head.json").write_text(json.dumps(values | fields))
 
 
 def test_native_stream_is_known_by_its_head(tmp_path: Path) -> None:
@@ -76,13 +68,6 @@ def test_partial_chunk_without_head_and_end_is_not_counted(tmp_path: Path) -> No
     assert (found.chunks, found.samples, found.ended) == (1, 2, False)
 
 
-def test_head_of_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    set_head(tmp_path, format=2)
-    with pytest.raises(VersionUnsupported, match=r"head\.json: written in stream format 2, .* reads format 1"):
-        StreamReader(tmp_path)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -93,9 +78,8 @@ def test_head_of_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -
     ],
 )
 def test_head_that_contradicts_the_manifest_is_an_error(fields: dict[str, Any], tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    set_head(tmp_path, **fields)
-    with pytest.raises(HeadInvalid, match="chunks of 2 samples"):
+    edit("head.json", **fields)(produce(tmp_path, 4))
+    with pytest.raises(HeadInvalid):
         StreamReader(tmp_path)
 
 
@@ -103,37 +87,14 @@ def test_end_that_contradicts_the_manifest_is_an_error(tmp_path: Path) -> None:
     produce(tmp_path, 4)
     (tmp_path / "head.json").unlink()
     (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":9}')
-    with pytest.raises(EndInvalid, match="expected 2 chunks of 2 samples, found 9"):
+    with pytest.raises(EndInvalid):
         StreamReader(tmp_path)
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}'])
-def test_torn_manifest_is_a_clear_error_at_once(data: bytes, tmp_path: Path) -> None:
-    produce(tmp_path, 1)
-    (tmp_path / "stream.json").write_bytes(data)
-    with pytest.raises(ManifestInvalid, match=r"stream\.json"):
-        StreamReader(tmp_path)
-
-
-def test_wrong_samples_per_chunk_is_refused(tmp_path: Path) -> None:
-    produce(tmp_path, 1)
-    with pytest.raises(StreamMismatch) as caught:
-        StreamReader(tmp_path, 3)
-    assert (caught.value.expected, caught.value.actual) == ("3", "2")
-    assert StreamReader(tmp_path, 2).samples_per_chunk == 2
 
 
 @pytest.mark.parametrize("wrong", [0, -2, 1.5, True])
 def test_impossible_samples_per_chunk_is_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="samples_per_chunk is an integer"):
         StreamReader(foreign(tmp_path, b"{}\n"), wrong)
-
-
-def test_manifest_lost_beside_a_head_is_an_error(tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    (tmp_path / "stream.json").unlink()
-    with pytest.raises(StreamInvalid, match=r"stream\.json is missing; restore it"):
-        StreamReader(tmp_path, 2)
 
 
 def test_manifest_that_is_listed_but_not_found_yet_is_waited_for(
@@ -159,22 +120,10 @@ def test_short_chunk_in_the_middle_is_an_error_and_no_end(tmp_path: Path) -> Non
         (stream / name).write_bytes((produce(tmp_path / name, 3) / name).read_bytes())
     reader = StreamReader(stream)
     for sample in (2, 3):
-        with pytest.raises(StreamInvalid, match=r"chunk_00001.jsonl: expected 2 rows, found 1") as caught:
+        with pytest.raises(StreamInvalid) as caught:
             reader.read(sample)
         assert caught.value.chunk == 1
     assert [reader.read(sample)["id"] for sample in (0, 1, 4, 5)] == [0, 1, 4, 5]
-
-
-def test_seal_of_too_many_rows_or_of_another_chunk_is_an_error(tmp_path: Path) -> None:
-    stream = produce(tmp_path / "stream", 4)
-    other = produce(tmp_path / "other", 6, 3)
-    for name in ("chunk_00001.jsonl", "chunk_00001.jsonl.completed"):
-        (stream / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(StreamInvalid, match="expected 2 rows, found 3"):
-        StreamReader(stream).read(2)
-    (stream / "chunk_00001.jsonl.completed").write_bytes((stream / "chunk_00000.jsonl.completed").read_bytes())
-    with pytest.raises(SealInvalid, match="expected 1, as in the file's name, found 0"):
-        StreamReader(stream).read(2)
 
 
 def test_foreign_stream_is_read_by_its_markers(tmp_path: Path) -> None:
@@ -320,13 +269,6 @@ def test_foreign_chunk_that_is_renamed_is_found_by_its_number(tmp_path: Path) ->
     assert reader.read(1) == {"id": 1}
 
 
-def test_foreign_numbers_that_are_there_twice_are_refused(tmp_path: Path) -> None:
-    foreign(tmp_path, b"{}\n")
-    (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(StreamInvalid, match=r"chunk_0.jsonl and chunk_00000.jsonl are both chunk 0"):
-        StreamReader(tmp_path, 1)
-
-
 @pytest.mark.parametrize("missing", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
 @pytest.mark.parametrize("end", [True, False])
 def test_foreign_gap_is_waited_for_and_named(missing: str, end: bool, tmp_path: Path) -> None:
@@ -358,9 +300,7 @@ def test_foreign_last_chunk_without_a_marker_is_not_dropped_at_the_end(tmp_path:
 def test_foreign_chunk_of_a_wrong_number_of_rows_is_refused(data: bytes, tmp_path: Path) -> None:
     foreign(tmp_path, data, b'{"id":2}\n{"id":3}\n')
     reader = StreamReader(tmp_path, 2)
-    with pytest.raises(
-        StreamInvalid, match=rf"chunk_00000.jsonl: expected 2 rows, found {data.count(b'id')}"
-    ) as caught:
+    with pytest.raises(StreamInvalid, match=f"found {data.count(b'id')}") as caught:
         reader.read(0)
     assert caught.value.chunk == 0
     assert reader.read(2) == {"id": 2}
@@ -368,7 +308,7 @@ def test_foreign_chunk_of_a_wrong_number_of_rows_is_refused(data: bytes, tmp_pat
 
 def test_foreign_last_chunk_of_too_many_rows_is_refused(tmp_path: Path) -> None:
     foreign(tmp_path, b'{"id":0}\n{"id":1}\n{"id":2}\n', end=True)
-    with pytest.raises(StreamInvalid, match="expected at most 2 rows"):
+    with pytest.raises(StreamInvalid):
         StreamReader(tmp_path, 2)
 
 
@@ -382,32 +322,23 @@ def test_foreign_end_that_is_touched_later_makes_the_last_chunk_a_partial_one(tm
     foreign(tmp_path, b'{"id":0}\n{"id":1}\n', b'{"id":2}\n')
     reader = StreamReader(tmp_path, 2, max_wait=0)
     assert (reader.seen.chunks, reader.seen.samples, reader.seen.short) == (1, 2, 1)
-    with pytest.raises(WaitTimeout, match=r"holds only 1 rows, so it counts once stream\.end says"):
+    with pytest.raises(WaitTimeout):
         reader.read(2)
     (tmp_path / "stream.end").touch()
     assert reader.read(2) == {"id": 2}
-    with pytest.raises(IndexError, match="no sample 3, the stream holds 3"):
+    with pytest.raises(IndexError):
         reader.read(3)
 
 
 def test_looking_leaves_the_directory_as_it_is(tmp_path: Path) -> None:
-    foreign(tmp_path, b"{}\n", end=True)
-    before = names(tmp_path)
-    list(StreamReader(tmp_path, 1))
-    assert names(tmp_path) == before
-    assert isinstance(open_stream(tmp_path, 1), ForeignStream)
-
-
-def test_stream_made_anew_in_the_same_place_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
-    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
-    assert reader.read(0) == {"id": 0}
-    shutil.rmtree(tmp_path / "s")
-    produce(tmp_path / "s", 8)
-    with pytest.raises(StreamMismatch, match="was replaced by stream"):
-        reader.read(3)
+    for directory in (foreign(tmp_path / "foreign", b"{}\n", end=True), produce(tmp_path / "native", 4, 1)):
+        before = names(directory)
+        list(StreamReader(directory, 1))
+        assert names(directory) == before
+    assert isinstance(open_stream(tmp_path / "foreign", 1), ForeignStream)
 
 
 def test_file_in_place_of_the_directory_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b"{}")
-    with pytest.raises(FileRefused, match=r"rows\.jsonl: expected the directory of a stream, found a file"):
+    with pytest.raises(FileRefused):
         StreamReader(tmp_path / "rows.jsonl")

@@ -1,4 +1,4 @@
-"""A run's state as a value: what it becomes with more consumed, other ranks, and samples or steps left out."""
+"""A run's state as a value: with more consumed, other ranks, and samples or steps left out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Cursors on disk: whole or not there, whatever fails; in nobody's way."""
+"""Cursors and reading marks on disk: whole or not there, whatever fails; in nobody's way."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.errors import CursorInvalid, FileRefused, StreamMissing, VersionUnsupported
-from lazyshard.format import Cursor
-from lazyshard.storage import read_cursor, write_cursor
+from lazyshard.errors import CursorInvalid, StreamMissing, VersionUnsupported
+from lazyshard.format import Cursor, ReadingMark
+from lazyshard.storage import durable, read_cursor, read_reading, reading, write_cursor, write_reading
 from tests.storage.streams import foreign, forked, names, produce, rows
 
 OLD = Cursor("sft", None, 8, 1, {"dp_size": 2}, 1700000000.0)
@@ -28,13 +29,6 @@ def test_cursor_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_cursor(str(tmp_path), "sft") == NEW
     assert names(tmp_path) == ["cursors"]
     assert names(tmp_path / "cursors") == ["sft.json"]
-
-
-def test_consumers_have_their_own(tmp_path: Path) -> None:
-    other = replace(NEW, consumer="dpo")
-    write_cursor(tmp_path, OLD)
-    write_cursor(tmp_path, other)
-    assert (read_cursor(tmp_path, "sft"), read_cursor(tmp_path, "dpo")) == (OLD, other)
 
 
 def test_cursor_that_was_never_written_is_none(tmp_path: Path) -> None:
@@ -76,19 +70,6 @@ def test_cursor_copied_to_another_name_is_refused(tmp_path: Path) -> None:
     os.rename(tmp_path / "cursors" / "sft.json", tmp_path / "cursors" / "dpo.json")
     with pytest.raises(CursorInvalid, match="field 'consumer': expected one of dpo, found 'sft'"):
         read_cursor(tmp_path, "dpo")
-
-
-def test_named_pipe_does_not_hang_who_reads_a_cursor(tmp_path: Path) -> None:
-    (tmp_path / "cursors").mkdir()
-    os.mkfifo(tmp_path / "cursors" / "sft.json")
-    with pytest.raises(FileRefused, match="a named pipe"):
-        read_cursor(tmp_path, "sft")
-
-
-@pytest.mark.parametrize("name", ["../sft", "a/b", "", ".sft", "sft.reading"])
-def test_name_that_is_no_file_name_is_refused_before_any_file_is_touched(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="the name of a consumer is"):
-        read_cursor(tmp_path, name)
 
 
 @pytest.mark.parametrize("call", ["fsync", "write", "replace"])
@@ -200,3 +181,92 @@ def test_cursors_are_in_no_ones_way(tmp_path: Path) -> None:
 def test_directory_of_cursors_alone_is_no_stream_yet(tmp_path: Path) -> None:
     write_cursor(tmp_path, OLD)
     assert list(StreamReader(produce(tmp_path, 3))) == rows(0, 3)
+
+
+OLD_MARK = ReadingMark("sft", None, 2, 0, 4, 1700000000.0)
+NEW_MARK = replace(OLD_MARK, window=1, needs_chunks=8, updated_at=1700000009.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_told", set())
+
+
+def test_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_reading(tmp_path, "sft") is None
+    assert write_reading(tmp_path, OLD_MARK)
+    assert read_reading(tmp_path, "sft") == OLD_MARK
+    assert write_reading(str(tmp_path), NEW_MARK)
+    assert read_reading(str(tmp_path), "sft") == NEW_MARK
+    assert names(tmp_path / "cursors") == ["sft.reading.json"]
+
+
+def test_mark_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(_: int) -> None:
+        raise AssertionError("a hint was synced")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert write_reading(tmp_path, OLD_MARK)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", OLD_MARK.encode()[:-9], OLD_MARK.encode().replace(b'"format":1', b'"format":2')]
+)
+def test_mark_that_cannot_be_used_is_none(tmp_path: Path, data: bytes) -> None:
+    write_reading(tmp_path, OLD_MARK)
+    (tmp_path / "cursors" / "sft.reading.json").write_bytes(data)
+    assert read_reading(tmp_path, "sft") is None
+    assert write_reading(tmp_path, NEW_MARK)
+    assert read_reading(tmp_path, "sft") == NEW_MARK
+
+
+def test_directory_that_refuses_is_told_once_and_not_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cursors").write_bytes(b"a file")
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        assert [write_reading(tmp_path, OLD_MARK) for _ in range(3)] == [False, False, False]
+        assert not write_reading(tmp_path / "nowhere", OLD_MARK)
+    assert len(caplog.records) == 2
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_disk_that_is_full_leaves_the_old_mark_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_reading(tmp_path, OLD_MARK)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write_all", full)
+        assert not write_reading(tmp_path, NEW_MARK)
+    assert read_reading(tmp_path, "sft") == OLD_MARK
+    assert names(tmp_path / "cursors") == ["sft.reading.json"]
+    assert "No space left" in caplog.text
+
+
+def test_writer_killed_while_it_writes_leaves_the_old_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_reading(tmp_path, OLD_MARK)
+
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write() -> None:
+        monkeypatch.setattr(os, "replace", kill)
+        write_reading(tmp_path, NEW_MARK)
+
+    assert forked(write) == -signal.SIGKILL
+    assert read_reading(tmp_path, "sft") == OLD_MARK
+    assert len(names(tmp_path / "cursors")) == 2
+
+
+def test_who_may_write_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("lazyshard.storage.reading.publish_bytes", refuse)
+    assert not write_reading(tmp_path, OLD_MARK)
+    (told,) = caplog.messages
+    assert told.endswith(f"what this run waits for; let uid {os.geteuid()} write to {tmp_path}/cursors")

@@ -1,11 +1,9 @@
-"""Streams whose rows hold arrays, written and read; damaged ones are in test_arrays_damaged."""
+"""Streams whose rows hold arrays, written and read, and streams of encoded rows; damaged ones: test_arrays_damaged."""
 
 from __future__ import annotations
 
 import errno
 import os
-import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
-from lazyshard.format import Seal, check_lines
+from lazyshard.format import check_lines
 from lazyshard.storage import durable, list_kept
 from lazyshard.storage.adoption import adopt
 from lazyshard.storage.census import take_census
@@ -197,22 +195,6 @@ def test_filesystem_that_refuses_the_side_file_fails_the_writer(
     assert read(tmp_path) == expected(0, 3)
 
 
-def test_pickled_reader_and_threads_read_the_same(tmp_path: Path) -> None:
-    reader = pickle.loads(pickle.dumps(StreamReader(produce(tmp_path, 20))))
-    found: dict[int, list[Any]] = {}
-
-    def work(first: int) -> None:
-        for sample in range(first, 20, 4):
-            found[sample] = values(reader.read(sample))
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[sample] for sample in range(20)] == expected(0, 20)
-
-
 def test_side_file_that_its_server_has_forgotten_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +270,50 @@ def test_last_side_file_of_another_size_stops_a_producer(tmp_path: Path) -> None
         ChunkWriter(tmp_path, arrays=True)
 
 
-def test_seal_tells_the_bytes_of_each_row(tmp_path: Path) -> None:
-    seal = Seal.decode((produce(tmp_path, 2) / "chunk_00000.jsonl.completed").read_bytes(), 0)
-    assert seal.arrays is not None
-    assert seal.arrays.offsets.tolist() == [0, 16, 32]
+FACTS: dict[str, Any] = {"kind": "function", "function": "m:f", "size": 256}
+
+
+def write(directory: Path, rows: int, *, end: bool = False, **options: Any) -> None:
+    writer = ChunkWriter(directory, 2, arrays=True, **options)
+    for number in range(rows):
+        writer.write({"input_ids": np.arange(number, dtype=np.int32)}, tokens=number)
+    writer.close(end=end)
+
+
+def test_reader_tells_what_rows_were_encoded_with(tmp_path: Path) -> None:
+    write(tmp_path / "encoded", 2, encoding=FACTS)
+    write(tmp_path / "raw", 2)
+    assert StreamReader(tmp_path / "encoded").encoding == FACTS
+    assert StreamReader(tmp_path / "raw").encoding is None
+
+
+def test_going_on_with_another_encoding_is_refused_naming_what_differs(tmp_path: Path) -> None:
+    write(tmp_path / "encoded", 2, encoding=FACTS)
+    write(tmp_path / "raw", 2)
+    before = sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file())
+    with pytest.raises(StreamMismatch, match=r"size is 256 there and 512 here. That never changes"):
+        ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS | {"size": 512})
+    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
+        ChunkWriter(tmp_path / "encoded", arrays=True)
+    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
+        ChunkWriter(tmp_path / "encoded")
+    with pytest.raises(StreamMismatch, match="its rows are not encoded, and those that are to come are"):
+        ChunkWriter(tmp_path / "raw", arrays=True, encoding=FACTS)
+    assert sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()) == before
+    ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS).close()
+
+
+def test_encoding_that_is_none_or_comes_without_arrays_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an encoding is 1 to 1000 facts"):
+        ChunkWriter(tmp_path / "a", 2, arrays=True, encoding={"a": []})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="give arrays=True with encoding"):
+        ChunkWriter(tmp_path / "a", 2, encoding=FACTS)
+    assert not (tmp_path / "a").exists()
+
+
+def test_rechunked_stream_keeps_encoding_rows_and_arrays(tmp_path: Path) -> None:
+    write(tmp_path / "old", 5, end=True, encoding=FACTS)
+    rechunk(tmp_path / "old", tmp_path / "new", 3)
+    reader = StreamReader(tmp_path / "new")
+    assert reader.encoding == FACTS
+    assert [len(reader.read(number)["input_ids"]) for number in range(5)] == [0, 1, 2, 3, 4]

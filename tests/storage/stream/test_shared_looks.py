@@ -95,22 +95,30 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_young_answer_of_another_process_is_as_good_as_an_own_one(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("second", "third"),
+    [
+        # A young answer of the other is as good as an own one.
+        ((1002, 5.0, 1000), None),
+        # One that is older than the own pause is not enough; what is seen then serves the other.
+        ((1002, 1.0, None), (1003, 5.0, 1002)),
+        # An answer from the future is none.
+        ((500, 5.0, None), None),
+    ],
+)
+def test_answers_are_taken_by_their_age(
+    second: tuple[int, float, int | None], third: tuple[int, float, int | None] | None, node: Node
+) -> None:
+    """One waiter asks at 1000; then the other and the first look: the time, the age, and whose answer is taken."""
     one, other = node.waiter(), node.waiter()
     one.renew(5.0)
-    node.now += 2
-    other.renew(5.0)
-    assert (one.asked, other.asked, other.taken) == ([1000.0], [], [b"seen at 1000"])
-
-
-def test_an_answer_that_is_older_than_the_own_pause_is_not_enough(node: Node) -> None:
-    one, other = node.waiter(), node.waiter()
-    one.renew(5.0)
-    node.now += 2
-    other.renew(1.0)
-    assert other.asked == [1002.0]
-    one.renew(5.0)
-    assert (one.asked, one.taken) == ([1000.0], [b"seen at 1002"])
+    for waiter, look in ((other, second), (one, third)):
+        if look is not None:
+            asked = len(waiter.asked)
+            node.now, age, taken = float(look[0]), look[1], look[2]
+            waiter.renew(age)
+            assert len(waiter.asked) - asked == (taken is None)
+            assert taken is None or waiter.taken == [b"seen at %d" % taken]
 
 
 def test_who_must_know_asks_whatever_others_know_and_tells_them(node: Node) -> None:
@@ -140,14 +148,6 @@ def test_an_answer_that_is_older_than_the_own_one_is_none(node: Node) -> None:
     node.now += 1
     other.renew(5.0)
     assert (other.asked, other.taken) == ([1001.0], [])
-
-
-def test_an_answer_from_the_future_is_none(node: Node) -> None:
-    one, other = node.waiter(), node.waiter()
-    one.renew(5.0)
-    node.now -= 500
-    other.renew(5.0)
-    assert (other.taken, other.asked) == ([], [500.0])
 
 
 def test_what_fails_is_met_by_each_process_itself(node: Node) -> None:
@@ -462,13 +462,8 @@ def test_the_mark_is_read_as_it_was_written() -> None:
 
 def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
-    assert [reader._adopt(data) for data in (head(1, 2), b"", head(2, 4), head(3, 6), head(2, 4))] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]
+    looks = {head(1, 2): False, b"": False, head(2, 4): True, head(3, 6): True}
+    assert {data: reader._adopt(data) for data in looks} == looks and not reader._adopt(head(2, 4))
     assert reader.seen.samples == 6
     assert reader._adopt(head(3, 6, True)) and not reader._adopt(head(3, 6)) and reader.seen.ended
 

@@ -1,3 +1,5 @@
+"""Reading by samples: order, copies, bounds, damage."""
+
 from __future__ import annotations
 
 import _thread
@@ -5,12 +7,12 @@ import contextlib
 import copy
 import errno
 import gc
-import json
 import logging
 import os
 import pickle
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -25,7 +27,8 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
 from lazyshard.storage.watch import Waker
-from tests.storage.streams import DEADLINE_S, forked, names, open_descriptors, produce, rows, wait_until
+from tests.storage.damage import edit
+from tests.storage.streams import DEADLINE_S, forked, open_descriptors, produce, rows, wait_until
 
 
 class Clock:
@@ -49,11 +52,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
-
-
-def set_head(directory: Path, **fields: Any) -> None:
-    values = json.loads((directory / "head.json").read_bytes())
-    (directory / "head.json").write_text(json.dumps(values | fields))
 
 
 def test_rows_come_while_they_are_written(tmp_path: Path) -> None:
@@ -114,50 +112,21 @@ def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Cloc
     error = caught.value
     assert (error.directory, error.chunk, error.waited) == (str(tmp_path / "missing"), None, 30.0)
     assert (error.state, error.heartbeat_age) == (None, None)
-    assert "no stream there yet" in str(error) and "(30 s of at most 30 s)" in str(error)
-    assert "; there is no such directory yet, so see whether the path is right. Gave up: start its producer" in str(
-        error
-    )
     (tmp_path / "missing").mkdir()
-    with pytest.raises(WaitTimeout) as caught:
-        StreamReader(tmp_path / "missing", max_wait=30)
-    assert "see whether the path" not in str(caught.value)
     for name in "dcba":
         (tmp_path / "missing" / f"{name}.parquet").touch()
-    with pytest.raises(WaitTimeout) as caught:
+    with pytest.raises(WaitTimeout, match=r"a\.parquet, b\.parquet, c\.parquet, \.\.\."):
         StreamReader(tmp_path / "missing", max_wait=30)
-    assert "; the directory holds other files (a.parquet, b.parquet, c.parquet, ...), so see whether" in str(
-        caught.value
-    )
-
-
-def test_wait_for_another_programs_stream_says_how_it_ends(tmp_path: Path, clock: Clock) -> None:
-    for name in ("chunk_00000.jsonl", "chunk_00001.jsonl"):
-        (tmp_path / name).write_text('{"id":0}\n')
-        (tmp_path / f"{name}.completed").touch()
-    with pytest.raises(WaitTimeout) as caught:
-        StreamReader(tmp_path, 1, max_wait=30).read(2)
-    assert str(caught.value) == (
-        f"waiting for chunk 2 of {tmp_path} (30 s of at most 30 s): 2 chunks are complete, nothing is known of the "
-        f"producer; if no more are to come, an empty file {tmp_path}/stream.end says so. Gave up: start its producer, "
-        f"or wait longer with max_wait"
-    )
-    (tmp_path / "stream.end").touch()
-    with pytest.raises(IndexError):
-        StreamReader(tmp_path, 1, max_wait=30).read(2)
 
 
 def test_timeout_names_chunk_directory_time_and_state(tmp_path: Path, clock: Clock) -> None:
-    produce(tmp_path, 4, end=False)
-    set_head(tmp_path, updated_at=900.0, state="failed")
+    edit("head.json", updated_at=900.0, state="failed")(produce(tmp_path, 4, end=False))
     reader = StreamReader(tmp_path, max_wait=125)
     with pytest.raises(WaitTimeout) as caught:
         reader.read(7)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.directory, error.chunk, error.waited, error.state) == (str(tmp_path), 3, 125.0, "failed")
     assert error.heartbeat_age == 225.0
-    for part in ("chunk 3", str(tmp_path), "2 min 5 s of at most 2 min 5 s", "has failed", "4 samples are published"):
-        assert part in str(error)
 
 
 @pytest.mark.parametrize("max_wait", [0.0, 0.001])
@@ -178,23 +147,16 @@ def test_impossible_max_wait_is_refused(wrong: float, tmp_path: Path) -> None:
 def test_wait_is_logged_after_ten_seconds_and_then_ever_more_rarely(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    produce(tmp_path, 4, end=False)
-    set_head(tmp_path, updated_at=1000.0, state="waiting", rate=0.0)
+    edit("head.json", updated_at=1000.0, state="waiting", rate=0.0)(produce(tmp_path, 4, end=False))
     reader = StreamReader(tmp_path, max_wait=float("inf"))
     reader.label = "rank 3"
     clock.at = {700.0: lambda: produce(tmp_path, 6)}
     with caplog.at_level(logging.WARNING, "lazyshard"):
         assert reader.wait_for(5).samples == 6
     texts = [record.getMessage() for record in caplog.records]
-    assert [text.partition("(")[2].partition(" of")[0] for text in texts] == [
-        "10 s",
-        "30 s",
-        "1 min 10 s",
-        "2 min 30 s",
-        "5 min 10 s",
-        "10 min 30 s",
-    ]
-    assert texts[0].startswith(f"rank 3: waiting for chunk 2 of {tmp_path} (10 s of at most no limit): 4 samples are")
+    waited = ["10 s", "30 s", "1 min 10 s", "2 min 30 s", "5 min 10 s", "10 min 30 s"]
+    assert [text.partition("(")[2].partition(" of")[0] for text in texts] == waited
+    assert texts[0].startswith("rank 3: ")
     assert "it may be dead" not in texts[1] and "it may be dead" in texts[2]
 
 
@@ -229,12 +191,18 @@ def test_directory_removed_during_a_wait_ends_it(tmp_path: Path, clock: Clock) -
     assert clock.now < 1030
 
 
-def test_stream_made_anew_in_the_same_place_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "samples"), [(StreamReader.refresh, 2), (lambda reader: reader.read(3), 8)], ids=["refresh", "read"]
+)
+def test_stream_made_anew_in_the_same_place_is_not_mixed_with_the_old_one(
+    call: Callable[[StreamReader], object], samples: int, tmp_path: Path
+) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    assert reader.read(0) == {"id": 0}
     shutil.rmtree(tmp_path / "s")
-    produce(tmp_path / "s", 2)
-    with pytest.raises(StreamMismatch, match="was replaced by stream"):
-        reader.refresh()
+    produce(tmp_path / "s", samples)
+    with pytest.raises(StreamMismatch):
+        call(reader)
 
 
 @pytest.mark.parametrize("name", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
@@ -245,9 +213,7 @@ def test_published_file_that_shows_late_is_waited_for(
     (tmp_path / name).rename(tmp_path / "hidden")
     clock.at = {40.0: lambda: (tmp_path / "hidden").rename(tmp_path / name)}
     assert reader.read(2) == {"id": 2}
-    assert [f"chunk 1 is published, waiting for {tmp_path / name}" in r.getMessage() for r in caplog.records] == [
-        True
-    ] * 2
+    assert [str(tmp_path / name) in record.getMessage() for record in caplog.records] == [True, True]
 
 
 @pytest.mark.parametrize(("max_wait", "grace"), [(600.0, 60.0), (5.0, 5.0)])
@@ -256,7 +222,7 @@ def test_published_file_that_never_shows_is_missing_after_the_grace(
 ) -> None:
     reader = StreamReader(produce(tmp_path, 4), max_wait=max_wait)
     (tmp_path / "chunk_00001.jsonl").unlink()
-    with pytest.raises(ChunkMissing, match="chunk 1 is published, but this file of it has not appeared") as caught:
+    with pytest.raises(ChunkMissing, match="has not appeared") as caught:
         reader.read(2)
     assert (caught.value.file, caught.value.chunk) == (str(tmp_path / "chunk_00001.jsonl"), 1)
     assert caught.value.waited is not None and grace < caught.value.waited < grace + 6
@@ -280,8 +246,8 @@ def test_older_copies_of_the_head_take_nothing_back(tmp_path: Path) -> None:
 
 def test_end_with_fewer_samples_than_were_published_is_an_error(tmp_path: Path) -> None:
     reader = StreamReader(produce(tmp_path, 4, end=False))
-    set_head(tmp_path, chunks=1, samples=2, ended=True, state="finished")
-    with pytest.raises(StreamInvalid, match="ended with 2 samples, but 4 were published before"):
+    edit("head.json", chunks=1, samples=2, ended=True, state="finished")(tmp_path)
+    with pytest.raises(StreamInvalid):
         reader.refresh()
 
 
@@ -289,7 +255,7 @@ def test_end_with_fewer_samples_than_were_published_is_an_error(tmp_path: Path) 
 def test_sample_outside_an_ended_stream_is_an_index_error(sample: int, tmp_path: Path) -> None:
     reader = StreamReader(produce(tmp_path, 5))
     for call in (reader.read, reader.line):
-        with pytest.raises(IndexError, match=f"no sample {sample}, the stream holds 5 from 0 on"):
+        with pytest.raises(IndexError):
             call(sample)
 
 
@@ -386,16 +352,6 @@ def test_wait_leaves_neither_thread_nor_descriptor(tmp_path: Path) -> None:
     assert (open_descriptors(), threading.active_count()) == before
 
 
-def test_local_writes_wake_a_waiter(tmp_path: Path) -> None:
-    for name in ("head.json", "stream.end", "chunk_00000.jsonl.completed"):
-        with Waker(tmp_path) as waker:
-            waker.sleep(0)
-            (tmp_path / "other").write_bytes(b"")
-            (tmp_path / "temporary").write_bytes(b"")
-            os.replace(tmp_path / "temporary", tmp_path / name)
-            assert waker._woken.wait(DEADLINE_S), name
-
-
 def test_a_reader_that_has_waited_is_let_go_without_a_collection(tmp_path: Path) -> None:
     produce(tmp_path, 4, end=False)
     reader = StreamReader(tmp_path, max_wait=0.1)
@@ -415,8 +371,7 @@ def test_a_reader_that_has_waited_is_let_go_without_a_collection(tmp_path: Path)
 
 
 def test_a_long_first_pause_can_be_woken(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    produce(tmp_path, 4, end=False)
-    set_head(tmp_path, updated_at=1000.0, state="running", rate=1.0)
+    edit("head.json", updated_at=1000.0, state="running", rate=1.0)(produce(tmp_path, 4, end=False))
     reader = StreamReader(tmp_path, max_wait=10)
     woken: list[float] = []
 
@@ -498,8 +453,26 @@ def test_any_order_of_access_gives_the_right_rows(uneven: Path, looks: list[tupl
         assert reader.read(first)["id"] == first
 
 
-def test_reader_writes_nothing(tmp_path: Path) -> None:
-    produce(tmp_path, 4)
-    before = names(tmp_path)
-    list(StreamReader(tmp_path))
-    assert names(tmp_path) == before
+def test_first_sleep_returns_at_once_since_what_came_before_the_watch_woke_nobody(tmp_path: Path) -> None:
+    with Waker(tmp_path) as waker:
+        started = time.monotonic()
+        waker.sleep(60)
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("name", ["head.json", "stream.end", "chunk_00000.jsonl.completed"])
+def test_sleeper_is_woken_by_a_new_head_end_or_seal(name: str, tmp_path: Path) -> None:
+    with Waker(tmp_path) as waker:
+        waker.sleep(60)
+        (tmp_path / "temporary").write_bytes(b"")
+        os.replace(tmp_path / "temporary", tmp_path / name)
+        started = time.monotonic()
+        waker.sleep(60)
+        assert time.monotonic() - started < 30
+
+
+def test_directory_that_is_not_there_yet_is_slept_for(tmp_path: Path) -> None:
+    with Waker(tmp_path / "later") as waker:
+        waker.sleep(0)
+        (tmp_path / "later").mkdir()
+        waker.sleep(60)

@@ -1,8 +1,9 @@
-"""A writer that publishes in a thread: the same files, the same promises, a little later."""
+"""A writer that publishes in a thread: the same files and promises, a little later; its steps."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked, WriterFailed
+from lazyshard.errors import ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.storage import durable, piece_file
-from tests.storage.streams import DEADLINE_S, forked, head, names, produce, python, rows, wait_until
-from tests.storage.test_writer_faults import STEPS, check_prefix
+from lazyshard.storage.steps import Steps, StepsAtOnce, StepsInThread
+from tests.storage.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
+from tests.storage.stream.test_writer_faults import STEPS, check_prefix
 
 
 class Gate:
@@ -178,23 +180,6 @@ def test_interrupted_close_keeps_the_lock_for_what_is_still_being_done(
     assert list(StreamReader(tmp_path)) == rows(0, 3)
 
 
-def test_fork_can_neither_write_nor_close(tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 2, overlap=True)
-    for row in rows(0, 3):
-        writer.write(row)
-    writer.heartbeat()
-
-    def child() -> None:
-        for call in (lambda: writer.write({"id": 99}), writer.heartbeat, writer.close):
-            with pytest.raises(RuntimeError, match="belongs to process"):
-                call()
-
-    assert forked(child) == 0
-    writer.write({"id": 3})
-    writer.close()
-    assert list(StreamReader(tmp_path)) == rows(0, 4)
-
-
 def test_program_that_ends_without_closing_has_published_what_was_full_and_says_what_was_not(tmp_path: Path) -> None:
     done = python(
         "import sys\n"
@@ -204,7 +189,7 @@ def test_program_that_ends_without_closing_has_published_what_was_full_and_says_
         tmp_path,
     )
     assert done.returncode == 0
-    assert "dropped without close(): 1 rows of its open chunk are not published" in done.stderr
+    assert "1 rows of its open chunk are not published" in done.stderr
     assert check_prefix(tmp_path, 2) == 2
     produce(tmp_path, 3)
     assert list(StreamReader(tmp_path)) == rows(0, 3)
@@ -221,15 +206,6 @@ def test_writer_can_be_closed_when_the_program_ends(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert list(StreamReader(tmp_path)) == rows(0, 3)
-
-
-def test_errors_are_those_of_a_writer_without_a_thread(tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 2, overlap=True)
-    with pytest.raises(LazyShardError):
-        writer.write({"id": float("nan")})
-    writer.write_lines([b'{"id":0}\n', b'{"id":1}\n'])
-    writer.close()
-    assert list(StreamReader(tmp_path)) == rows(0, 2)
 
 
 def test_settled_writer_has_published_every_full_chunk(tmp_path: Path) -> None:
@@ -249,3 +225,134 @@ def test_owner_is_checked_without_touching_the_stream(tmp_path: Path) -> None:
             writer.check_owner()
         with pytest.raises(ProducerFenced):
             writer.close()
+
+
+@pytest.fixture(params=[StepsAtOnce, StepsInThread])
+def steps(request: pytest.FixtureRequest) -> Iterator[Steps]:
+    made: Steps = request.param()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def thread() -> Iterator[StepsInThread]:
+    made = StepsInThread()
+    yield made
+    made.stop()
+
+
+def fail() -> None:
+    raise OSError("lost")
+
+
+def test_steps_are_done_in_order(steps: Steps) -> None:
+    done: list[int] = []
+    for number in range(100):
+        steps.do(functools.partial(done.append, number), 1 << 20)
+    steps.wait()
+    assert done == list(range(100))
+
+
+def test_nothing_is_done_after_a_step_that_failed(thread: StepsInThread) -> None:
+    done: list[int] = []
+    gate = threading.Event()
+    thread.do(lambda: gate.wait(DEADLINE_S))
+    thread.do(fail)
+    thread.do(lambda: done.append(1))
+    gate.set()
+    with pytest.raises(OSError, match="lost"):
+        thread.wait()
+    thread.do(lambda: done.append(2))
+    thread.wait()
+    assert thread.stop()
+    assert done == []
+
+
+def test_failure_of_a_step_at_once_is_raised_at_once() -> None:
+    with pytest.raises(OSError, match="lost"):
+        StepsAtOnce().do(fail)
+
+
+def test_failure_of_a_step_in_the_thread_is_raised_by_a_later_call(thread: StepsInThread) -> None:
+    thread.do(fail)
+    with pytest.raises(OSError, match="lost"):
+        while True:
+            thread.do(lambda: None)
+
+
+def test_wait_for_a_number_waits_for_no_later_step(thread: StepsInThread) -> None:
+    gate = threading.Event()
+    done: list[str] = []
+    first = thread.do(lambda: done.append("first"))
+    thread.do(lambda: gate.wait(DEADLINE_S))
+    thread.wait(first)
+    assert done == ["first"]
+    gate.set()
+
+
+def test_caller_waits_when_too_much_is_held(thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.storage.steps._BACKLOG_BYTES", 10)
+    held: list[int] = []
+    most: list[int] = []
+
+    def take() -> None:
+        most.append(len(held))
+        held.pop()
+
+    for _ in range(50):
+        held.append(1)
+        thread.do(take, 4)
+    thread.wait()
+    # Two fit into 10 bytes, a third is being handed over, and one that was done has not been noticed yet.
+    assert max(most) <= 4
+
+
+def test_step_larger_than_the_backlog_is_done(thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.storage.steps._BACKLOG_BYTES", 10)
+    done: list[int] = []
+    for number in range(3):
+        thread.do(functools.partial(done.append, number), 1000)
+    thread.wait()
+    assert done == [0, 1, 2]
+
+
+def test_stop_does_what_is_left_and_raises_nothing(thread: StepsInThread) -> None:
+    done: list[int] = []
+    gate = threading.Event()
+    thread.do(lambda: gate.wait(DEADLINE_S))
+    thread.do(lambda: done.append(1))
+    thread.do(fail)
+    gate.set()
+    assert thread.stop()
+    assert thread.stop()
+    assert done == [1]
+
+
+def test_interrupted_stop_says_so_and_waits_no_second_time(
+    thread: StepsInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread._executor, "shutdown", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.stop()
+    assert not thread.stop()
+    thread._executor.shutdown()
+
+
+def test_step_is_not_done_twice_where_no_thread_can_be_started(
+    thread: StepsInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            thread.do(lambda: done.append(1))
+    assert thread.stop()
+    assert done == []

@@ -31,7 +31,13 @@ A0, A1, A2 = (f"chunk_0000{number}.arrays" for number in range(3))
 C1 = "chunk_00001.jsonl"
 S1 = f"{C1}.completed"
 
-IN_ROW = (RowInvalid, {"line": 2, "byte": 74}, "row", C1, 3)
+IN_ROW: tuple[type[LazyShardError], dict[str, object], str, str, int] = (
+    RowInvalid,
+    {"line": 2, "byte": 74},
+    "row",
+    C1,
+    3,
+)
 
 
 def pipe(name: str) -> Damage:

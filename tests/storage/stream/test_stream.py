@@ -231,7 +231,7 @@ def test_foreign_directory_is_listed_at_the_start_and_at_the_end_and_looked_up_i
 ) -> None:
     foreign(tmp_path, b'{"id":0}\n')
     clock, listed = [100.0], []
-    monkeypatch.setattr(foreign_stream.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("lazyshard.storage.foreign_stream.time.monotonic", lambda: clock[0])
 
     def scan(directory: Path) -> Any:
         listed.append(directory)

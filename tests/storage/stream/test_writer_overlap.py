@@ -15,8 +15,8 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.storage import durable, piece_file
 from lazyshard.storage.steps import Steps, StepsAtOnce, StepsInThread
-from tests.storage.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
 from tests.storage.stream.test_writer_faults import STEPS, check_prefix
+from tests.storage.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
 
 
 class Gate:

@@ -1,4 +1,4 @@
-"""Lengths that were measured after a chunk was sealed: when they count, when they do not, and what becomes of them."""
+"""Lengths in tokens, sealed or measured later: when they count, when they do not, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lazyshard
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.errors import FileRefused, LengthsMissing, MeasureLocked, TokensInvalid
+from lazyshard.errors import FileRefused, LengthsMissing, MeasureLocked, StreamInvalid, StreamMissing, TokensInvalid
 from lazyshard.format import Tokens, seal_digest
 from lazyshard.format.names import seal_name, tokens_name
 from lazyshard.storage.inspection import overview
 from lazyshard.storage.opening import open_now
 from lazyshard.storage.rechunking import rechunk
 from lazyshard.storage.retire import list_kept, read_retired, retire
-from lazyshard.storage.token_lengths import chunk_tokens, measuring, read_lengths, write_tokens
+from lazyshard.storage.token_lengths import chunk_tokens, measuring, write_tokens
 from lazyshard.storage.token_weights import mean_tokens
 from lazyshard.storage.verification import verify
 from tests.security.hostile import ESCAPES, outside, unchanged
-from tests.storage.damage import Damage, copy, cut, edit, found, put
-from tests.storage.streams import names, produce, rows
-from tests.storage.test_token_weights import measured as sealed
-
-
-def measured(directory: Path, *lengths: list[int], measure: str = "by hand", first: int = 0) -> Path:
-    """Puts files of lengths beside seals."""
-    (directory / ".measure").mkdir(exist_ok=True)
-    stream_id = open_now(directory).stream_id
-    assert stream_id is not None
-    for chunk, values in enumerate(lengths, first):
-        digest = seal_digest((directory / seal_name(chunk)).read_bytes())
-        assert write_tokens(directory, Tokens(chunk, digest, np.array(values, np.uint32), measure), stream_id)
-    return directory
-
-
-def lengths_of(directory: Path) -> list[int]:
-    stream = open_now(directory)
-    return [int(length) for length in read_lengths(stream, stream.published().samples)]
+from tests.storage.damage import edit, found
+from tests.storage.lengths import HOSTILE, lengths_of, measured, sealed
+from tests.storage.streams import foreign, names, produce, rows
 
 
 @pytest.fixture
@@ -78,17 +63,6 @@ def test_file_of_another_seal_counts_as_none(stream: Path) -> None:
     assert [finding[:2] for finding in found(stream)] == [("leftover other-chunk", tokens_name(1))]
 
 
-HOSTILE: dict[str, Damage] = {
-    "empty": put(tokens_name(1)),
-    "torn": cut(tokens_name(1), 100),
-    "a length changed": edit(tokens_name(1), tokens="AwAAAAUAAAA="),
-    "of another chunk": copy(tokens_name(0), tokens_name(1)),
-    "not json": put(tokens_name(1), b"\x80\n"),
-    "too few": edit(tokens_name(1), samples=1, tokens="AwAAAA=="),
-    "too many": edit(tokens_name(1), samples=10**8),
-}
-
-
 @pytest.mark.parametrize("damage", HOSTILE)
 def test_file_that_is_not_as_it_was_written_is_an_error(damage: str, stream: Path) -> None:
     measured(stream, [1, 2], [3, 4], [5])
@@ -112,26 +86,21 @@ def test_pipe_and_link_in_its_place_are_refused(stream: Path, tmp_path: Path) ->
     os.mkfifo(stream / tokens_name(0))
     (tmp_path / "secret").write_bytes(b"{}")
     (stream / tokens_name(1)).symlink_to(tmp_path / "secret")
-    with pytest.raises(TokensInvalid, match="expected a plain file, found a named pipe"):
-        chunk_tokens(stream, 0)
-    with pytest.raises(TokensInvalid, match="out of the stream"):
-        chunk_tokens(stream, 1)
+    for chunk, found_there in enumerate(("found a named pipe", "out of the stream")):
+        with pytest.raises(TokensInvalid, match=found_there):
+            chunk_tokens(stream, chunk)
     assert [finding[:2] for finding in found(stream)] == [
         ("damage invalid", tokens_name(0)),
         ("damage invalid", tokens_name(1)),
     ]
 
 
-def test_folder_that_is_a_link_is_refused(stream: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (stream / ".measure").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileRefused, match="expected a directory, found a link"), measuring(stream):
-        pass
-    assert names(tmp_path / "elsewhere") == []
-
-
-def test_lock_that_is_a_link_is_not_followed(stream: Path, tmp_path: Path) -> None:
+def test_folder_and_lock_that_are_links_are_not_followed(stream: Path, tmp_path: Path) -> None:
     elsewhere = outside(tmp_path / "elsewhere")
+    (stream / ".measure").symlink_to(elsewhere)
+    with pytest.raises(FileRefused), measuring(stream):
+        pass
+    (stream / ".measure").unlink()
     (stream / ".measure").mkdir()
     (stream / ".measure" / "lock").symlink_to(elsewhere / "secret")
     with pytest.raises(OSError), measuring(stream):
@@ -229,3 +198,34 @@ def test_who_clears_the_folder_on_another_machine_delays_a_write_only(
     monkeypatch.setattr(token_lengths, "publish_bytes", cleared_once)
     measured(stream, [1, 2])
     assert (len(calls), chunk_tokens(stream, 0).measure) == (2, "by hand")
+
+
+def test_a_stream_of_longer_samples_gives_fewer_of_them(tmp_path: Path) -> None:
+    short, long = sealed(tmp_path / "short", [10, 30]), sealed(tmp_path / "long", [50, 70, 60])
+    assert (mean_tokens(short), mean_tokens(long)) == (20.0, 60.0)
+    assert lazyshard.weights_by_tokens([(short, 0.5), (long, 0.5)]) == (0.75, 0.25)
+    assert lazyshard.weights_by_tokens([(short, 3), (long, 1)]) == (0.9, 0.1)
+
+
+def test_some_seals_stand_for_all(tmp_path: Path) -> None:
+    stream = sealed(tmp_path / "s", [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], end=False)
+    assert mean_tokens(stream) == 3.5
+    assert mean_tokens(stream, 1) == 4.0
+    assert mean_tokens(stream, 2) == (2 + 5) / 2
+    assert mean_tokens(stream, 3) == (2 + 4 + 6) / 3
+
+
+def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LengthsMissing):
+        mean_tokens(produce(tmp_path / "plain", 2))
+    for stream in (
+        produce(tmp_path / "empty", 0, end=False),
+        foreign(tmp_path / "foreign", b'{"id":0}\n'),
+        sealed(tmp_path / "none", [0, 0]),
+    ):
+        with pytest.raises(StreamInvalid):
+            mean_tokens(stream)
+    with pytest.raises(StreamMissing):
+        mean_tokens(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="a share is a number above 0, got 0"):
+        lazyshard.weights_by_tokens([(tmp_path / "plain", 0)])

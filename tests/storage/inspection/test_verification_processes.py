@@ -1,5 +1,7 @@
 """Chunks looked at by several processes: the same findings in the same order, and nobody left behind."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess
@@ -84,7 +86,7 @@ def test_process_that_is_killed_is_told(tmp_path: Path) -> None:
 WAITING = """
 import sys, time
 from pathlib import Path
-from tests.storage.test_verification_processes import batches
+from tests.storage.inspection.test_verification_processes import batches
 from lazyshard.storage.verification_processes import check_in_order
 results = check_in_order(batches(Path(sys.argv[1])), 2, alone_s=0.0)
 next(results)

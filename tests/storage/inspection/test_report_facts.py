@@ -1,5 +1,7 @@
 """What is found for a report: chunks, course, packing, refused rows and how a stream is trained."""
 
+from __future__ import annotations
+
 import base64
 import json
 import os
@@ -38,6 +40,7 @@ from lazyshard.storage.report_trained import trained_points
 from lazyshard.storage.report_training import TrainingFacts, training_of
 from lazyshard.storage.retire import retire
 from lazyshard.storage.stream import Stream
+from tests.storage.lengths import sealed
 from tests.storage.streams import foreign, produce
 
 ID = "0" * 32
@@ -57,19 +60,8 @@ def looked(directory: Path, asked: Asked | None = None) -> ReportFacts:
     return gather(directory, None, asked or Asked(), 2e9, lambda phase, done, total: None)
 
 
-def tokens(directory: Path, lengths: list[int], per_chunk: int = 4, *, end: bool = True) -> Path:
-    writer = ChunkWriter(directory, per_chunk)
-    for number, length in enumerate(lengths):
-        writer.write({"id": number}, tokens=length)
-    writer.close(end=end)
-    return directory
-
-
-# Chunks
-
-
 def test_chunks_are_sampled_evenly_and_their_tokens_kept(tmp_path: Path) -> None:
-    stream = open_now(tokens(tmp_path / "s", list(range(1, 41))))
+    stream = open_now(sealed(tmp_path / "s", list(range(1, 41)), 4))
     steps: list[tuple[int, int]] = []
     found = look_at_chunks(stream, 0, 10, 4, lambda done, total: steps.append((done, total)))
     assert [point.chunk for point in found.points] == [0, 3, 6, 9]
@@ -81,14 +73,14 @@ def test_chunks_are_sampled_evenly_and_their_tokens_kept(tmp_path: Path) -> None
 
 def test_tokens_of_large_chunks_are_kept_of_some_chunks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_chunks, "KEPT_ROWS", 6)
-    stream = open_now(tokens(tmp_path / "s", list(range(1, 41))))
+    stream = open_now(sealed(tmp_path / "s", list(range(1, 41)), 4))
     found = look_at_chunks(stream, 0, 10, 10, lambda done, total: None)
     assert found.kept.tolist() == [1, 2, 3, 4, 37, 38]
     assert found.tokens.count == 40
 
 
 def test_chunks_that_cannot_be_read_are_counted_and_the_others_told(tmp_path: Path) -> None:
-    directory = tokens(tmp_path / "s", [5] * 20)
+    directory = sealed(tmp_path / "s", [5] * 20, 4)
     (directory / "chunk_00001.jsonl.completed").write_text("{torn")
     os.remove(directory / "chunk_00003.jsonl.completed")
     found = look_at_chunks(open_now(directory), 0, 5, 200, lambda done, total: None)
@@ -127,9 +119,6 @@ def test_how_rows_were_made_is_read_from_the_source_of_a_seal(source: Any, made:
     assert read_made(source) == made
 
 
-# Course
-
-
 def test_rows_are_counted_by_chunk_number_and_a_clock_set_back_is_evened_out() -> None:
     course = published_rows([ChunkPoint(0, 10, 1, 5.0), ChunkPoint(1, 10, 1, 3.0), ChunkPoint(2, 4, 1, 9.0)], 10)
     assert course == [At(5.0, 10), At(5.0, 20), At(9.0, 24)]
@@ -154,9 +143,8 @@ def test_rates_times_their_stretches_are_all_that_came(steps: list[tuple[float, 
 
 
 def test_no_rate_of_one_moment() -> None:
-    assert rates([At(1.0, 5), At(1.0, 9)], 10) == []
-    assert mean_rate([At(1.0, 5), At(1.0, 9)]) is None
-    assert mean_rate([At(1.0, 5)]) is None
+    moment = [At(1.0, 5), At(1.0, 9)]
+    assert (rates(moment, 10), mean_rate(moment), mean_rate(moment[:1])) == ([], None, None)
 
 
 def test_a_pause_is_five_times_the_usual_and_ten_seconds() -> None:
@@ -175,9 +163,6 @@ def test_a_checkpoint_is_dry_where_less_than_a_step_was_left() -> None:
     published = [At(10.0, 8), At(20.0, 16), At(30.0, 24)]
     trained = [At(5.0, 0), At(11.0, 4), At(12.0, 5), At(25.0, 16), At(26.0, 20), At(40.0, 24)]
     assert dry_points("sft", trained, published, 4) == [Dry("sft", 12.0, 3), Dry("sft", 25.0, 0)]
-
-
-# Packing
 
 
 def test_rows_are_packed_by_best_fit() -> None:
@@ -227,9 +212,6 @@ def test_padding_is_what_fills_rows_up_to_the_longest() -> None:
     assert padding(np.array([0, 0]), 2) == 0.0
 
 
-# Refused rows
-
-
 def line(reason: str, number: int = 1, source: str = "a.jsonl", **values: Any) -> bytes:
     entry = {"source": source, "line": number, "byte": 0, "reason": reason, "row": "{", "at": 1.0}
     return json.dumps(entry | values).encode() + b"\n"
@@ -267,9 +249,6 @@ def test_a_row_that_is_no_text_has_no_beginning() -> None:
     entry["row_base64"] = base64.b64encode(b"\xff").decode()
     found = count_refusals(iter([json.dumps(entry).encode() + b"\n"]), complete=True)
     assert found.reasons[0].first.row is None
-
-
-# Training
 
 
 def run(name: str, *, at: float, ranks: int = 2, per_step: int = 0, window: int = 0) -> Consumer:
@@ -334,11 +313,8 @@ def test_trained_samples_come_from_cursors_and_checkpoints(tmp_path: Path) -> No
     ]
 
 
-# All of it
-
-
 def test_a_whole_stream(tmp_path: Path) -> None:
-    facts = looked(tokens(tmp_path / "s", [1, 2, 9, 4, 2, 2, 3, 4, 5, 5, 5, 5]), Asked(ranks=2, pack=12))
+    facts = looked(sealed(tmp_path / "s", [1, 2, 9, 4, 2, 2, 3, 4, 5, 5, 5, 5], 4), Asked(ranks=2, pack=12))
     assert facts.unread == []
     assert facts.packing is not None
     assert (facts.packing.packs, facts.packing.rows) == (4, 12)
@@ -364,7 +340,7 @@ def test_balance_takes_measured_lengths_and_those_of_a_field(tmp_path: Path) -> 
 
 
 def test_of_a_damaged_stream_the_rest_is_told(tmp_path: Path) -> None:
-    directory = tokens(tmp_path / "s", [5, 9] * 16, 2)
+    directory = sealed(tmp_path / "s", [5, 9] * 16, 2)
     (directory / "chunk_00001.jsonl.completed").write_text("{torn")
     facts = looked(directory, Asked(ranks=1))
     assert facts.chunks.unread == 1
@@ -394,7 +370,7 @@ def test_of_a_stream_whose_manifest_is_torn_its_state_is_told(tmp_path: Path) ->
 
 
 def test_deleted_chunks_are_not_looked_at(tmp_path: Path) -> None:
-    directory = tokens(tmp_path / "s", [5] * 20, end=False)
+    directory = sealed(tmp_path / "s", [5] * 20, 4, end=False)
     retire(directory, 3, 5)
     facts = looked(directory, Asked(ranks=1))
     assert [point.chunk for point in facts.chunks.points] == [3, 4]
@@ -403,7 +379,7 @@ def test_deleted_chunks_are_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_chunks_that_are_deleted_meanwhile_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = tokens(tmp_path / "s", [5] * 20, end=False)
+    directory = sealed(tmp_path / "s", [5] * 20, 4, end=False)
 
     def deleted(stream: Stream, number: int) -> ShownChunk:
         retire(directory, 3, 5)

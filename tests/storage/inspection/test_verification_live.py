@@ -1,5 +1,7 @@
 """A verification beside a producer at work is told of no fault; of one that was killed, of nothing but leftovers."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess
@@ -45,7 +47,7 @@ while True:
 
 
 @contextmanager
-def producer(directory: Path, keep: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
+def producer(directory: Path, keep: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Writes without end; deletes all but the newest chunks if it is to keep only so many."""
     process = subprocess.Popen(
         [sys.executable, "-c", PRODUCER, str(directory), str(keep)], env={**os.environ, "PYTHONPATH": str(HERE)}

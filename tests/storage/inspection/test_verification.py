@@ -1,17 +1,24 @@
 """What a verification finds in a stream at rest; one that is being written: test_verification_live."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.errors import StreamMismatch, StreamMissing, VersionUnsupported
+from lazyshard.errors import StreamMismatch, StreamMissing
+from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.verification import Verified, verify
-from tests.storage.adoptable import contents
+from lazyshard.storage.verification_names import ChunkNames, Extent, leftovers, missing_chunks, sort_names
+from lazyshard.storage.verification_plan import LAGGING, plan_batches
 from tests.storage.consuming import cursor, reading
 from tests.storage.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, shortened, stream, swap
 from tests.storage.foreign_seals import seal_rows
+from tests.storage.stream.adoptable import contents
 from tests.storage.streams import forked, needs_root, produce, python
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
@@ -23,18 +30,9 @@ RESTORE = "restore the file from a copy"
 def test_stream_that_is_as_it_should_be(tmp_path: Path) -> None:
     before = contents(stream(tmp_path))
     verified = verify(tmp_path)
+    counts = {"samples_per_chunk": 2, "retired": 0, "chunks": 3, "samples": 5, "size": 45}
     assert verified == Verified(
-        native=True,
-        stream_id=verified.stream_id,
-        samples_per_chunk=2,
-        retired=0,
-        chunks=3,
-        samples=5,
-        size=45,
-        ended=True,
-        running=False,
-        quick=False,
-        findings=(),
+        native=True, stream_id=verified.stream_id, ended=True, running=False, quick=False, findings=(), **counts
     )
     assert len(verified.stream_id or "") == 32
     assert contents(tmp_path) == before
@@ -187,22 +185,6 @@ def test_short_chunk_in_the_middle(short: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "actual"),
-    [
-        (lambda path: path.mkdir(), "a directory"),
-        (lambda path: os.mkfifo(path), "a named pipe"),
-        (lambda path: path.symlink_to("/etc/hostname"), "a link to /etc/hostname, out of the stream"),
-        (lambda path: path.symlink_to(path), "a link that leads to itself"),
-    ],
-)
-@pytest.mark.parametrize("name", [C1, S1])
-def test_what_is_no_file(name: str, make: Damage, actual: str, tmp_path: Path) -> None:
-    delete(name)(stream(tmp_path))
-    make(tmp_path / name)
-    assert found(tmp_path) == [("damage not-a-file", name, "a plain file", actual)]
-
-
-@pytest.mark.parametrize(
     ("leave", "wanted"),
     [
         (put(C3, b"x"), ("unpublished", C3, "a seal beside it", "none, so it was never published")),
@@ -255,7 +237,6 @@ def test_stream_that_was_killed_while_it_was_ended(tmp_path: Path) -> None:
     edit("head.json", chunks=2, samples=4, ended=False, state="failed")(tmp_path)
     verified = verify(tmp_path)
     assert shortened(verified) == [("leftover unended", C2, "2 rows, or stream.end after fewer", "1 row")]
-    assert verified.findings[0].remedy == "start the producer again, it writes stream.end"
 
 
 def test_row_that_was_sealed_and_is_no_row(tmp_path: Path) -> None:
@@ -322,12 +303,6 @@ def test_no_stream(tmp_path: Path) -> None:
         verify(tmp_path / "nowhere")
 
 
-def test_later_format_is_refused_whole(tmp_path: Path) -> None:
-    edit("stream.json", format=3)(stream(tmp_path))
-    with pytest.raises(VersionUnsupported, match="format 3"):
-        verify(tmp_path)
-
-
 def test_other_samples_per_chunk(tmp_path: Path) -> None:
     with pytest.raises(StreamMismatch, match="has 2 samples per chunk, asked for 3"):
         verify(stream(tmp_path), 3)
@@ -369,3 +344,97 @@ def test_memory_does_not_grow_with_the_chunk(tmp_path: Path) -> None:
             writer.write({"id": number, "text": "x" * (1 << 20)})
     peaks = [int(python(PEAK, directory).stdout) for directory in (stream(tmp_path / "small"), tmp_path / "large")]
     assert peaks[1] - peaks[0] < 20_000, "kB for a chunk of 100 MB"
+
+
+def names_of(data: set[int], seals: set[int]) -> ChunkNames:
+    return sort_names([*map(chunk_name, data), *map(seal_name, seals)], native=True)
+
+
+def extent(first: int = 0, stop: int = 3, *, native: bool = True, ended: bool = False, running: bool = False) -> Extent:
+    return Extent(first, stop, native, ended, running)
+
+
+def test_names_that_are_no_chunks_are_passed_over() -> None:
+    found = [
+        "stream.json",
+        "chunk_00000.jsonl.gz",
+        "chunk_.jsonl",
+        "xchunk_00000.jsonl",
+        "chunk_00000.jsonl.completed.1",
+    ]
+    assert sort_names(found, native=True) == ChunkNames({}, {}, ())
+
+
+def test_chunks_past_five_digits() -> None:
+    names = sort_names(["chunk_100000.jsonl", "chunk_100000.jsonl.completed"], native=True)
+    assert names == ChunkNames({100000: "chunk_100000.jsonl"}, {100000: "chunk_100000.jsonl.completed"}, ())
+    assert names.sealed_before == 100001
+
+
+def test_padding_is_free_in_a_foreign_directory() -> None:
+    names = sort_names(["chunk_7.jsonl", "chunk_007.jsonl.completed"], native=False)
+    assert names == ChunkNames({7: "chunk_7.jsonl"}, {7: "chunk_007.jsonl.completed"}, ())
+
+
+def test_three_files_for_a_chunk() -> None:
+    [finding] = sort_names(["chunk_7.jsonl", "chunk_007.jsonl", "chunk_00007.jsonl"], native=False).findings
+    assert (finding.file, finding.found) == ("chunk_00007.jsonl", "also chunk_007.jsonl, chunk_7.jsonl")
+
+
+chunks = st.sets(st.integers(0, 12))
+
+
+@given(data=chunks, seals=chunks, there=chunks, first=st.integers(0, 12), count=st.integers(0, 12))
+def test_missing_chunks_are_told_once_each(
+    data: set[int], seals: set[int], there: set[int], first: int, count: int
+) -> None:
+    """Against a list: each published chunk of which nothing is there is in exactly one gap, and no other is."""
+    stop = first + count
+    found = list(missing_chunks(names_of(data, seals), extent(first, stop), {}, there))
+    told: list[int] = []
+    for finding in found:
+        words = finding.expected.split()
+        assert finding.chunk is not None
+        told += range(finding.chunk, int(words[4]) + 1) if words[1] == "chunks" else [finding.chunk]
+    assert told == [chunk for chunk in range(first, stop) if chunk not in data | seals | there]
+
+
+@given(data=chunks, seals=chunks, first=st.integers(0, 6), count=st.integers(0, 6))
+def test_each_file_is_looked_at_or_left_over(data: set[int], seals: set[int], first: int, count: int) -> None:
+    names, stop = names_of(data, seals), first + count
+    looked_at = [
+        files.chunk
+        for batch in plan_batches(Path(), names, extent(first, stop), 1000, quick=False)
+        for files in batch.files
+    ]
+    # So few are all among the newest, which are looked for by name.
+    assert count < LAGGING
+    assert looked_at == list(range(first, stop))
+    told = {(finding.file, finding.kind) for finding in leftovers(names, extent(first, stop))}
+    assert told == (
+        {(chunk_name(chunk), "retired") for chunk in data if chunk < first}
+        | {(seal_name(chunk), "retired") for chunk in seals if chunk < first}
+        | {(chunk_name(chunk), "unpublished") for chunk in data - seals if chunk >= stop}
+        | {(seal_name(chunk), "beyond-end") for chunk in seals if chunk >= stop}
+    )
+    assert not list(leftovers(names, extent(first, stop, running=True)))
+
+
+def test_only_the_newest_chunks_are_looked_for_unlisted() -> None:
+    batches = plan_batches(Path(), names_of({3}, {3}), extent(0, 10**15), 4096, quick=False)
+    looked_at = [files.chunk for batch in batches for files in batch.files]
+    assert looked_at == [3, *range(10**15 - LAGGING, 10**15)]
+
+
+def test_batches_are_of_chunks_or_rows() -> None:
+    names = names_of(set(range(200)), set(range(200)))
+
+    def sizes(per_chunk: int | None, *, quick: bool) -> list[int]:
+        batches = plan_batches(Path(), names, extent(0, 200), per_chunk, quick=quick)
+        return [len(batch.files) for batch in batches]
+
+    assert sizes(10, quick=False) == [64, 64, 64, 8]
+    assert sizes(1000, quick=False) == [4] * 50
+    assert sizes(10**8, quick=False) == [1] * 200
+    assert sizes(None, quick=False) == [1] * 200
+    assert sizes(10**8, quick=True) == [64, 64, 64, 8]

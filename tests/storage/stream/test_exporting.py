@@ -19,9 +19,8 @@ from lazyshard.storage.exporting import export
 from lazyshard.storage.exporting_rows import ExportSettings
 from lazyshard.storage.indexed_reader import IndexedReader
 from tests.storage import megatron_core
-from tests.storage.megatron_core import Content
+from tests.storage.megatron_core import Content, content
 from tests.storage.streams import foreign, names
-from tests.storage.test_indexed import content
 
 
 def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:

@@ -16,7 +16,7 @@ from lazyshard.storage.auditing import Branch, count_epochs
 from lazyshard.storage.auditing_counts import LEFT_OUT, SKIPPED, TO_COME, Counts, Ranges, ranges_where
 from lazyshard.storage.auditing_lineage import Fork, Related, Span, fork_of, relate, spans_behind
 from tests.plan.cases import PROPERTY
-from tests.storage.test_tracing import facts, lists, run_state, states, traced
+from tests.storage.inspection.test_tracing import facts, lists, run_state, states, traced
 
 
 @PROPERTY

@@ -1,17 +1,22 @@
-"""A stream as a band: a few stretches however long it is, and a close-up of what is read."""
+"""A stream as a band, and which chunks are read now, and by which rank."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format import ReadingMark
+from lazyshard.format import Cursor, Manifest, PartState, ReadingMark, RunState
 from lazyshard.storage.band import CLOSE_UP, Band, Cell, Reader, Stretch, make_band
 from lazyshard.storage.census import Census
 from lazyshard.storage.consumers import Consumer
 from lazyshard.storage.disk_use import canonical_names
+from lazyshard.storage.open_window import OpenWindow, open_window
+from lazyshard.storage.run_state import course_of
 from tests.cli.looks import ID, consumer, told
 
 
@@ -60,15 +65,9 @@ def test_chunk_that_two_consumers_read_names_both() -> None:
     assert band.cells[3].readers == (Reader("a", 3), Reader("b", 1))
 
 
-def test_without_consumers_everything_is_ready() -> None:
+def test_bands_of_no_consumer_and_of_no_chunk() -> None:
     assert stretches(make_band(census(5), [])) == [(0, 5, "ready")]
-
-
-def test_empty_stream_is_an_empty_band() -> None:
     assert make_band(census(0), []) == Band(0, (), (), {})
-
-
-def test_reader_that_waits_for_the_first_chunks() -> None:
     assert make_band(census(0), [told(needs=2)]).stretches == (Stretch(0, 2, "awaited"),)
 
 
@@ -137,3 +136,121 @@ def test_stretches_cover_every_chunk_once_and_the_close_up_agrees(
             name for name, window in band.windows.items() if window.first <= cell.chunk < window.stop
         )
         assert cell.state != "reading" or cell.readers
+
+
+STREAM = "0" * 32
+PER_CHUNK = 4
+
+
+def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
+    return Census(
+        True, Manifest(STREAM, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, canonical_names
+    )
+
+
+def run_of(*parts: PartState, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:
+    return RunState(STREAM, PER_CHUNK, unit, window, 7, limit, parts, sum(part.dp * part.draws for part in parts))
+
+
+def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | None = None) -> Consumer:
+    ranks = run.parts[-1].dp if dp is None else dp
+    return Consumer(
+        "sft",
+        Cursor("sft", STREAM, run.consumed, done, {}, 1.0, run),
+        ReadingMark("sft", STREAM, ranks, window, needs, 2.0),
+        None,
+    )
+
+
+def test_chunk_k_is_read_by_rank_k_modulo_their_number() -> None:
+    run = run_of(PartState(3))
+    found = open_window(marked(run, 2, 9), census_of(20))
+    assert found is not None
+    assert (found.first, found.stop, [found.rank(chunk) for chunk in range(6, 9)]) == (6, 9, [0, 1, 2])
+
+
+def test_shuffled_window_of_two_chunks_a_rank() -> None:
+    found = open_window(marked(run_of(PartState(2), window=2 * PER_CHUNK), 3, 16), census_of(20))
+    assert found == OpenWindow(12, 16, 2, 1, 0, None)
+    assert [found.rank(chunk) for chunk in range(12, 16)] == [0, 1, 0, 1]
+
+
+def test_smaller_units_are_shared() -> None:
+    found = open_window(marked(run_of(PartState(2), unit=1), 3, 2), census_of(20))
+    assert found is not None
+    assert found.rank(found.first) is None
+
+
+def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
+    found = open_window(marked(run_of(PartState(2)), 2, 5), census_of(5, ended=True, short=1))
+    assert found is not None
+    assert (found.first, found.stop, found.rank(4)) == (4, 5, None)
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [
+        marked(run_of(PartState(2)), 2, 6, dp=3),
+        marked(run_of(PartState(2)), 2, 60),
+        marked(run_of(PartState(2)), 9, 6),
+        marked(run_of(PartState(2)), 2, 6, done=6),
+        marked(run_of(PartState(2, skip=((1, 3),))), 2, 6),
+        marked(run_of(PartState(2**30)), 2, 3 * 2**30),
+        marked(run_of(*[PartState(2)] * 300), 2, 6),
+        marked(run_of(PartState(2)), 2**62, 6),
+        replace(marked(run_of(PartState(2)), 2, 6), reading=None),
+        replace(marked(run_of(PartState(2)), 2, 6), cursor=None),
+        replace(marked(run_of(PartState(2)), 2, 6), cursor=Cursor("sft", STREAM, 0, 0, {}, 1.0)),
+    ],
+    ids=["ranks", "mark ahead", "mark behind", "done", "gaps", "many ranks", "many parts", "far", "0", "1", "2"],
+)
+def test_where_cursor_and_mark_contradict_or_do_not_tell_nothing_is_claimed(consumer: Consumer) -> None:
+    assert open_window(consumer, census_of(20)) is None
+
+
+def test_past_the_first_epoch_nothing_is_claimed() -> None:
+    run = run_of(PartState(2, draws=8))
+    assert open_window(marked(run, 1, 4), census_of(4, ended=True)) is None
+    assert open_window(marked(run, 1, 4), census_of(8)) is not None
+
+
+@given(
+    data=st.data(),
+    history=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=0, max_size=2),
+    dp=st.integers(1, 4),
+    unit=st.sampled_from([1, PER_CHUNK, 2 * PER_CHUNK]),
+    windows=st.integers(0, 2),
+    position=st.integers(0, 30),
+)
+def test_what_is_drawn_from_a_mark_on_is_in_the_window_and_of_the_rank_named(
+    data: st.DataObject, history: list[tuple[int, int]], dp: int, unit: int, windows: int, position: int
+) -> None:
+    parts = [PartState(ranks, draws=draws) for ranks, draws in history]
+    run = run_of(*parts, PartState(dp), unit=unit, window=windows * unit)
+    course = course_of(run)
+    # As `lazyshard.data.reading_marks` tells it.
+    needs = -(-course.needed(position) // PER_CHUNK)
+    drawable = course.drawable(needs * PER_CHUNK)
+    published, short, ended = needs + data.draw(st.integers(0, 3)), 0, data.draw(st.booleans())
+    total = None
+    if ended:
+        published = data.draw(st.integers(max(1, needs - 2), needs + 3))
+        short = data.draw(st.integers(0, PER_CHUNK - 1))
+        total = published * PER_CHUNK - short
+        try:
+            length = course.begin(total).length
+        except ValueError:
+            return  # Less than was drawn.
+        drawable = min(drawable, length)
+        if position >= drawable:
+            return
+    window = position // course.rules.span
+    found = open_window(marked(run, window, needs), census_of(published, ended=ended, short=short))
+    assert found is not None
+    lanes, positions = np.meshgrid(np.arange(dp), np.arange(position, drawable), indexing="ij")
+    _, samples = course.draws(lanes, positions, total)
+    for lane, sample in zip(lanes.ravel().tolist(), samples.ravel().tolist(), strict=True):
+        assert found.first <= sample // PER_CHUNK < found.stop
+        assert found.rank(sample // PER_CHUNK) in (None, lane)
+    whole = unit % PER_CHUNK == 0 and not history and total is None
+    assert not whole or None not in {found.rank(chunk) for chunk in range(found.first, found.stop)}

@@ -1,5 +1,7 @@
 """What a verification finds in directories that other programs fill: names, numbers and rows, as far as they go."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

@@ -25,13 +25,6 @@ from tests.producer.commands import assert_one_line, rows
 from tests.producer.nursery import Nursery
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(rows(0, 7))
-    return path
-
-
 def machine(nursery: Nursery, server: Server, url: UrlPath, root: Path, source: Path) -> Run:
     return Run(nursery, server, url, root, "--source", source, "--samples-per-chunk", 3)
 

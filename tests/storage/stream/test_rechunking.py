@@ -102,7 +102,10 @@ def test_foreign_directory(tmp_path: Path) -> None:
     made = rechunk(tmp_path / "old", tmp_path / "new", 3)
     assert (made.samples, made.size) == (5, 46)
     assert chunks(tmp_path / "new") == [b' {"id":0}\n{"id":1}\n{"id":2}\n', b'{"id":3}\n{"id":4}\n']
-    assert rechunk(tmp_path / "old", tmp_path / "new", 3) == Rechunked(2, 5, 0, 0, new=False)
+    # Again, where the number of rows of a chunk is told.
+    assert rechunk(tmp_path / "old", tmp_path / "new", 3, source_samples_per_chunk=2) == Rechunked(
+        2, 5, 0, 0, new=False
+    )
 
 
 def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_written: int) -> None:

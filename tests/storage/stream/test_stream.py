@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard import StreamReader
@@ -177,6 +177,8 @@ _NAMES = st.sampled_from(
 )
 
 
+@example([("chunk_1000000000000000000.jsonl", "both")], 2)
+@example([("chunk_1.jsonl", "data")], 2)
 @given(st.lists(st.tuples(_NAMES, st.sampled_from(["both", "data", "marker"]))), st.integers(0, 7))
 def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tuple[str, str]], whole: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,9 @@ from lazyshard.storage.verification import Verified, verify
 from lazyshard.storage.verification_names import ChunkNames, Extent, leftovers, missing_chunks, sort_names
 from lazyshard.storage.verification_plan import LAGGING, plan_batches
 from tests.storage.consuming import cursor, reading
+from tests.storage.conversion.adoptable import contents
 from tests.storage.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, shortened, stream, swap
 from tests.storage.foreign_seals import seal_rows
-from tests.storage.stream.adoptable import contents
 from tests.storage.streams import forked, needs_root, produce, python
 
 C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))

@@ -21,7 +21,7 @@ from lazyshard.errors import (
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage import adoption_rows
 from lazyshard.storage.adoption import adopt
-from tests.storage.stream.adoptable import FULL, SHORT, bare, contents, marked, seal_of, write
+from tests.storage.conversion.adoptable import FULL, SHORT, bare, contents, marked, seal_of, write
 from tests.storage.streams import names
 
 

@@ -19,9 +19,9 @@ from lazyshard.format import CheckedLines
 from lazyshard.storage import rechunking
 from lazyshard.storage.rechunking import Rechunked, rechunk
 from lazyshard.storage.retire import retire
+from tests.storage.conversion.adoptable import contents
 from tests.storage.damage import Damage, cut, delete, each, edit, flip, found, put, stream
 from tests.storage.foreign_seals import seal_rows
-from tests.storage.stream.adoptable import contents
 from tests.storage.streams import foreign, head, produce, rows, seal, wait_until
 
 

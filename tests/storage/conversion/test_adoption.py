@@ -28,7 +28,7 @@ from lazyshard.storage import adoption_publishing, durable
 from lazyshard.storage.adoption import Adopted, adopt
 from lazyshard.storage.adoption_rows import Phase, Report
 from lazyshard.storage.lock import WriterLock
-from tests.storage.stream.adoptable import FULL, KEPT, SHORT, bare, contents, data, marked, seal_of, values, write
+from tests.storage.conversion.adoptable import FULL, KEPT, SHORT, bare, contents, data, marked, seal_of, values, write
 from tests.storage.streams import forked, head, names, produce, rows, seal
 
 

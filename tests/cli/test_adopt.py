@@ -1,4 +1,4 @@
-"""`lazyshard adopt` in a process of its own; what that does to a directory: tests/storage/test_adoption*.py."""
+"""`lazyshard adopt` in a process of its own; what that does to a directory: tests/storage/conversion."""
 
 import os
 import pty

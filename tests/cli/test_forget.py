@@ -1,4 +1,4 @@
-"""`lazyshard forget` in processes of its own. What removing durably means: tests/storage/test_consumers*.py."""
+"""`lazyshard forget` in processes of its own. What removing durably means: tests/storage/stream/test_consumers*.py."""
 
 import os
 import re

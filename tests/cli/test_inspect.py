@@ -1,4 +1,4 @@
-"""`lazyshard inspect`; what it reads: tests/storage/test_inspection."""
+"""`lazyshard inspect`; what it reads: tests/storage/inspection/test_inspection."""
 
 import json
 import os

@@ -20,8 +20,8 @@ from lazyshard.format.names import tokens_name
 from lazyshard.storage.token_lengths import measuring
 from tests.cli.commands import DEADLINE_S, environment
 from tests.cli.test_adopt import on_terminal
+from tests.storage.lengths import lengths_of
 from tests.storage.streams import foreign, names, produce, wait_until
-from tests.storage.test_token_lengths import lengths_of
 
 EFFORT: Final = re.compile(r" \(\d+\.\d s, [0-9.,]+ rows/[sh]\)")
 

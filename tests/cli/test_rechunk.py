@@ -1,4 +1,4 @@
-"""`lazyshard rechunk` in processes of its own, killed at any moment; what it makes: tests/storage/test_rechunking."""
+"""`lazyshard rechunk` in processes of its own, killed at any moment; the rest: tests/storage/conversion."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`lazyshard verify` in a process of its own; what it finds: tests/storage/test_verification*.py."""
+"""`lazyshard verify` in a process of its own; what it finds: tests/storage/inspection/test_verification*.py."""
 
 import json
 import os

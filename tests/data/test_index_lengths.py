@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 from lazyshard import LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import LengthsMissing, LengthUnknown
 from tests.data import swift_samplers
+from tests.storage.lengths import measured, sealed
 from tests.storage.streams import foreign, produce
-from tests.storage.test_token_lengths import measured
-from tests.storage.test_token_weights import measured as sealed
 
 
 def length(sample: int) -> int:

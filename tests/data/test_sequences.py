@@ -27,8 +27,8 @@ from lazyshard.errors import (
 from lazyshard.storage.retire import retire
 from tests.data.sequence_runs import dealt, expected, loader_of, open_sequences, tokens_of_row, write_rows, written
 from tests.plan.test_splitting import megatron
+from tests.storage.lengths import measured
 from tests.storage.streams import foreign, produce
-from tests.storage.test_token_lengths import measured
 
 LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
 

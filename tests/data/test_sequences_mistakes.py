@@ -29,8 +29,8 @@ from lazyshard.storage.urls import stream_path
 from tests.data.sequence_runs import all_written, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS
 from tests.data.workers import DEADLINE_S
+from tests.storage.lengths import measured
 from tests.storage.streams import produce
-from tests.storage.test_token_lengths import measured
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

@@ -14,9 +14,8 @@ from lazyshard.measure.measures import checked_length, tokenizer_digest
 from lazyshard.storage.retire import retire
 from lazyshard.storage.token_lengths import chunk_tokens
 from tests.storage.damage import Damage, flip
+from tests.storage.lengths import HOSTILE, lengths_of, sealed
 from tests.storage.streams import foreign, names, produce
-from tests.storage.test_token_lengths import HOSTILE, lengths_of
-from tests.storage.test_token_weights import measured as sealed
 
 
 def function(name: str) -> Measure:

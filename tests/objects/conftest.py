@@ -14,7 +14,9 @@ pytest.importorskip("s3fs", reason="needs the extra objects")
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
+from tests.objects.producing import Run
 from tests.objects.server import Server, _none
+from tests.producer.commands import rows
 from tests.producer.nursery import Nursery
 
 
@@ -70,3 +72,16 @@ def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         modules = ("s3fs", "aiobotocore.session", "lazyshard_producer.shipping.object_opening")
         with Nursery(tmp_path_factory.mktemp("nursery"), *modules) as found:
             yield found
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(rows(0, 7))
+    return path
+
+
+@pytest.fixture
+def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
+    """A command that publishes the source in chunks of three rows."""
+    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", 3)

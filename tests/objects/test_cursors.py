@@ -14,14 +14,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import CursorTaken, StoreUnavailable
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.cursor import CURSORS, cursor_name
-from lazyshard.storage import (
-    CursorOwner,
-    forget_consumer,
-    list_consumers,
-    read_cursor,
-    read_reading,
-    write_reading,
-)
+from lazyshard.storage import CursorOwner, forget_consumer, list_consumers, read_cursor, read_reading, write_reading
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
@@ -31,6 +24,13 @@ from tests.objects.streams import publish, put
 
 def cursor(consumed: int) -> Cursor:
     return Cursor("run", None, consumed, 0, {}, time.time())
+
+
+def written(bucket: UrlPath) -> int:
+    """How far the cursor in a bucket is."""
+    found = read_cursor(bucket, "run")
+    assert found is not None
+    return found.consumed
 
 
 def test_a_run_commits_and_its_marks_are_read(tmp_path: Path, bucket: UrlPath) -> None:
@@ -57,9 +57,7 @@ def test_a_second_run_on_this_machine_is_refused(bucket: UrlPath) -> None:
         first.write(cursor(2))
     with CursorOwner(bucket, "run") as second:
         second.begin(cursor(3))
-    found = read_cursor(bucket, "run")
-    assert found is not None
-    assert found.consumed == 3
+    assert written(bucket) == 3
 
 
 def other_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -76,9 +74,7 @@ def test_a_later_run_elsewhere_takes_over(bucket: UrlPath, monkeypatch: pytest.M
     with pytest.raises(CursorTaken, match="has taken over the cursor of 'run'"):
         first.write(cursor(9))
     second.write(cursor(3))
-    found = read_cursor(bucket, "run")
-    assert found is not None
-    assert found.consumed == 3
+    assert written(bucket) == 3
 
 
 def test_nothing_comes_between_the_look_and_the_write(
@@ -98,9 +94,7 @@ def test_nothing_comes_between_the_look_and_the_write(
     server.fault = between
     with pytest.raises(CursorTaken, match="has taken over"):
         first.write(cursor(9))
-    found = read_cursor(bucket, "run")
-    assert found is not None
-    assert found.consumed == 2
+    assert written(bucket) == 2
 
 
 def test_a_cursor_that_was_removed_or_torn_is_written_anew(bucket: UrlPath, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,15 +107,12 @@ def test_a_cursor_that_was_removed_or_torn_is_written_anew(bucket: UrlPath, capl
         path.store.delete(path.key)
         owner.write(cursor(3))
     assert "this run writes it anew" in caplog.text
-    found = read_cursor(bucket, "run")
-    assert found is not None
-    assert found.consumed == 3
+    assert written(bucket) == 3
 
 
 def test_a_write_whose_answer_was_lost_is_no_take_over(server: Server, bucket: UrlPath) -> None:
     with CursorOwner(bucket, "run") as owner:
         owner.begin(cursor(1))
-        store = bucket.store
         lost: list[str] = []
 
         def lose(method: str, key: str) -> Any:
@@ -135,11 +126,8 @@ def test_a_write_whose_answer_was_lost_is_no_take_over(server: Server, bucket: U
 
         server.fault = lose
         owner.write(replace(cursor(2), updated_at=7.0))
-        assert store is bucket.store
     assert lost
-    found = read_cursor(bucket, "run")
-    assert found is not None
-    assert found.consumed == 2
+    assert written(bucket) == 2
 
 
 def test_a_cursor_that_cannot_be_written_is_an_error(

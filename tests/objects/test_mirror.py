@@ -1,4 +1,4 @@
-"""The cache of a node: bounded, shared, and never a torn chunk in it, whoever is killed when."""
+"""The cache of a node: bounded, shared, filled ahead, and never a torn chunk in it, whoever is killed when."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import FileRefused, StoreRefused
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.mirror import Mirror
+from lazyshard.storage.mirror_ahead import guess_next
 from lazyshard.storage.mirror_place import AHEAD_VARIABLE, BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, cache_folder
 from lazyshard.storage.mirror_room import _locked, reserve
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
@@ -71,6 +74,13 @@ def start(url: UrlPath) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    """Has a reader begin."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def test_the_cache_keeps_to_its_bound(
@@ -141,9 +151,7 @@ def test_two_processes_fetch_a_chunk_once(tmp_path: Path, server: Server, bucket
     processes = [start(bucket) for _ in range(2)]
     found = []
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go(process)
     for process in processes:
         found.append([int(line) for line in process.communicate(timeout=DEADLINE_S)[0].split()])
         assert process.returncode == 0
@@ -164,9 +172,7 @@ def test_one_that_is_killed_while_it_fetches_leaves_nothing_behind(
     server.fault = lambda method, key: gate.hold if method == "GET" and key.endswith(chunk_name(1)) else None
     process = start(bucket)
     try:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go(process)
         gate.wait()
         assert f".{chunk_name(1)}.part" in copies(cache)
         process.send_signal(signal.SIGKILL)
@@ -208,9 +214,7 @@ def test_one_that_is_stopped_is_not_waited_for_for_ever(
     )
     process = start(bucket)
     try:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go(process)
         gate.wait()
         process.send_signal(signal.SIGSTOP)
         assert StreamReader(bucket).read(4) == {"id": 4}
@@ -328,3 +332,62 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, mo
     monkeypatch.setattr("lazyshard.storage.mirror_fetching._write_at", full)
     with pytest.raises(OSError, match=f"no space left for a copy of chunk 0 of {bucket}.*{BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)
+
+
+def test_readers_that_are_killed_spoil_nothing(
+    tmp_path: Path, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = publish(tmp_path / "local", bucket, 120, 4)
+    cache = tmp_path / "cache"
+    chunk = (folder / chunk_name(29)).stat().st_size + (folder / seal_name(29)).stat().st_size
+    monkeypatch.setenv(BYTES_VARIABLE, str(6 * chunk))
+    survivor = start(bucket)
+    go(survivor)
+    for lines in (1, 5, 14, 30, 59):
+        process = start(bucket)
+        go(process)
+        assert process.stdout is not None
+        assert [int(process.stdout.readline()) for _ in range(lines)] == list(range(lines))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == -signal.SIGKILL
+        assert taken(cache) <= 6 * chunk
+    printed, _ = survivor.communicate(timeout=DEADLINE_S)
+    assert [int(line) for line in printed.split()] == list(range(120))
+    monkeypatch.setenv("LAZYSHARD_OBJECTS_AHEAD", "0")
+    assert list(StreamReader(bucket)) == rows(0, 120)
+    assert not [name for name in copies(cache) if name.endswith(".part")]
+
+
+@pytest.mark.parametrize(
+    ("opened", "count", "expected"),
+    [
+        ([], 2, []),
+        ([5], 2, []),
+        ([5, 5], 2, []),
+        ([0, 1], 2, [2, 3]),
+        ([1, 5, 9], 2, [13, 17]),
+        ([4, 0, 6, 2], 1, [8]),
+        ([0, 1], 0, []),
+    ],
+)
+def test_what_is_guessed(opened: list[int], count: int, expected: list[int]) -> None:
+    assert guess_next(opened, count) == expected
+
+
+@given(
+    st.integers(1, 64), st.integers(0, 63), st.integers(1, 8), st.integers(0, 100), st.randoms(use_true_random=False)
+)
+def test_a_rank_is_never_given_anothers_chunks(
+    ranks: int, rank: int, window: int, start: int, order: random.Random
+) -> None:
+    chunks = [ranks * number + rank for number in range(start, start + 2 * window)]
+    opened: list[int] = []
+    for first in (0, window):
+        part = chunks[first : first + window]
+        order.shuffle(part)
+        for chunk in part:
+            opened.append(chunk)
+            guessed = guess_next(opened, 2)
+            assert all((ahead - rank) % ranks == 0 and ahead > max(opened) for ahead in guessed)
+    assert guess_next(opened, 2) == [chunks[-1] + ranks, chunks[-1] + 2 * ranks]

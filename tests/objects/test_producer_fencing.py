@@ -25,13 +25,6 @@ from tests.producer.commands import assert_one_line, rows
 from tests.producer.nursery import Nursery
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(rows(0, 7))
-    return path
-
-
 def machine(nursery: Nursery, server: Server, url: UrlPath, root: Path, source: Path) -> Run:
     return Run(nursery, server, url, root, "--source", source, "--samples-per-chunk", 3)
 
@@ -59,13 +52,7 @@ def other_nursery(nursery: Nursery, tmp_path: Path) -> Iterator[Nursery]:
 
 @pytest.mark.parametrize("at", [chunk_name(1), seal_name(1), "head.json", "stream.end"])
 def test_one_that_sleeps_in_front_of_a_put_publishes_nothing_twice(
-    nursery: Nursery,
-    other_nursery: Nursery,
-    server: Server,
-    bucket: UrlPath,
-    tmp_path: Path,
-    source: Path,
-    at: str,
+    nursery: Nursery, other_nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, at: str
 ) -> None:
     """The sleeper has looked at the owner, and wakes when the other one has done all: the worst moment."""
     one = machine(nursery, server, bucket, tmp_path / "one", source)

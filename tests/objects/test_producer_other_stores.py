@@ -14,16 +14,7 @@ import pytest
 from lazyshard.storage.urls import UrlPath, stream_path
 from lazyshard_producer.cli import main
 from tests.objects.producing import Run, check_ended, objects
-from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, environment, rows
-from tests.producer.nursery import Nursery
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(rows(0, 7))
-    return path
 
 
 @pytest.fixture
@@ -67,11 +58,6 @@ print(sorted({{"fsspec", "s3fs", "botocore", "aiobotocore"}} & set(sys.modules))
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
-
-
-@pytest.fixture
-def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
-    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", 3)
 
 
 def check(run: Run, source: Path) -> tuple[int, str]:

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreUnavailable
-from lazyshard.storage.urls import UrlPath
 from lazyshard_producer.shipping.tries import GivenUp, Tries
 from tests.objects.producing import CHANGES, Run, Watched, check_ended, ids, until
 from tests.objects.server import BROKEN, BUSY, Server
 from tests.producer.commands import assert_one_line, rows
-from tests.producer.nursery import Nursery
 
 
 @pytest.fixture
@@ -25,11 +23,6 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.jsonl"
     path.write_bytes(rows(0, 15))
     return path
-
-
-@pytest.fixture
-def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
-    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", 3)
 
 
 def waiting(run: Run) -> int:
@@ -116,11 +109,6 @@ def test_a_slow_store_never_has_more_than_the_bound_waiting(run: Run, server: Se
     assert code == 0, said
     # The one that is put last stays until the next one is there.
     assert 1 <= most <= 4
-    check_ended(run.objects(), 15, 3)
-
-
-def test_one_chunk_may_wait_whatever_the_bound(run: Run) -> None:
-    run.finish("--max-spool", 1)
     check_ended(run.objects(), 15, 3)
 
 

@@ -33,7 +33,7 @@ from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath
 from tests.objects.server import BUSY, Gate, Server
 from tests.objects.streams import publish, put, upload
-from tests.storage.streams import DEADLINE_S, produce, rows
+from tests.storage.streams import DEADLINE_S, rows
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
@@ -111,19 +111,6 @@ def test_waits_end_as_for_a_directory(tmp_path: Path, bucket: UrlPath) -> None:
     assert (caught.value.directory, caught.value.chunk) == (str(bucket), 2)
 
 
-def test_a_run_goes_on_from_its_state(tmp_path: Path, bucket: UrlPath) -> None:
-    publish(tmp_path / "local", bucket, 24)
-    first = [open_rank(bucket, rank, 2) for rank in range(2)]
-    before = [dataset[index]["id"] for dataset in first for index in dataset.rank_indices[:3]]
-    state = first[0].state_dict(6)
-    after = []
-    for rank in range(3):
-        dataset = open_rank(bucket, rank, 3)
-        dataset.load_state_dict(state)
-        after += ids(dataset)
-    assert sorted(before + after) == list(range(24))
-
-
 def corrupt(folder: Path, url: UrlPath, name: str, change: Any) -> None:
     """Changes a file of both streams."""
     path = folder / name
@@ -187,7 +174,7 @@ def test_a_seal_that_claims_too_much_takes_no_room(
     assert reader.read(0) == {"id": 0}
 
 
-def test_an_object_that_was_mended_is_read_by_the_same_reader(tmp_path: Path, bucket: UrlPath) -> None:
+def test_an_object_that_was_mended_and_a_copy_that_was_spoilt_are_fetched_anew(tmp_path: Path, bucket: UrlPath) -> None:
     folder = publish(tmp_path / "local", bucket, 6)
     whole = (folder / chunk_name(1)).read_bytes()
     put(bucket / chunk_name(1), whole.replace(b"3", b"4"))
@@ -196,11 +183,6 @@ def test_an_object_that_was_mended_is_read_by_the_same_reader(tmp_path: Path, bu
         reader.read(3)
     assert reader.read(2) == {"id": 2}
     put(bucket / chunk_name(1), whole)
-    assert StreamReader(bucket).read(3) == {"id": 3}
-
-
-def test_a_copy_that_somebody_spoilt_is_fetched_anew(tmp_path: Path, bucket: UrlPath) -> None:
-    publish(tmp_path / "local", bucket, 6)
     assert list(StreamReader(bucket)) == rows(0, 6)
     for copy in (tmp_path / "cache").glob(f"*/{chunk_name(1)}"):
         copy.write_bytes(copy.read_bytes().replace(b"3", b"4"))
@@ -233,17 +215,16 @@ def test_a_stream_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path
     assert list(StreamReader(bucket)) == rows(0, 8)
 
 
-def test_what_other_programs_put_there_is_refused(bucket: UrlPath) -> None:
-    put(bucket / chunk_name(0), b"{}\n")
-    put(bucket / seal_name(0), b"")
-    with pytest.raises(StreamInvalid, match=r"only streams of ours are read.*lazyshard adopt"):
-        StreamReader(bucket, 1)
-
-
-def test_a_lost_head_is_replaced_by_a_listing(tmp_path: Path, bucket: UrlPath) -> None:
+def test_what_is_there_beside_whole_streams_of_ours(tmp_path: Path, bucket: UrlPath) -> None:
+    put(bucket / "foreign" / chunk_name(0), b"{}\n")
+    put(bucket / "foreign" / seal_name(0), b"")
+    with pytest.raises(StreamInvalid):
+        StreamReader(bucket / "foreign", 1)
+    with pytest.raises(StoreRefused, match=r"^s3://no-such-bucket/a/stream.json: .*Make the bucket"):
+        StreamReader("s3://no-such-bucket/a")
     publish(tmp_path / "local", bucket, 5)
     (bucket / HEAD).store.delete((bucket / HEAD).key)
-    assert list(StreamReader(bucket)) == rows(0, 5)
+    assert list(StreamReader(bucket)) == list(StreamReader(f"file://{tmp_path}/local")) == rows(0, 5)
 
 
 def test_a_store_that_is_busy_for_a_while_costs_time_only(tmp_path: Path, server: Server, bucket: UrlPath) -> None:
@@ -285,11 +266,6 @@ def test_workers_carry_the_stores_errors_home(
     assert caught.value.waited is not None
 
 
-def test_a_bucket_that_is_not_there_is_refused_and_not_waited_for(server: Server) -> None:
-    with pytest.raises(StoreRefused, match=r"^s3://no-such-bucket/a/stream.json: .*Make the bucket"):
-        StreamReader("s3://no-such-bucket/a")
-
-
 def test_a_copy_is_fetched_ahead(tmp_path: Path, server: Server, bucket: UrlPath) -> None:
     publish(tmp_path / "local", bucket, 12)
     gate = Gate()
@@ -328,8 +304,3 @@ def test_what_reading_costs_in_requests(
         owner.write(Cursor("run", None, 2, 1, {}, 1.0))
         assert {method for method, _ in server.asked} == {"GET", "PUT"}
         assert server.asked.total() == 2
-
-
-def test_the_local_reader_needs_no_store(tmp_path: Path) -> None:
-    produce(tmp_path / "local", 3)
-    assert list(StreamReader(f"file://{tmp_path}/local")) == rows(0, 3)

@@ -145,10 +145,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
 
 @pytest.mark.parametrize(
     ("url", "told"),
-    [
-        ("s3://no-such-bucket/a", "Make the bucket"),
-        ("nothing://bucket/a", r"pip install 'lazyshard\[objects\]'"),
-    ],
+    [("s3://no-such-bucket/a", "Make the bucket"), ("nothing://bucket/a", r"pip install 'lazyshard\[objects\]'")],
 )
 def test_what_never_will_be_is_refused_at_once(server: Server, url: str, told: str) -> None:
     for call in (ObjectStore(url).get, ObjectStore(url).size, ObjectStore(url).list):

@@ -29,7 +29,7 @@ from tests.producer.commands import assert_one_line, run_arguments, seal
 from tests.producer.killed_sources import FedSource
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
-from tests.storage.test_indexed import content, corpora, write
+from tests.storage.megatron_core import content, corpora, write
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 

@@ -1,22 +1,25 @@
-"""Nothing that comes from a file is run: what could run it is named here, place by place, with the reason."""
+"""Nothing that comes from a file is run: what could is named with the reason; no expression is exponential."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from lazyshard.cli.shortening import shorten
 from lazyshard.errors import StateInvalid
 from lazyshard.format import Cursor
 from lazyshard.storage.cursor import write_cursor
 from lazyshard.storage.tracing_states import read_state
-from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.following.names import NameRules
 from tests.security.hostile import command, producer, write_stream
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -24,33 +27,9 @@ PRODUCT: Final = ("lazyshard", "producer/lazyshard_producer", "integrations/swif
 
 RUNNERS: Final = frozenset(
     {
-        "eval",
-        "exec",
-        "compile",
-        "__import__",
-        "import_module",
-        "run_path",
-        "run_module",
-        "load",
-        "loads",
-        "Unpickler",
-        "unsafe_load",
-        "full_load",
-        "load_module",
-        "system",
-        "popen",
-        "Popen",
-        "run",
-        "call",
-        "check_call",
-        "check_output",
-        "getoutput",
-        "execv",
-        "execve",
-        "execvp",
-        "spawnv",
-        "literal_eval",
-        "mktemp",
+        *("eval", "exec", "compile", "__import__", "import_module", "run_path", "run_module", "load", "loads"),
+        *("Unpickler", "unsafe_load", "full_load", "load_module", "system", "popen", "Popen", "run", "call"),
+        *("check_call", "check_output", "getoutput", "execv", "execve", "execvp", "spawnv", "literal_eval", "mktemp"),
     }
 )
 """Names of functions that run what they are given, or read what can run; `orjson.loads` and the like are told apart."""
@@ -203,27 +182,6 @@ def test_stream_says_nothing_that_is_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "it-ran").exists()
 
 
-def test_help_says_plainly_that_functions_run_code(capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("run", "check"):
-        assert producer(name, "--help") == 0
-    texts = " ".join(capfd.readouterr().out.replace("│", " ").split())
-    assert "run code of yours, with all rights of this command" in texts
-    assert "This runs code" in texts
-    assert "which runs that code" in texts
-    assert "imported and called" in texts
-    assert "trusted like a program" in (ROOT / "docs/sources.md").read_text()
-
-
-def test_example_of_a_configuration_says_that_it_is_as_good_as_code(tmp_path: Path) -> None:
-    assert producer("init", tmp_path / "s.toml") == 0
-    assert "is to be trusted like a program" in (tmp_path / "s.toml").read_text()
-
-
-def test_metrics_are_served_to_this_machine_alone_unless_asked_otherwise() -> None:
-    assert Settings.__dataclass_fields__["metrics_host"].default == "127.0.0.1"
-    assert Settings.__dataclass_fields__["metrics_port"].default is None
-
-
 def test_what_every_start_of_python_runs_is_one_import() -> None:
     text = (ROOT / "integrations/swift/lazyshard_swift.pth").read_text()
     assert text == "import lazyshard_swift\n"
@@ -238,3 +196,57 @@ def test_consumer_is_not_taken_for_an_option_or_a_command(tmp_path: Path, capfd:
     assert command("status", stream) == 0
     line = " ".join(capfd.readouterr().out.split())
     assert """'$(touch it-ran); --yes `x` '"'"'y'"'"''""" in line
+
+
+patterns: Final[Any] = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+
+LINEAR: Final = {r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"}
+"""Each round begins with a dot, which nothing else in it matches; and the text is a setting of the user's own."""
+
+
+def expressions() -> Iterator[tuple[str, str | bytes]]:
+    for file in sources():
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str | bytes):
+                    yield str(file.relative_to(ROOT)), first.value
+
+
+def nests_repeats(expression: str | bytes) -> bool:
+    """Whether it repeats without bound what repeats without bound: so matching can take exponential time."""
+
+    def look(items: Any, within: bool) -> bool:
+        for kind, value in items:
+            inside = within
+            parts: list[Any] = []
+            if kind in (patterns.MAX_REPEAT, patterns.MIN_REPEAT):
+                unbounded = value[1] is patterns.MAXREPEAT
+                if unbounded and within:
+                    return True
+                inside, parts = within or unbounded, [value[2]]
+            elif kind is patterns.SUBPATTERN:
+                parts = [value[3]]
+            elif kind is patterns.BRANCH:
+                parts = value[1]
+            elif kind in (patterns.ASSERT, patterns.ASSERT_NOT):
+                parts = [value[1]]
+            if any(look(part, inside) for part in parts):
+                return True
+        return False
+
+    return look(patterns.parse(expression), False)
+
+
+def test_no_expression_takes_exponential_time_on_a_hostile_text() -> None:
+    found = list(expressions())
+    assert len(found) > 15
+    assert {expression for _, expression in found if nests_repeats(expression)} == LINEAR
+    assert nests_repeats(r"(a+)+b") and nests_repeats(r"(?:x*|y)*") and not nests_repeats(r"a+b+(c{1,5})+")
+
+
+def test_texts_that_make_expressions_slow_are_read_in_one_go() -> None:
+    for text in ("data:" * 50_000, "data:;" + "base64," * 50_000, "A" * 500_000 + "!", "a=" * 200_000):
+        assert len(shorten(text)) < 300
+    rules = NameRules("*a*a*a*a*a*b", "{name}.done", "END")
+    assert not rules.is_data("a" * 250)

@@ -28,16 +28,7 @@ from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.regular_file import open_regular
 from lazyshard_producer.sources.source import Place
-from tests.security.hostile import (
-    SECRET,
-    command,
-    link_to,
-    outside,
-    producer,
-    second_name_of,
-    unchanged,
-    write_stream,
-)
+from tests.security.hostile import SECRET, command, link_to, outside, producer, second_name_of, unchanged, write_stream
 
 FILES: Final = (
     "stream.json",

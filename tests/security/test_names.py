@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.cursor import cursor_name
 from lazyshard.format.cursor_token import CursorToken
 from lazyshard.format.names import chunk_name, parse_chunk_name
+from lazyshard.storage import CursorOwner, read_cursor, read_reading
 from lazyshard.storage.consumers import forget_consumer, list_consumers
 from lazyshard.storage.cursor_lock import lock_name
 from lazyshard.storage.tracing_states import read_state
@@ -29,15 +32,18 @@ from tests.security.hostile import NAMES, SECRET, command, edit, outside, produc
 LEADING_ELSEWHERE: Final = ("", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b")
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("name", [*NAMES, ".sft", "sft.reading"], ids=ascii)
 def test_no_consumer_has_a_name_that_is_a_path(name: str, tmp_path: Path) -> None:
-    for use in (check_consumer, cursor_name, lock_name, lambda name: forget_consumer(tmp_path, name)):
+    uses: tuple[Callable[[], object], ...] = (
+        *(partial(use, name) for use in (check_consumer, cursor_name, lock_name)),
+        *(partial(use, tmp_path, name) for use in (forget_consumer, read_cursor, read_reading, CursorOwner)),
+        lambda: Cursor(name, None, 0, 0, {}, 1.0),
+        lambda: ReadingMark(name, None, 1, 0, 0, 1.0),
+    )
+    for use in uses:
         with pytest.raises(ValueError, match="the name of a consumer is"):
-            use(name)
-    with pytest.raises(ValueError, match="the name of a consumer is"):
-        Cursor(name, None, 0, 0, {}, 1.0)
-    with pytest.raises(ValueError, match="the name of a consumer is"):
-        ReadingMark(name, None, 1, 0, 0, 1.0)
+            use()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cursor_that_says_another_name_than_its_file_counts_for_nobody(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""Numbers that make an allocation or a loop huge: in each field, and in the sizes of files, which cost nothing."""
+"""Numbers that make an allocation or a loop huge, sizes of files, which cost nothing, and bombs that expand to much."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import resource
-from collections.abc import Callable, Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,57 +25,50 @@ from lazyshard.storage.inspection import overview
 from lazyshard.storage.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, Tracing
 from lazyshard.storage.tracing_facts import Facts
 from lazyshard.storage.tracing_states import SavedState
-from tests.security.hostile import NUMBERS, command, edit, write_stream
+from lazyshard_producer.sources.decompression import BLOCK_BYTES, open_text
+from tests.security.hostile import NUMBERS, command, edit, producer, write_stream
 
 MANY: Final = 10**12
 
-FIELDS: Final[dict[str, tuple[Callable[[bytes], object], dict[str, Any], tuple[str, ...]]]] = {
-    "stream.json": (
-        Manifest.decode,
-        {"stream_id": "0" * 32, "samples_per_chunk": 2, "created_at": 1.0},
-        ("samples_per_chunk",),
-    ),
-    "head.json": (
-        Head.decode,
-        {
-            "chunks": 1,
-            "samples": 2,
-            "ended": False,
-            "state": "idle",
-            "rate": 0,
-            "host": "h",
-            "pid": 1,
-            "updated_at": 1,
-        },
-        ("chunks", "samples", "pid"),
-    ),
-    "stream.end": (End.decode, {"chunks": 1, "samples": 2}, ("chunks", "samples")),
-    "retired.json": (
-        Retired.decode,
-        {"stream_id": "0" * 32, "chunks_before": 1, "updated_at": 1.0},
-        ("chunks_before",),
-    ),
-    "stream.owner": (
-        Owner.decode,
-        {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0},
-        ("epoch", "pid"),
-    ),
-    "cursor": (
-        lambda data: Cursor.decode(data, "sft"),
-        {"consumer": "sft", "stream_id": None, "consumed": 0, "chunks_before": 0, "plan": {}, "updated_at": 1.0},
-        ("consumed", "chunks_before"),
-    ),
-    "reading mark": (
-        lambda data: ReadingMark.decode(data, "sft"),
-        {"consumer": "sft", "stream_id": None, "dp_size": 1, "window": 0, "needs_chunks": 0, "updated_at": 1.0},
-        ("dp_size", "window", "needs_chunks"),
-    ),
+HEAD: Final = {
+    "chunks": 1,
+    "samples": 2,
+    "ended": False,
+    "state": "idle",
+    "rate": 0,
+    "host": "h",
+    "pid": 1,
+    "updated_at": 1,
 }
+CURSOR: Final[dict[str, Any]] = {
+    "consumer": "sft",
+    "stream_id": None,
+    "consumed": 0,
+    "chunks_before": 0,
+    "plan": {},
+    "updated_at": 1.0,
+}
+MARK: Final = {"consumer": "sft", "stream_id": None, "dp_size": 1, "window": 0, "needs_chunks": 0, "updated_at": 1.0}
+MANIFEST: Final = {"stream_id": "0" * 32, "samples_per_chunk": 2, "created_at": 1.0}
+RETIRED: Final = {"stream_id": "0" * 32, "chunks_before": 1, "updated_at": 1.0}
+OWNER: Final = {"epoch": 1, "token": "t", "host": "h", "pid": 1, "since": 1.0}
+END: Final = {"chunks": 1, "samples": 2}
+
+FIELDS: Final[dict[str, tuple[Callable[[bytes], object], Mapping[str, Any], tuple[str, ...]]]] = {
+    "stream.json": (Manifest.decode, MANIFEST, ("samples_per_chunk",)),
+    "head.json": (Head.decode, HEAD, ("chunks", "samples", "pid")),
+    "stream.end": (End.decode, END, ("chunks", "samples")),
+    "retired.json": (Retired.decode, RETIRED, ("chunks_before",)),
+    "stream.owner": (Owner.decode, OWNER, ("epoch", "pid")),
+    "cursor": (lambda data: Cursor.decode(data, "sft"), CURSOR, ("consumed", "chunks_before")),
+    "reading mark": (lambda data: ReadingMark.decode(data, "sft"), MARK, ("dp_size", "window", "needs_chunks")),
+}
+"""How each is decoded, what a right one holds, and which of that is a count."""
 
 
-def encoded(values: dict[str, Any]) -> bytes:
+def encoded(values: Mapping[str, Any]) -> bytes:
     # By hand: these are numbers that no encoder of JSON writes.
-    pairs = {"format": 1} | values
+    pairs = {"format": 1, **values}
     texts = {None: "null", True: "true", False: "false"}
     shown = (
         texts[value] if value is None or isinstance(value, bool) else repr(value).replace("'", '"')
@@ -90,11 +86,11 @@ def test_every_count_is_refused_beyond_its_bounds(name: str) -> None:
             if number == 2**62 and field in ("samples", "consumed", "window", "epoch"):
                 continue  # the highest that there is
             with pytest.raises(FormatInvalid):
-                decode(encoded(values | {field: number}))
+                decode(encoded({**values, field: number}))
     for field in ("created_at", "updated_at", "since", "rate"):
         if field in values:
             for text in ("1e400", "-1e400", "NaN", "Infinity"):
-                data = encoded(values | {field: 123456789}).replace(b"123456789", text.encode())
+                data = encoded({**values, field: 123456789}).replace(b"123456789", text.encode())
                 with pytest.raises(FormatInvalid):
                     decode(data)
 
@@ -147,12 +143,18 @@ def test_row_of_a_terabyte_is_refused_and_not_read_into_memory(tmp_path: Path) -
             read()
 
 
-def claiming(place: Path) -> Path:
-    """A stream that claims a million million chunks, of which two are there."""
+def consumed(place: Path) -> Path:
+    """A stream with a cursor."""
     stream = write_stream(place / "stream")
     identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
     state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
     write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    return stream
+
+
+def claiming(place: Path) -> Path:
+    """A stream that claims a million million chunks, of which two are there."""
+    stream = consumed(place)
     for name in ("head.json", "stream.end"):
         edit(stream / name, chunks=MANY, samples=2 * MANY)
     return stream
@@ -231,10 +233,7 @@ def test_numbers_of_a_state_are_refused_beyond_their_bounds(number: Any) -> None
 def test_position_of_a_source_that_is_no_number_is_an_error(
     field: str, number: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stream = write_stream(tmp_path / "stream")
-    identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
-    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
-    write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    stream = consumed(tmp_path)
     entry = {"path": "a.jsonl", "kind": "jsonl", "offset": 5, "line": 1} | {field: number}
     for chunk in (0, 1):
         edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
@@ -243,13 +242,47 @@ def test_position_of_a_source_that_is_no_number_is_an_error(
 
 
 def test_source_that_a_seal_names_is_no_pipe_to_wait_at(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    stream = write_stream(tmp_path / "stream")
-    identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
-    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
-    write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
+    stream = consumed(tmp_path)
     os.mkfifo(tmp_path / "a.jsonl")
     entry = {"path": str(tmp_path / "a.jsonl"), "kind": "jsonl", "offset": 99, "line": 9}
     for chunk in (0, 1):
         edit(stream / f"chunk_{chunk:05d}.jsonl.completed", source={"sources": [entry]})
     assert command("trace", stream, "--source", "a.jsonl:1") == 0
     assert "the file cannot be read" in capfd.readouterr().out
+
+
+EXPANDED_BYTES: Final = 64 << 20
+MAX_ROW_BYTES: Final = 100_000
+
+
+def bomb(head: bytes = b"") -> bytes:
+    """One member of gzip: some 64 KiB that are 64 MiB of zeros."""
+    return gzip.compress(head + bytes(EXPANDED_BYTES), compresslevel=6)
+
+
+@pytest.mark.parametrize("name", ["bomb.jsonl.gz", "nested.jsonl.gz"])
+def test_run_over_a_bomb_ends_with_an_error_in_bounded_memory(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = bomb(b'{"id":0}\n{"text":"')
+    (tmp_path / name).write_bytes(data if name.startswith("bomb") else gzip.compress(data))
+    run = ("run", "--source", tmp_path / name, "--out", tmp_path / "out", "--samples-per-chunk", 1)
+    (tmp_path / "little.jsonl.gz").write_bytes(gzip.compress(b'{"id":0}\n'))
+    assert producer("run", "--source", tmp_path / "little.jsonl.gz", "--out", tmp_path / "o", *run[-2:]) == 0  # imports
+    tracemalloc.start()
+    try:
+        assert producer(*run, "--max-row-bytes", MAX_ROW_BYTES) == 3
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < EXPANDED_BYTES // 3
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_text_of_a_bomb_comes_in_blocks() -> None:
+    text = open_text(io.BufferedReader(io.BytesIO(bomb())), "bomb.gz")
+    sizes = []
+    while block := text.read():
+        sizes.append(len(block))
+    assert sum(sizes) == EXPANDED_BYTES
+    assert max(sizes) <= 2 * BLOCK_BYTES

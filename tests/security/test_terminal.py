@@ -157,10 +157,3 @@ def test_an_unexpected_error_is_told_as_text(monkeypatch: pytest.MonkeyPatch, ca
     err = capfd.readouterr().err
     assert "Traceback" in err
     assert shown(err) == ""
-
-
-def test_advice_is_given_once() -> None:
-    assert failure_words("disk full; make room and open the stream again") == (
-        "disk full; make room and open the stream again"
-    )
-    assert failure_words("disk full") == "disk full; start it again when that is mended"

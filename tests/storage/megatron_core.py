@@ -1,4 +1,4 @@
-"""Megatron Core's own writer and reader of IndexedDatasets, and what is in a pair of files by that reader."""
+"""IndexedDatasets written and read by Megatron Core, and by ourselves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from lazyshard.format.indexed import DTYPES
+from lazyshard.format.indexed import DTYPES, bounds_of
+from lazyshard.storage.indexed_reader import IndexedReader
+from lazyshard.storage.indexed_writer import IndexedWriter
 
 Document = Sequence[Sequence[float]]
 """Sequences of tokens."""
@@ -57,3 +60,46 @@ def read(prefix: Path, *, multimodal: bool = False) -> Content:
     sequences = [(one[0] if multimodal else one).tolist() for one in found]
     modes = [int(one[1]) for one in found] if multimodal else None
     return Content(np.dtype(data.index.dtype).name, sequences, data.document_indices.tolist(), modes)
+
+
+def content(prefix: Path) -> Content:
+    """What our own reader finds."""
+    reader = IndexedReader(f"{prefix}.idx")
+    header = reader.header
+    found = reader.sequences(0, header.sequences)
+    pairs = zip(found.pointers.tolist(), found.lengths.tolist(), strict=True)
+    sequences = [reader.tokens(begin, count).tolist() for begin, count in pairs]
+    modes = None if found.modes is None else found.modes.tolist()
+    reader.close()
+    return Content(header.dtype, sequences, reader_boundaries(prefix), modes)
+
+
+def reader_boundaries(prefix: Path) -> list[int]:
+    reader = IndexedReader(f"{prefix}.idx")
+    found: list[int] = reader.boundaries(0, reader.header.documents).tolist()
+    return found
+
+
+def write(prefix: Path, dtype: str, documents: Any, modes: list[int] | None = None, **options: Any) -> None:
+    with IndexedWriter(prefix, dtype, has_modes=modes is not None, **options) as writer:
+        for document in documents:
+            for sequence in document:
+                mode = None if modes is None else modes[writer.sequences]
+                writer.add_sequence(np.array(sequence, np.float64 if dtype[0] == "f" else np.int64), mode)
+            writer.end_document()
+        writer.finish()
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[str, list[list[list[float]]], list[int] | None]:
+    """A type of tokens, documents with empty ones and empty sequences among them, and modes or none."""
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    if dtype[0] == "f":
+        token: Any = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    else:
+        token = st.integers(*bounds_of(dtype))
+    documents = draw(st.lists(st.lists(st.lists(token, max_size=5), max_size=3), max_size=6))
+    count = sum(map(len, documents))
+    modes = draw(st.none() | st.lists(st.integers(-128, 127), min_size=count, max_size=count))
+    # Without a sequence nothing tells whether there are modes.
+    return dtype, documents, modes if count else None

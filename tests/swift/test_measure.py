@@ -12,7 +12,7 @@ from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.storage.token_lengths import chunk_tokens
-from tests.storage.test_token_lengths import lengths_of
+from tests.storage.lengths import lengths_of
 
 MAX_LENGTH: Final = 79
 

@@ -24,9 +24,8 @@ from lazyshard_swift.grouped import check_sampler, read_lengths
 from lazyshard_swift.position import parse
 from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
+from tests.storage.lengths import measured, sealed
 from tests.storage.streams import foreign, produce
-from tests.storage.test_token_lengths import measured
-from tests.storage.test_token_weights import measured as sealed
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, sampler_of
 from tests.swift.unit.trainers import Trained, opened, train_hugging_face, train_megatron
 

@@ -33,9 +33,12 @@ def find_manifest(
         ValueError: samples_per_chunk is impossible, or missing for a new stream.
     """
     manifest = read_manifest(directory, samples_per_chunk)
-    if manifest is None:
-        _check_new(directory, samples_per_chunk)
-    else:
+    if manifest is None and not _is_new(directory, samples_per_chunk):
+        # Made since by another producer, or what a network filesystem remembers as missing.
+        manifest = read_manifest(directory, samples_per_chunk)
+        if manifest is None:
+            raise _unseen(directory)
+    if manifest is not None:
         check_same_encoding(directory, manifest, encoding)
         check_arrays(directory, manifest, arrays)
     return manifest
@@ -55,7 +58,8 @@ def create_stream(directory: Path, manifest: Manifest, temporary: Path) -> None:
         raise _unseen(directory) from cause
 
 
-def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
+def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
+    """Returns whether a stream can be made there; False where a manifest is listed."""
     if samples_per_chunk is None:
         raise ValueError(f"{directory}: samples_per_chunk is needed to create a stream")
     check_samples_per_chunk(samples_per_chunk)
@@ -63,7 +67,7 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
         listing = list_chunks(directory)
         names = os.listdir(directory)
         if MANIFEST in names:
-            raise _unseen(directory)
+            return False
         if listing.data or listing.seals:
             if HEAD in names:
                 raise manifest_lost(directory, HEAD)
@@ -73,6 +77,7 @@ def _check_new(directory: Path, samples_per_chunk: int | None) -> None:
                 f"`lazyshard adopt {shlex.quote(str(directory))} --no-end`",
                 directory=str(directory),
             )
+    return True
 
 
 def _unseen(directory: Path) -> StreamInvalid:

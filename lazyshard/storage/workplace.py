@@ -105,7 +105,9 @@ def make_workplace(temporary: Path, least: int, token: str) -> Workplace:
     """
     started = time.monotonic()
     while True:
-        temporary.mkdir(exist_ok=True)
+        # Not `exist_ok`, which refuses one that another producer removes at this moment.
+        with contextlib.suppress(FileExistsError):
+            temporary.mkdir()
         check_folder(temporary)
         try:
             epoch = max(least, *(found + 1 for found, _ in list_workplaces(temporary)), 1)

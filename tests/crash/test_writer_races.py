@@ -30,6 +30,12 @@ def test_two_writers(arrays: bool, root: Path) -> None:
     assert found == []
 
 
+def test_two_writers_stopped_before_looks_too(root: Path) -> None:
+    found: list[str] = []
+    assert race_in_pairs(root, looks=True, step=83, first=11, found=found.append) > 200
+    assert found == []
+
+
 def test_three_writers(root: Path) -> None:
     found: list[str] = []
     race_by_chance(root, range(100), found=found.append)

@@ -1,7 +1,7 @@
 """Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
 
-They are threads of this process, of which one at a time runs: so all orders of their calls that change files can be
-played, and a race takes milliseconds. What is to hold is in `writer_harness`.
+They are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of
+those that look at them, can be played, and a race takes milliseconds. What is to hold is in `writer_harness`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _TO_THE_END: Final = 1 << 30
 _LAST: Final = 99
 """The writer that comes when the race is over."""
 _MAKES: Final = os.O_CREAT | os.O_TRUNC
+_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")
+"""Functions of `os` that look at names, besides `open`."""
 
 _here = threading.local()
 
@@ -117,19 +119,19 @@ def _produce(directory: Path, *, arrays: bool) -> None:
 
 
 @contextmanager
-def without_locks() -> Iterator[None]:
-    """Has file locks hold nobody off, and racers stop where they are to."""
+def without_locks(*, looks: bool = False) -> Iterator[None]:
+    """Has file locks hold nobody off, and racers stop where they are to: before changes of files, and before looks."""
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any, **named: Any) -> Any:
             racer = getattr(_here, "racer", None)
-            if racer is not None and (name != "open" or arguments[1] & _MAKES):
+            if racer is not None and (looks or name != "open" or arguments[1] & _MAKES):
                 racer.before_change()
             return call(*arguments, **named)
 
         return counting
 
-    calls: dict[str, Any] = {name: counted(name, getattr(os, name)) for name in CALLS}
+    calls: dict[str, Any] = {name: counted(name, getattr(os, name)) for name in (*CALLS, *(_LOOKS if looks else ()))}
     with mock.patch.multiple(os, **calls), mock.patch.object(fcntl, "flock", lambda fd, operation: None):
         yield
 
@@ -178,6 +180,7 @@ def race_in_pairs(
     *,
     arrays: bool = False,
     begun: bool = False,
+    looks: bool = False,
     step: int = 1,
     first: int = 0,
     found: Callable[[str], object],
@@ -188,6 +191,7 @@ def race_in_pairs(
         root: where to.
         arrays: whether rows hold arrays.
         begun: whether a third one was killed before, with a chunk that is not sealed yet.
+        looks: whether they are stopped before looks at files too, which count as changes then.
         step: every how manieth stop of the first one is played.
         first: before which change that one is stopped first.
         found: is told each violation.
@@ -196,10 +200,10 @@ def race_in_pairs(
         How many pairs were played.
     """
     pairs = 0
-    killed = [Turn(2, _unsealed_at(root, arrays))] if begun else []
+    killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
     for at in range(first, _TO_THE_END, step):
         for other in range(_TO_THE_END):
-            stops = _tell(root, [*killed, Turn(0, at), Turn(1, other), Turn(0), Turn(1)], arrays, found)
+            stops = _tell(root, [*killed, Turn(0, at), Turn(1, other), Turn(0), Turn(1)], arrays, found, looks)
             pairs += 1
             if stops is not None and not stops[1]:
                 break
@@ -217,12 +221,12 @@ def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], o
         _tell(root, [*turns, *ends], bool(seed % 2), found)
 
 
-def _unsealed_at(root: Path, arrays: bool) -> int:
+def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
     """Returns how many changes a writer makes until the second chunk has its name and no seal."""
     for changes in range(_TO_THE_END):
         directory = root / "begun"
         racer = Racer(directory, arrays=arrays)
-        with without_locks():
+        with without_locks(looks=looks):
             racer.advance(changes)
             there = (directory / "chunk_00001.jsonl").exists()
             racer.kill()
@@ -232,13 +236,15 @@ def _unsealed_at(root: Path, arrays: bool) -> int:
     raise AssertionError
 
 
-def _tell(root: Path, turns: list[Turn], arrays: bool, found: Callable[[str], object]) -> tuple[int, ...] | None:
+def _tell(
+    root: Path, turns: list[Turn], arrays: bool, found: Callable[[str], object], looks: bool = False
+) -> tuple[int, ...] | None:
     directory = root / "race"
     try:
-        with without_locks():
+        with without_locks(looks=looks):
             return race(directory, turns, arrays=arrays)
     except Violation as error:
-        found(f"{[tuple(turn) for turn in turns]}{' with arrays' * arrays}: {error}")
+        found(f"{[tuple(turn) for turn in turns]}{' with arrays' * arrays}{' before looks too' * looks}: {error}")
         return None
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Two producers at a time where file locks do not meet, each stopped before every one of its calls that change files.
+"""Two producers at a time where file locks do not meet, each stopped before every one of its calls that touch files.
 
-First `ChunkWriter` alone, with all pairs of calls, and three of them by chance (`tests.crash.writer_races`); then the
-command, which also keeps refused rows, follows directories, encodes and deletes (`Sweeper.in_pairs`). A point is a pair
-of calls.
+First `ChunkWriter` alone, with all pairs of calls that change files or look at them, and three of them by chance
+(`tests.crash.writer_races`); then the command, which also keeps refused rows, follows directories, encodes and deletes,
+at every call of the first run that changes files and some of the second one (`Sweeper.in_pairs`). A point is a pair of
+calls.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     with fast_directory(place) as folder:
         for arrays, begun in ((False, False), (False, True), (True, True)):
             pairs = race_in_pairs(
-                folder, arrays=arrays, begun=begun, step=step, first=seed % step, found=tally.violation
+                folder, arrays=arrays, begun=begun, looks=True, step=step, first=seed % step, found=tally.violation
             )
             tally.points += pairs
             tally.trials += pairs

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
@@ -211,6 +211,8 @@ def test_quantiles(numbers: list[int], share: float) -> None:
     assert lengths.mean == sum(numbers) / len(numbers)
 
 
+# The first edge, 50,000, lies within a bucket.
+@example(numbers=[50_000, 50_000, 50_010, 60_000])
 @given(numbers=values)
 def test_histogram(numbers: list[int]) -> None:
     bins = counted(numbers).histogram()

@@ -41,6 +41,14 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
+def write_at(fd: int, data: bytes, start: int) -> None:
+    """Writes all the bytes from a place in the file on. Raises as `write_all`."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, start)
+        view, start = view[written:], start + written
+
+
 def sync(fd: int) -> None:
     """Waits until the file's content is on the device."""
     os.fsync(fd)

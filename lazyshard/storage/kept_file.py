@@ -27,6 +27,7 @@ from lazyshard.format.kept_sample import (
     slot_of,
     table_size,
 )
+from lazyshard.storage.durable import write_at
 from lazyshard.storage.files import OpenFile
 from lazyshard.storage.kept_room import open_plain
 
@@ -88,8 +89,8 @@ class KeptFile:
         end = os.fstat(fd).st_size
         slot = encode_slot(slot_of(record, end))
         try:
-            _write_at(fd, record, end)
-            _write_at(fd, slot, slot_at(row))
+            write_at(fd, record, end)
+            write_at(fd, slot, slot_at(row))
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, end)
@@ -138,12 +139,5 @@ def create_kept(path: Path, key: bytes, rows: int) -> KeptFile:
     fd = open_plain(path, os.O_CREAT | os.O_EXCL)
     file = OpenFile(fd, path, 0)
     os.ftruncate(fd, table_size(rows))
-    _write_at(fd, encode_head(key, rows), 0)
+    write_at(fd, encode_head(key, rows), 0)
     return KeptFile(file, key, bytearray(rows * SLOT_BYTES))
-
-
-def _write_at(fd: int, data: bytes, start: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, start)
-        view, start = view[written:], start + written

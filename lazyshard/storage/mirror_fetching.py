@@ -9,6 +9,7 @@ import xxhash
 
 from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import seal_name
+from lazyshard.storage.durable import write_at
 from lazyshard.storage.files import PART_BYTES, read_file
 from lazyshard.storage.urls import UrlPath
 
@@ -60,7 +61,7 @@ class Downloads:
                 # One byte more than there should be, to see that there are no more.
                 wanted = min(PART_BYTES, seal.size + 1 - start)
                 data = path.store.get_range(path.key, start, start + wanted)
-                _write_at(fd, data, start)
+                write_at(fd, data, start)
                 start += len(data)
                 if len(data) < wanted:
                     break
@@ -70,13 +71,6 @@ class Downloads:
         # So that who opens it says what it has found.
         os.ftruncate(fd, path.store.size(path.key) if start != seal.size else start)
         return False
-
-
-def _write_at(fd: int, data: bytes, start: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, start)
-        view, start = view[written:], start + written
 
 
 def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:

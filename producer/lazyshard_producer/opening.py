@@ -15,7 +15,13 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.names import NameRules
 from lazyshard_producer.sources.source import Context, Source
-from lazyshard_producer.sources.source_file import check_distinct, open_source_file, read_magic, refuse_os_error
+from lazyshard_producer.sources.source_file import (
+    check_distinct,
+    open_source_file,
+    read_magic,
+    refuse_os_error,
+    refuse_source,
+)
 
 STANDARD_INPUT: Final = "-"
 PYTHON: Final = "python:"
@@ -55,13 +61,13 @@ def source_kind(settings: SourceSettings) -> str:
         status = os.stat(path)
     except OSError as cause:
         if glob.has_magic(path):
-            raise _refuse(
+            raise refuse_source(
                 path, "files that match", "none", "; put the pattern right, or follow their directory"
             ) from cause
         raise refuse_os_error(path, cause, "a readable directory" if settings.follow else "a readable file") from cause
     if settings.follow:
         if not stat.S_ISDIR(status.st_mode):
-            raise _refuse(path, "a directory", "something else", "; give a file with --source")
+            raise refuse_source(path, "a directory", "something else", "; give a file with --source")
         return "follow"
     if stat.S_ISFIFO(status.st_mode):
         return "stdin"
@@ -197,10 +203,4 @@ def _directory_kind(path: str) -> str:
     hint = (
         "to take the files that other programs write there, give it with --follow; to take those that are there now, "
     )
-    raise _refuse(path, "a file", "a directory", f"; {hint}give their names")
-
-
-def _refuse(path: str, expected: str, actual: str, hint: str) -> SourceRefused:
-    return SourceRefused(
-        f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
-    )
+    raise refuse_source(path, "a file", "a directory", f"; {hint}give their names")

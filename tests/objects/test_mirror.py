@@ -329,7 +329,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, mo
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.storage.mirror_fetching._write_at", full)
+    monkeypatch.setattr("lazyshard.storage.mirror_fetching.write_at", full)
     with pytest.raises(OSError, match=f"no space left for a copy of chunk 0 of {bucket}.*{BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)
 

@@ -60,13 +60,13 @@ def open_source_file(path: str) -> BinaryIO:
     if kind != stat.S_IFREG:
         os.close(fd)
         expected = "a plain file (a restart has to find its place again)"
-        raise _refuse(path, expected, _KINDS.get(kind, "something else"))
+        raise refuse_source(path, expected, _KINDS.get(kind, "something else"))
     file = os.fdopen(fd, "rb", buffering=_READ_BYTES)
     try:
         start = read_at(file, path, 8, 0)
         for magic, packed, unpack in _MAGIC:
             if start.startswith(magic):
-                raise _refuse(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
+                raise refuse_source(path, "JSON lines in plain text", packed, f"; unpack it first with `{unpack}`")
     except BaseException:
         file.close()
         raise
@@ -88,10 +88,10 @@ def check_distinct(paths: Sequence[str], out: str) -> None:
             continue  # no file, or none that can be had: opening it says so
         identity = (status.st_dev, status.st_ino)
         if identity in seen:
-            raise _refuse(path, "every source once", f"the same file as {seen[identity]}")
+            raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
         seen[identity] = path
         if path != _STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
-            raise _refuse(path, f"a file outside the stream's directory {out}", "one inside it")
+            raise refuse_source(path, f"a file outside the stream's directory {out}", "one inside it")
 
 
 def read_magic(path: str) -> bytes:
@@ -185,7 +185,9 @@ def check_committed(file: BinaryIO, path: str, position: FilePosition) -> None:
 def refuse_truncated(file: BinaryIO, path: str, offset: int) -> SourceRefused:
     """Returns the error for a file that is shorter than what was read of it."""
     size = os.fstat(file.fileno()).st_size
-    return _refuse(path, f"at least the {offset} bytes that were read", f"{size}: the file was truncated or replaced")
+    return refuse_source(
+        path, f"at least the {offset} bytes that were read", f"{size}: the file was truncated or replaced"
+    )
 
 
 def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
@@ -193,13 +195,14 @@ def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file"
     raise_if_short(cause)
     if isinstance(cause, PermissionError):
         hint = "check its permissions and those of the directories above it"
-        return _refuse(path, expected, f"uid {os.geteuid()} may not read it", f"; {hint}")
+        return refuse_source(path, expected, f"uid {os.geteuid()} may not read it", f"; {hint}")
     if isinstance(cause, FileRefused):
-        return _refuse(path, "a plain file", str(cause.kind))
-    return _refuse(path, expected, (cause.strerror or str(cause)).lower())
+        return refuse_source(path, "a plain file", str(cause.kind))
+    return refuse_source(path, expected, (cause.strerror or str(cause)).lower())
 
 
-def _refuse(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:
+def refuse_source(path: str, expected: str, actual: str, hint: str = "") -> SourceRefused:
+    """Returns the error for a source that is not what it should be; `hint` says what to do."""
     return SourceRefused(
         f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
     )

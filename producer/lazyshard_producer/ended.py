@@ -237,6 +237,8 @@ def _not_taken(source: SourceSettings) -> list[str]:
     """Returns a source of which nothing is in the stream, unless there is nothing in it."""
     if glob.has_magic(source.path) and not os.path.lexists(source.path):
         return []
+    if source.path == STANDARD_INPUT:
+        return ["standard input"]
     if source_kind(source) != "jsonl":
         return [plain_name(source.path)]
     size = file_size(source.path)

@@ -248,6 +248,8 @@ def test_other_sources_than_those_of_an_ended_stream_are_an_error(
     capsys.readouterr()
     assert produce(rows, option, other) == 5
     assert f"these rows are not in it: {other}" in capsys.readouterr().err
+    assert produce(rows, "--source", "-") == 5
+    assert "these rows are not in it: standard input" in capsys.readouterr().err
     assert produce(rows, "--source", "empty.jsonl") == 0
     assert main(["run", "--source", "empty.jsonl", "--out", "out", "--samples-per-chunk", "4"]) == 0
     assert "made from other sources: source 1 was " in capsys.readouterr().err

@@ -20,6 +20,7 @@ from typing import Final
 import filelock
 
 from lazyshard import __version__
+from lazyshard.errors import redact
 from lazyshard.examination import Finding
 from lazyshard.format.names import HEAD
 from lazyshard.storage.durable import sync_directory
@@ -103,7 +104,7 @@ def _inotify() -> Iterator[Finding]:
 
 
 def _filesystem(stream: str) -> Iterator[Finding]:
-    section = f"filesystem of {stream}"
+    section = f"filesystem of {redact(stream)}"
     if is_url(stream):
         yield Finding(section, "type", "an object store, which is not looked at here: see docs/object-storage.md")
         return

@@ -187,6 +187,8 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
         ("trace", first, "--consumer", "run", "--sample", "0"),
         ("audit", first, "--consumer", "run"),
         ("audit", first, "--consumer", "run", "--json"),
+        ("doctor", "lazyshard", "--stream", first),
+        ("doctor", "lazyshard", "--stream", first, "--json"),
         ("forget", second, "run", "--yes"),
     ):
         code, told = sweep.run(main, *arguments)

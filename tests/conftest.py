@@ -68,6 +68,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps those of the tier, the files of those folders first, all else in order; scales what Hypothesis tries."""
     here = Path(__file__).parent
+    tiers.mark_trainings(items)
     config.hook.pytest_deselected(items=tiers.select(items, config.getoption("--tier")))
     _scale({item.obj for item in items if isinstance(item, pytest.Function)}, int(os.environ.get(EXAMPLES_FACTOR, "1")))
 
@@ -91,7 +92,8 @@ def _signals_of_children() -> Iterator[None]:
         if signal.getsignal(number) is signal.SIG_IGN
     ]
     for number in ignored:
-        signal.signal(number, lambda *_: None)
+        # Ctrl-C is what some tests are about: it is ignored where a shell without job control started them with `&`.
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)

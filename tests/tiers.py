@@ -1,6 +1,6 @@
 """Which tests a run takes, and what makes a run fail in which none has failed.
 
-- *quick*, `scripts/test`: what has no marker; minutes, enough to trust a change.
+- *quick*, `scripts/test`: what has no marker, and `TRAININGS`; minutes, enough to trust a change.
 - *full*, `scripts/test_all` and whoever names a file: that and what is marked `full`.
 - *sweep*, `scripts/sweep_swift`: what is marked `sweep`, in no other tier.
 
@@ -23,6 +23,16 @@ TIERS: Final[tuple[Tier, ...]] = ("quick", "full", "sweep")
 QUICK_S: Final = 5.0
 """Seconds that a test of a file of the quick tier takes on average at the most."""
 
+TRAININGS: Final = frozenset(
+    {
+        "tests/swift/test_rescale.py::test_swift_with_4_then_2_then_3_processes",
+        "tests/swift/test_resume.py::test_megatron_live_trainer_and_producer_killed",
+        "tests/swift/test_same_losses.py::test_swift",
+        "tests/swift/test_waiting.py::test_swift_ends_with_75_and_a_checkpoint[1]",
+    }
+)
+"""The real trainings with ms-swift of the quick tier, a minute each. All other tests that train its model are full."""
+
 SKIPS: Final[Mapping[str, str]] = {}
 """Regular expressions of the reasons of tests that may be skipped, and why that is so."""
 
@@ -31,6 +41,13 @@ def is_taken(tier: Tier, markers: Iterable[str]) -> bool:
     """Whether a run of a tier takes a test with these markers."""
     own: Tier = next((one for one in ("sweep", "full") if one in markers), "quick")
     return own == tier or (tier == "full" and own == "quick")
+
+
+def mark_trainings(items: Iterable[pytest.Item]) -> None:
+    """Marks the tests that train a model with the real ms-swift as full, but for `TRAININGS`."""
+    for item in items:
+        if "make_model" in getattr(item, "fixturenames", ()) and item.nodeid not in TRAININGS:
+            item.add_marker("full")
 
 
 def select(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
@@ -81,7 +98,7 @@ class Gate:
             self._skips.append((report.nodeid, report.longrepr[2]))
 
     def _found(self) -> list[str]:
-        quick = {test: taken for test, taken in self._seconds.items() if test not in self._full}
+        quick = {test: taken for test, taken in self._seconds.items() if test not in self._full | TRAININGS}
         return unexpected_skips(self._skips) + slow_files(quick)
 
     @pytest.hookimpl(trylast=True)

@@ -5,9 +5,11 @@ locked ones: installed, run and tested.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -35,9 +37,6 @@ with lazyshard.ChunkWriter("stream", samples_per_chunk=2) as writer:
         writer.write({"number": number})
 print(*(row["number"] for row in lazyshard.StreamReader("stream")))
 """
-
-# scripts/environment brings it.
-UV: Final = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))) or "uv"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,6 +69,16 @@ def chosen() -> list[str]:
     return list(dict.fromkeys([there[0], there[-1]]))
 
 
+def lowest(wheel: Path) -> str:
+    """Returns as pip's constraints the lowest versions that a wheel admits."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    found = re.findall(r"^Requires-Dist: ([\w-]+)>=([\d.]+)", metadata, re.MULTILINE)
+    assert ("numpy", "1.24") in found
+    return "".join(f"{package}=={version}\n" for package, version in sorted(set(found)))
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -83,15 +92,15 @@ def test_wheel_installs_runs_and_passes_tests(end: str, wheel: Path, tmp_path: P
     version = chosen()[0 if end == "oldest" else -1]
     if end == "newest" and len(chosen()) == 1:
         pytest.skip(f"this machine has Python {version} alone")
-    run_checked([UV, "venv", "-q", "--python", pythons()[version], tmp_path / "environment"], tmp_path)
+    run_checked([pythons()[version], "-m", "venv", tmp_path / "environment"], tmp_path)
     bin = tmp_path / "environment" / "bin"
-    install: list[str | Path] = [UV, "pip", "install", "-q", "--python", bin / "python"]
-    locked: list[str | Path] = ["-c", ROOT / "scripts/locked.txt"]
-    versions: list[str | Path] = ["--resolution", "lowest-direct"] if end == "oldest" else locked
-    required: list[str | Path] = ["-r", ROOT / "pyproject.toml", "--extra", "producer", "--extra", "cli"]
-    run_checked([*install, *versions, *required], tmp_path)
-    tools: list[str | Path] = [wheel, "hypothesis", "pytest", "pytest-timeout"]
-    run_checked([*install, *tools, *(locked if end == "newest" else [])], tmp_path)
+    versions = ROOT / "scripts/locked.txt"
+    if end == "oldest":
+        versions = tmp_path / "lowest.txt"
+        versions.write_text(lowest(wheel))
+    packages = [f"{wheel}[producer,cli]", "hypothesis", "pytest", "pytest-timeout"]
+    options = ["-q", "--no-input", "--no-compile", "--disable-pip-version-check"]
+    run_checked([bin / "python", "-m", "pip", "install", *options, "-c", versions, *packages], tmp_path)
     if end == "oldest":
         told = "import numpy; print(numpy.__version__)"
         assert run_checked([bin / "python", "-I", "-c", told], tmp_path).startswith("1.24.")

@@ -19,6 +19,8 @@ from tests.cli.test_adopt import on_terminal
 from tests.storage.damage import delete, flip, found, stream
 from tests.storage.streams import foreign, head, produce, rows, wait_until
 
+pytestmark = pytest.mark.full
+
 EFFORT: Final = re.compile(r" \(\d+\.\d s, [0-9.,]+ (bytes|kB|MB|GB)/s\)\n")
 
 

@@ -26,6 +26,8 @@ from tests.crash.writer_harness import WHEN, Killer, Violation, fast_directory
 from tests.storage import arrays
 from tests.storage.streams import forked, names, needs_root, rows
 
+pytestmark = pytest.mark.full
+
 CHUNKS: Final = 6
 GONE: Final = 4
 """Chunks of two rows, of which so many are deleted, in two passes."""

@@ -57,6 +57,7 @@ def test_killed_and_resumed_runs_train_every_sample_once_in_order(
         seed += 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("block", range(BLEND_BLOCKS))
 def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Nursery) -> None:
     kills, seed = 0, 1000 * block

@@ -21,6 +21,8 @@ from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.steps import StepsAtOnce
 from tests.crash.writer_harness import WHEN, Mutant, Violation, check, fast_directory, finish, run, sweep
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:

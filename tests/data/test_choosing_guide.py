@@ -11,6 +11,8 @@ import pytest
 
 from tests.storage.streams import HERE, produce
 
+pytestmark = pytest.mark.full
+
 GUIDE = (HERE / "docs" / "choosing.md").read_text(encoding="utf-8")
 
 

@@ -25,6 +25,8 @@ from lazyshard.storage import StreamReader, watch
 from lazyshard.storage.watch import Parent
 from tests.storage.streams import DEADLINE_S, HERE, forked, produce
 
+pytestmark = pytest.mark.full
+
 STARTED_S: Final = 80.0
 """Three processes that import torch, one after the other, take long on a busy machine."""
 

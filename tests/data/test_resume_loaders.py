@@ -18,7 +18,7 @@ from tests.data.workers import DEADLINE_S, ids, loader
 from tests.storage.streams import produce
 
 # Which torchdata still calls, and torch has given up.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
 
 BATCH = 2
 OPTIONS: dict[str, Any] = {"batch_size": BATCH, "shuffle_window": 1, "max_wait": DEADLINE_S}

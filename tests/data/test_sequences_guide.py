@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.producer.commands import ROOT, environment
+
+pytestmark = pytest.mark.full
 
 GUIDE = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
 MODULES = {"lazyshard-producer": "lazyshard_producer", "lazyshard": "lazyshard.cli"}

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.storage.streams import HERE
+
+pytestmark = pytest.mark.full
 
 GUIDE = (HERE / "docs" / "streaming-shard.md").read_text(encoding="utf-8")
 

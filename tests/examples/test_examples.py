@@ -16,6 +16,8 @@ import pytest
 import lazyshard
 from tests.cli.commands import lazyshard as command
 
+pytestmark = pytest.mark.full
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "examples"
 ROW: Final = re.compile(r"^\| \[(\S+)\]\((\S+)\) \| .* \| `python (\S+)` \| \d+ s \|$", re.MULTILINE)

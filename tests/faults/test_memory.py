@@ -18,6 +18,8 @@ import pytest
 from lazyshard import ChunkWriter
 from tests.producer.commands import DEADLINE_S, environment, ids
 
+pytestmark = pytest.mark.full
+
 LIMIT: Final = 512 << 20
 LONG: Final = 44 << 20
 OUT_OF_MEMORY: Final = 71

@@ -23,7 +23,7 @@ FEW = 600
 MANY = 20_000
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 """The first test makes the streams: some 15 s of processor time."""
 
 

@@ -31,6 +31,8 @@ from tests.faults.model_stream import STREAM, TMP, Plan
 from tests.faults.model_world import LOOKS, State, World
 from tests.storage.streams import forked
 
+pytestmark = pytest.mark.full
+
 COMMITTED: Final = 1
 """Chunks that the consumer is done with when it commits."""
 

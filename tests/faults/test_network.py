@@ -35,6 +35,7 @@ from tests.producer.nursery import Nursery
 from tests.storage.streams import produce, rows
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.root,
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
 ]

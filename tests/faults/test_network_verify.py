@@ -19,6 +19,8 @@ from scripts.filesystem.verify_filesystem_side import Side, content, version_of
 from tests.faults.network import CACHED, DEFAULT, Share, why_not
 from tests.producer.commands import ROOT
 
+pytestmark = pytest.mark.full
+
 STORM: Final = {"reads": 900, "missing": 0, "torn": 0, "back": 0, "errors": {}, "seconds": 1.0}
 
 GOOD: Final = Measured(

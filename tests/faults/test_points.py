@@ -27,6 +27,8 @@ from tests.producer.kill_points import WHENS
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -97,6 +97,7 @@ def test_power_cut_at_any_call_loses_repeats_and_tears_nothing(
     assert tally.trials > 8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("filesystem", "name", "power_first", "every"),
     [
@@ -126,6 +127,7 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
     assert tally.trials > 8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mutant", "filesystem", "name", "first", "broken"),
     [

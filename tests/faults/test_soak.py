@@ -33,6 +33,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.full
 def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     found = soak(tmp_path, "--minutes", "0.4", "--ranks", "8")
     assert found is not None

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lazyshard.storage import read_cursor
 from lazyshard.storage.urls import UrlPath, stream_path
 from tests.objects.server import Server
 from tests.objects.streams import publish
 from tests.storage.streams import HERE
+
+pytestmark = pytest.mark.full
 
 GUIDE = (HERE / "docs" / "object-storage.md").read_text(encoding="utf-8")
 

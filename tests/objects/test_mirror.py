@@ -32,6 +32,8 @@ from tests.objects.server import Gate, Server
 from tests.objects.streams import publish
 from tests.storage.streams import DEADLINE_S, HERE, rows, wait_until
 
+pytestmark = pytest.mark.full
+
 READER = """
 import sys
 from lazyshard import StreamReader

@@ -24,6 +24,8 @@ from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 
 def machine(nursery: Nursery, server: Server, url: UrlPath, root: Path, source: Path) -> Run:
     return Run(nursery, server, url, root, "--source", source, "--samples-per-chunk", 3)

@@ -13,6 +13,8 @@ from tests.objects.server import Server
 from tests.producer.commands import rows
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 ROWS = 7
 PER_CHUNK = 3
 

@@ -17,6 +17,8 @@ from tests.objects.producing import CHANGES, Run, Watched, check_ended, ids, unt
 from tests.objects.server import BROKEN, BUSY, Server
 from tests.producer.commands import assert_one_line, rows
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

@@ -25,6 +25,8 @@ from tests.objects.streams import publish
 from tests.producer.commands import DEADLINE_S, rows
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 PER_CHUNK = 3
 CHUNKS = 8
 

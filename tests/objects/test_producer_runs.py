@@ -16,6 +16,8 @@ from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 TIMES = {"sealed_at", "created_at", "updated_at", "at", "rate", "pid", "process", "since", "token", "stream_id"}
 """What differs between any two runs."""
 

@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import pytest
+
 from tests.producer.commands import DEADLINE_S, ROOT, environment
+
+pytestmark = pytest.mark.full
 
 PAGE: Final = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 PROGRAMS: Final = {"python": "", "lazyshard": "-m lazyshard.cli", "lazyshard-producer": "-m lazyshard_producer"}

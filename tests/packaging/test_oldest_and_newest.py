@@ -38,7 +38,7 @@ with lazyshard.ChunkWriter("stream", samples_per_chunk=2) as writer:
 print(*(row["number"] for row in lazyshard.StreamReader("stream")))
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @cache

@@ -18,7 +18,7 @@ PACKAGES: Final = ("lazyshard", "lazyshard_producer", "lazyshard_swift")
 PTH: Final = "lazyshard_swift.pth"
 
 # Building takes seconds; installing from a slow package index takes minutes.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def run(command: Sequence[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -17,6 +17,8 @@ from tests.producer.killed_sources import KINDS, FedSource, FollowedSource
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 KEEPS: Final = ("--on-bad-row", "quarantine")
 MAKES: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:thirds")
 FILTERS: Final = (*MAKES, "--where", "tests.producer.killed_rows:four_of_five")

@@ -14,6 +14,8 @@ from tests.producer.killed_sources import FedSource
 from tests.producer.killed_streams import PER_CHUNK, Stream
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 OPTIONS = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:twice")
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.producer.commands import environment, ids, published, start, wait_until
 
+pytestmark = pytest.mark.full
+
 FILES = 6
 ROWS = 300
 

@@ -19,6 +19,8 @@ from tests.producer.commands import (
     wait_until,
 )
 
+pytestmark = pytest.mark.full
+
 ROWS = 4000
 PER_CHUNK = 37
 

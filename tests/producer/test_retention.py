@@ -19,6 +19,8 @@ from lazyshard.storage.reading import write_reading
 from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
 from tests.producer.small_disks import SmallDisk, disk_fixture
 
+pytestmark = pytest.mark.full
+
 PER_CHUNK: Final = 20
 WINDOW: Final = 2
 """Chunks in a window of the consumer."""

@@ -20,6 +20,7 @@ from tests.producer.power import Disk
 from tests.producer.small_disks import SmallDisk
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
 ]

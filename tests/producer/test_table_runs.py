@@ -10,6 +10,8 @@ import pytest
 
 from tests.producer.commands import assert_one_line, chunk_files, ids, published, run, run_arguments, start, wait_until
 
+pytestmark = pytest.mark.full
+
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 pq = pytest.importorskip("pyarrow.parquet")
 

@@ -22,6 +22,8 @@ from tests.producer.killed_sources import KINDS
 from tests.producer.killed_streams import Stream
 from tests.producer.nursery import Nursery
 
+pytestmark = pytest.mark.full
+
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.producer.killed_rows:thirds")
 
 

@@ -15,6 +15,8 @@ from scripts.benchmarks.bench_scatter import main, make_data
 from scripts.benchmarks.bench_scatter_figures import DISPATCHER, OURS, Data, Figures, Pass, by_ranks, figures, results
 from scripts.benchmarks.bench_scatter_model import Line, each_round, failures, fit_constant, fit_line, misfit
 
+pytestmark = pytest.mark.full
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 DATA: Final = Data("A", Path("A"), batch=2, steps=2)
 

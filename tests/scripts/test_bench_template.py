@@ -13,6 +13,8 @@ import pytest
 
 from scripts.benchmarks.bench_template import Shares, failures, main, report, run, shares
 
+pytestmark = pytest.mark.full
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 

@@ -15,6 +15,8 @@ from scripts.benchmarks.bench_wait_memory import Case as Stream
 from scripts.benchmarks.bench_wait_memory import growth, growth_by_rows, measure_memory
 from scripts.benchmarks.bench_wait_ranks import Rank, close_all
 
+pytestmark = pytest.mark.full
+
 STRACE = """\
 17 99.900000 openat(AT_FDCWD, "/s/head.json", O_RDONLY) = 3
 17 100.000000 openat(AT_FDCWD, "/s/head.json", O_RDONLY|O_NONBLOCK) = 3

@@ -11,7 +11,7 @@ import pytest
 PUBLIC_API: Final = Path(__file__).with_name("public_api.py")
 
 # The first run reads all of torch's annotations; minutes on a slow machine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.data.runs import open_ranks
 from tests.data.workers import DEADLINE_S
 from tests.storage.streams import HERE
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 GUIDE = (HERE / "docs" / "resume.md").read_text(encoding="utf-8")
 ROWS = 96

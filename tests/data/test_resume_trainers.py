@@ -17,7 +17,6 @@ from tests.storage.streams import HERE, produce
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers"),
 ]

@@ -137,7 +137,6 @@ def test_the_readme_lists_every_example() -> None:
     assert set(listed()) == set(EXPECTED) == there
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_shows_what_it_is_about_and_leaves_whole_streams(name: str, tmp_path: Path) -> None:
     expected = EXPECTED[name]

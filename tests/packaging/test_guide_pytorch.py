@@ -25,7 +25,7 @@ from tests.packaging.guide_programs import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 WRAPPED = "model = DistributedDataParallel(torch.nn.Linear(1, 1).to(device))\n"
 

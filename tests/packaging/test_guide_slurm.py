@@ -16,7 +16,7 @@ import pytest
 from lazyshard import ChunkWriter
 from tests.packaging.guide_programs import DEADLINE_S, blocks, command, finish, free_port, steps, variables, wait_until
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SRUN = """#!/bin/bash
 # One task a node, all on this machine; hands SIGTERM down, as srun does.

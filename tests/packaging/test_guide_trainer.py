@@ -10,7 +10,7 @@ from lazyshard import ChunkWriter
 from lazyshard.storage import read_cursor
 from tests.packaging.guide_programs import blocks, command, finish, ranks_of, steps, wait_until
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SPY = """
 import runpy, sys, transformers

@@ -12,7 +12,7 @@ from lazyshard import ChunkWriter
 from lazyshard.storage import read_cursor
 from tests.packaging.guide_programs import ROOT, blocks, finish, ranks_of, wait_until
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 PER_CHUNK = 50
 ROWS = 3000

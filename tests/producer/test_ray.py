@@ -18,7 +18,7 @@ pytest.importorskip("ray", reason="needs Ray Data: pip install 'lazyshard[ray]'"
 pytest.importorskip("pandas", reason="needs Ray Data: pip install 'lazyshard[ray]'")
 
 # Starting Ray takes many seconds, and each worker that dies some more.
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 TIMEOUT_S: Final = 500.0
 

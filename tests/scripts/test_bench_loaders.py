@@ -313,7 +313,6 @@ def test_rows_of_both_kinds_are_made_and_found_again(tmp_path: Path) -> None:
     assert (row["id"], row["text"], len(row["image"])) == (5, "What does image 5 show?", 1_000_000)
 
 
-@pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.json"
     options = f"--rows-a 1000 --data A --case order --only bytes grain --rounds 1 --dir {tmp_path} --json {results}"

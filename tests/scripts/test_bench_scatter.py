@@ -147,7 +147,6 @@ def test_the_streams_are_whole_chunks_of_every_rank(tmp_path: Path) -> None:
     assert [len(chunk.read_bytes().splitlines()) for chunk in chunks] == [16] * 12
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # an import of ms-swift, while other tests keep the cores busy
 def test_a_run_over_real_ranks_tells_what_it_found(tmp_path: Path) -> None:
     for name in ("ms-swift", "transformers"):

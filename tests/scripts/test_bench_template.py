@@ -64,7 +64,6 @@ def test_a_program_that_fails_is_shown(tmp_path: Path) -> None:
         run([str(program)], tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # an import of ms-swift, while other tests keep the cores busy
 def test_a_run_with_a_real_template_tells_what_it_found(tmp_path: Path) -> None:
     for name in ("ms-swift", "transformers"):

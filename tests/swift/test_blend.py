@@ -28,7 +28,7 @@ from tests.swift.commands import (
 from tests.swift.consumption import MICRO, SIZE, fed_live, position_of
 from tests.swift.streams import write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 CONSUMER = "blended"
 

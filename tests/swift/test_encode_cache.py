@@ -14,7 +14,7 @@ from tests.swift.commands import Run, megatron_sft, swift_sft
 from tests.swift.encoding import produce
 from tests.swift.streams import row, write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.timeout(1000)]
 
 PLUGIN: Final = Path(__file__).with_name("count_plugin.py")
 ROWS: Final = 24

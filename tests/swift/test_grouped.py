@@ -16,7 +16,7 @@ from tests.swift.consumption import MICRO, SIZE, position_of
 from tests.swift.streams import row
 from tests.swift.test_measure import CHAT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 SAMPLES = 121
 RANKS = 2

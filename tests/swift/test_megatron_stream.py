@@ -32,7 +32,7 @@ from tests.swift.defaults import DEFAULTS
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl, write_stream
 
 # One run takes 25 to 35 s on 2 idle cores.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 
 def test_tp2_dp2_with_data_sharding_and_validation_data(tmp_path: Path, model: Path) -> None:

@@ -23,7 +23,7 @@ from tests.objects.streams import upload
 from tests.swift.commands import ids_by_dp, swift_sft
 from tests.swift.streams import write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 __all__ = ["bucket", "running", "server"]
 

@@ -17,7 +17,7 @@ SAMPLES: Final = 24
 GLOBAL_BATCH: Final = 8
 
 # Of the runs, at one time with others on 2 cores.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.swift.commands import Run, ids_by_dp, megatron_sft
 from tests.swift.encoding import produce
 from tests.swift.streams import producing, row, write_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 ROWS: Final = 60
 CAPACITY: Final = 512

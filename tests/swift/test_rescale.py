@@ -17,7 +17,7 @@ from tests.swift.consumption import SIZE, TP2_DP2
 from tests.swift.rescaling import assert_every_sample_once, killed_at, position_of
 from tests.swift.streams import write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 CONSUMER = "rescaled"
 

@@ -40,7 +40,7 @@ from tests.swift.consumption import (
 from tests.swift.rescaling import assert_every_sample_once
 from tests.swift.streams import producing, published, write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 
 def until(run: Run, step: int) -> list[Batch]:

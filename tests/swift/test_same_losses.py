@@ -18,7 +18,7 @@ from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
 from tests.swift.streams import row, write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 SAMPLES: Final = 75
 EPOCHS: Final = 2

@@ -17,7 +17,7 @@ from tests.swift.commands import megatron_sft
 from tests.swift.encoding import MAX_LENGTH, TEMPLATE, environment_of
 from tests.swift.streams import ROOT, row
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 ROWS: Final = 60
 TOKENS: Final = 96

@@ -16,7 +16,7 @@ from tests.swift.consumption import MICRO, SIZE, position_of
 from tests.swift.streams import write_stream
 
 # One run takes 10 to 20 s on 2 idle cores.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 RANKS: Final = 2
 SAMPLES: Final = 12 * SIZE * RANKS

@@ -14,7 +14,7 @@ from tests.swift.commands import BIN, start_swift_sft, swift_sft
 from tests.swift.consumption import SIZE
 from tests.swift.streams import write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 SAMPLES = 64
 

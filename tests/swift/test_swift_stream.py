@@ -29,7 +29,7 @@ from tests.swift.consumption import (
 from tests.swift.streams import row, write_jsonl, write_stream
 
 # One run takes 10 to 15 s on 2 idle cores.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 ACCUMULATION: Final = 3
 

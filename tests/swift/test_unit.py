@@ -14,7 +14,7 @@ from tests.swift.commands import BIN, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO
 from tests.swift.streams import write_stream
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 SAMPLES = 61
 

@@ -146,7 +146,6 @@ def test_what_it_imports_at_every_start_brings_no_torch() -> None:
     assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_own_tests_pass(tree: Path, tmp_path: Path) -> None:
     reason = missing_stack()

@@ -29,7 +29,7 @@ from tests.swift.commands import (
 from tests.swift.consumption import SIZE, TP2_DP2, assert_dealt, position_of
 from tests.swift.streams import producing, published, wait_for_samples, write_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600)]
 
 SAMPLES: Final = 240
 """Rows that the producer has, most of which it has not published when it is killed."""

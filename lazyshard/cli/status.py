@@ -22,7 +22,8 @@ from lazyshard.cli.status_view import WIDTH, status_lines
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import one_line, say
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.storage.outlook import Looks
+from lazyshard.storage.disk_use import LostChunks
+from lazyshard.storage.outlook import Looks, Outlook
 from lazyshard.storage.survey import take_survey
 from lazyshard.storage.urls import stream_path
 
@@ -100,17 +101,21 @@ def _once(stream: Path, as_json: bool) -> int:
 
 
 def _watch(stream: Path, as_json: bool, interval: float) -> int:
-    looks, console = Looks(), Console()
+    looks, console, lost = Looks(), Console(), LostChunks()
+
+    def look() -> Outlook:
+        return looks.add(take_survey(stream, time.time(), lost))
+
     try:
         if as_json:
             for _ in _ticks(interval):
-                _put(json.dumps(_values(stream, looks)))
+                _put(json.dumps(_values(stream, look)))
         elif console.is_terminal:
-            _watch_terminal(stream, looks, interval, console)
+            _watch_terminal(stream, look, interval, console)
         else:
             for _ in _ticks(interval):
                 at = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-                _put("\n".join([at, *_lines(stream, looks, WIDTH), ""]))
+                _put("\n".join([at, *_lines(stream, look, WIDTH), ""]))
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except OSError as error:
@@ -122,27 +127,27 @@ def _watch(stream: Path, as_json: bool, interval: float) -> int:
     return exits.DONE
 
 
-def _watch_terminal(stream: Path, looks: Looks, interval: float, console: Console) -> None:
+def _watch_terminal(stream: Path, look: Callable[[], Outlook], interval: float, console: Console) -> None:
     with Live(console=console, auto_refresh=False) as live:
         for _ in _ticks(interval):
-            lines = [*_lines(stream, looks, min(WIDTH, console.width)), "", f"every {interval:g} s; Ctrl-C ends"]
+            lines = [*_lines(stream, look, min(WIDTH, console.width)), "", f"every {interval:g} s; Ctrl-C ends"]
             live.update(Text("\n".join(lines)), refresh=True)
 
 
-def _lines(stream: Path, looks: Looks, width: int) -> list[str]:
+def _lines(stream: Path, look: Callable[[], Outlook], width: int) -> list[str]:
     """Returns the page of a look, or the line of what has gone wrong: the next look may find it mended."""
     try:
-        return status_lines(looks.add(take_survey(stream, time.time())), watching=True, width=width)
+        return status_lines(look(), watching=True, width=width)
     except StreamMissing:
         return [f"{one_line(str(stream))}: no stream is here; it will be shown as soon as its producer has begun it"]
     except (LazyShardError, OSError) as error:
         return [one_line(str(error))]
 
 
-def _values(stream: Path, looks: Looks) -> dict[str, Any]:
+def _values(stream: Path, look: Callable[[], Outlook]) -> dict[str, Any]:
     now = time.time()
     try:
-        return status_values(looks.add(take_survey(stream, now)))
+        return status_values(look())
     except (LazyShardError, OSError) as error:
         return failure_values(stream, now, str(error))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError, StreamMissing
+from lazyshard.storage.disk_use import LostChunks
 from lazyshard.storage.outlook import Looks, Outlook
 from lazyshard.storage.survey import Survey, take_survey
 
@@ -71,7 +72,7 @@ class SharedLooks:
         stream: Path,
         interval: float,
         *,
-        take: Callable[[Path, float], Survey] = take_survey,
+        take: Callable[[Path, float, LostChunks], Survey] = take_survey,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.stream = stream
@@ -124,11 +125,11 @@ class SharedLooks:
         return self._began is not None and now - self._began[1] >= SILENT_S
 
     def _run(self) -> None:
-        looks = Looks()
+        looks, lost = Looks(), LostChunks()
         while self._wait_until_asked():
             found, error, missing = None, None, False
             try:
-                found = looks.add(self._take(self.stream, self._clock()))
+                found = looks.add(self._take(self.stream, self._clock(), lost))
             except (LazyShardError, OSError) as failure:
                 error, missing = str(failure), isinstance(failure, StreamMissing)
             except Exception as failure:

@@ -1,8 +1,8 @@
 """How many bytes a stream takes: exact while it is small, else from the sizes of some of its chunks.
 
 The names of a stream's chunks are known, so a hundred thousand chunks cost no more than a few hundred (measured: a
-listing of them with the size of each file takes a second, the sizes of `SAMPLED_CHUNKS` 1 ms). What was deleted by hand
-is found all the same, up to `LISTED_CHUNKS`.
+listing of them with the size of each file takes a second, the sizes of `SAMPLED_CHUNKS` 1 ms). Which of them were
+deleted by hand only a listing of the names tells: `LostChunks`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lazyshard.format.names import TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.storage.files import list_names, size_of
+from lazyshard.storage.files import size_of
+from lazyshard.storage.listing import unlisted_chunks
 from lazyshard.storage.urls import UrlPath
 
 SAMPLED_CHUNKS: Final = 128
 """So many chunks are looked at, two calls each: on a network filesystem a call takes about a millisecond."""
 
-LISTED_CHUNKS: Final = 10_000
-"""The names of so many chunks are listed to see whether one is missing, in some 10 ms; of more chunks only those are
-looked at whose sizes are."""
+_LISTING_SHARE: Final = 0.05
+"""The share of the time that listings may take of who looks again and again: a second for a million files."""
+
+_MOST_LISTED: Final = 20_000_000
+"""More chunks than a directory can hold: a head that names so many is damaged, and no memory is taken for it."""
+
+_MOST_LOOKED_UP: Final = 1000
+"""So many chunks that a listing lacks are looked up, since it may be older than they are; of more, the lowest."""
 
 _SAMPLED_OBJECTS: Final = 16
 """As many of a stream in an object store, where a call takes some ten milliseconds."""
@@ -44,7 +51,7 @@ class DiskUse:
         size: bytes of its chunks, seals and what is being written. Sizes, not blocks.
         exact: whether every chunk was looked at.
         chunk_size: mean bytes of a chunk with its seal, None where no chunk was found.
-        missing: those of which a file is not there, in order: of all chunks, or of those looked at where they are many.
+        missing: those of which a file is not there, in order: of those looked at, and of those that were not listed.
     """
 
     size: int
@@ -108,8 +115,38 @@ def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
     return round(sum(others) / len(others) * (count - (alone is not None)) + (alone or 0))
 
 
+class LostChunks:
+    """Finds chunks of which a file is not there, by listing their names, for one stream.
+
+    Who looks again and again keeps one: it lists in 5 % of the time at most. In between it returns what the last
+    listing lacked, so a chunk that is deleted is found at the next one.
+    """
+
+    def __init__(self) -> None:
+        self._unlisted: list[int] = []
+        self._again_at = float("-inf")
+
+    def unlisted(self, directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
+        """Returns chunks of the half-open range [first, stop) of which the last listing lacks a file, in order.
+
+        None of an object store, where a listing is paid for. Raises as `unlisted_chunks`.
+        """
+        if isinstance(directory, UrlPath) or stop - first > _MOST_LISTED:
+            return []
+        started = time.monotonic()
+        if started >= self._again_at:
+            self._unlisted = unlisted_chunks(directory, first, stop, arrays=arrays)
+            ended = time.monotonic()
+            self._again_at = ended + (ended - started) / _LISTING_SHARE
+        return [chunk for chunk in self._unlisted if first <= chunk < stop]
+
+
 def measure_disk(
-    directory: Path, first: int, stop: int, names: Callable[[int], tuple[str, ...]] = canonical_names
+    directory: Path,
+    first: int,
+    stop: int,
+    names: Callable[[int], tuple[str, ...]] = canonical_names,
+    lost: LostChunks | None = None,
 ) -> DiskUse:
     """Looks at the sizes of some of the chunks [first, stop) and of what is being written.
 
@@ -118,17 +155,17 @@ def measure_disk(
         first: first chunk that is there.
         stop: chunk before which to stop.
         names: returns the names of a chunk's data file and seal, and of what else belongs to it.
+        lost: tells which of the other chunks to look up; None: only those whose sizes are asked.
 
     Raises:
         OSError: the filesystem failed.
     """
     looked_at = sampled_chunks(first, stop, _SAMPLED_OBJECTS if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
     exact = len(looked_at) == stop - first
-    if not exact and stop - first <= LISTED_CHUNKS and not isinstance(directory, UrlPath):
-        there = set(list_names(directory))
-        unseen = [chunk for chunk in range(first, stop) if not there.issuperset(names(chunk))]
-        # A listing may be older than the chunks, so what it does not show is looked at.
-        looked_at = sorted({*looked_at, *unseen})
+    unlisted: list[int] = []
+    if lost is not None and not exact:
+        unlisted = lost.unlisted(directory, first, stop, arrays=len(names(first)) > 2)
+        looked_at = sorted({*looked_at, *unlisted[:_MOST_LOOKED_UP]})
     sizes: dict[int, int] = {}
     missing = []
     for chunk in looked_at:
@@ -139,6 +176,7 @@ def measure_disk(
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
             missing.append(chunk)
+    missing = sorted({*missing, *unlisted[_MOST_LOOKED_UP:]})
     count = len(sizes) if exact else stop - first
     return DiskUse(
         size=estimate_size(count, sizes, stop - 1) + _unfinished_size(directory),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import (
+    ARRAYS_SUFFIX,
     DATA_SUFFIX,
     HEAD,
     MANIFEST,
@@ -34,6 +35,7 @@ from lazyshard.storage.urls import UrlPath
 _PREFIX: Final = b"chunk_"
 _DATA_END: Final = DATA_SUFFIX.encode()
 _SEAL_END: Final = (DATA_SUFFIX + SEAL_SUFFIX).encode()
+_ARRAYS_END: Final = ARRAYS_SUFFIX.encode()
 _OURS: Final = frozenset((MANIFEST, HEAD, OWNER))
 _LONGEST_OURS: Final = max(map(len, _OURS))
 
@@ -167,30 +169,64 @@ def _scan(directory: Path) -> Scan | None:
     kinds: tuple[list[_Integers], list[_Integers]] = [], []
     odd: dict[int, str] = {}
     ours: set[str] = set()
-    with os.scandir(directory) as entries:
-        while batch := [entry.name for entry in itertools.islice(entries, _BATCH)]:
-            for length, group in itertools.groupby(sorted(batch, key=len), key=len):
-                # What is not ASCII is nothing of a stream.
-                names = [name for name in group if name.isascii()]
-                ours.update(_OURS.intersection(names) if length <= _LONGEST_OURS else ())
-                table = np.frombuffer("".join(names).encode(), np.uint8).reshape(-1, length)
-                for kind, end in zip(kinds, (_DATA_END, _SEAL_END), strict=True):
-                    digits = length - len(_PREFIX) - len(end)
-                    if digits > _MOST_DIGITS and any(map(parse_chunk_name, names)):
-                        return None
-                    if not 0 < digits <= _MOST_DIGITS:
-                        continue
-                    rows, numbers = _numbers(table, end, digits)
-                    kind.append(numbers)
-                    if kind is kinds[0] and digits != _PADDED:
-                        # Longer ones that begin with a zero, and all that are shorter.
-                        found = np.flatnonzero((numbers < 10 ** (digits - 1)) | (digits < _PADDED))
-                        odd.update((int(numbers[one]), names[rows[one]]) for one in found)
+    for names, table in _tables(directory):
+        length = table.shape[1]
+        ours.update(_OURS.intersection(names) if length <= _LONGEST_OURS else ())
+        for kind, end in zip(kinds, (_DATA_END, _SEAL_END), strict=True):
+            digits = length - len(_PREFIX) - len(end)
+            if digits > _MOST_DIGITS and any(map(parse_chunk_name, names)):
+                return None
+            if not 0 < digits <= _MOST_DIGITS:
+                continue
+            rows, numbers = _numbers(table, end, digits)
+            kind.append(numbers)
+            if kind is kinds[0] and digits != _PADDED:
+                # Longer ones that begin with a zero, and all that are shorter.
+                found = np.flatnonzero((numbers < 10 ** (digits - 1)) | (digits < _PADDED))
+                odd.update((int(numbers[one]), names[rows[one]]) for one in found)
     data, seals = (np.sort(np.concatenate([_NONE, *kind])) for kind in kinds)
     if any((numbers[1:] == numbers[:-1]).any() for numbers in (data, seals)):
         return None
     complete = min(_first_missing(data), _first_missing(seals))
     return Scan(complete, len(data), len(seals), odd, frozenset(ours))
+
+
+def unlisted_chunks(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
+    """Lists a directory, and returns the chunks of which a file is not in the listing, which may be an old one.
+
+    Takes about 1 us a file, and 2 or 3 bytes a chunk.
+
+    Args:
+        directory: the stream's directory, on a filesystem.
+        first: first chunk that should be there.
+        stop: chunk before which to stop.
+        arrays: whether each chunk has a side file too.
+
+    Returns:
+        Numbers of the half-open range [first, stop), in order.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
+    ends = (_DATA_END, _SEAL_END, _ARRAYS_END) if arrays else (_DATA_END, _SEAL_END)
+    listed = np.zeros((len(ends), stop - first), np.bool_)
+    for _, table in _tables(directory):
+        for kind, end in zip(listed, ends, strict=True):
+            digits = table.shape[1] - len(_PREFIX) - len(end)
+            if 0 < digits <= _MOST_DIGITS:
+                _, numbers = _numbers(table, end, digits)
+                kind[numbers[(numbers >= first) & (numbers < stop)] - first] = True
+    return [first + int(missing) for missing in np.flatnonzero(~listed.all(axis=0))]
+
+
+def _tables(directory: Path) -> Iterator[tuple[list[str], npt.NDArray[np.uint8]]]:
+    """Yields the names of a directory's files, those of one length together, and their bytes: a name in each row."""
+    with os.scandir(directory) as entries:
+        while batch := [entry.name for entry in itertools.islice(entries, _BATCH)]:
+            for length, group in itertools.groupby(sorted(batch, key=len), key=len):
+                # What is not ASCII is nothing of a stream.
+                names = [name for name in group if name.isascii()]
+                yield names, np.frombuffer("".join(names).encode(), np.uint8).reshape(-1, length)
 
 
 def _numbers(table: npt.NDArray[np.uint8], end: bytes, digits: int) -> tuple[_Integers, _Integers]:

@@ -1,7 +1,7 @@
 """One look at a stream, for people who ask how it is: everything that its files tell, and what is wrong with them.
 
 Nothing is written, no lock is taken, and no row is read. With a readable `head.json` the cost does not grow with the
-stream, but for a listing of its names while it is short.
+stream, but for a listing of its names, about 1 us a file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lazyshard.format.mixed import MixedSource
 from lazyshard.format.names import QUARANTINE
 from lazyshard.storage.census import Census, retired_chunks, take_census, tolerate
 from lazyshard.storage.consumers import Consumer, list_consumers
-from lazyshard.storage.disk_use import DiskUse, Lines, count_lines, free_bytes, measure_disk
+from lazyshard.storage.disk_use import DiskUse, Lines, LostChunks, count_lines, free_bytes, measure_disk
 from lazyshard.storage.files import modified_at
 from lazyshard.storage.mixture import read_mixture
 from lazyshard.storage.producer_process import process_ended, process_gone
@@ -56,19 +56,20 @@ class Survey:
     ended: bool = False
 
 
-def take_survey(directory: Path, now: float) -> Survey:
+def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> Survey:
     """Looks at a stream once.
 
     Args:
         directory: the stream's directory.
         now: seconds since 1970.
+        lost: that of the looks before, where there are any.
 
     Raises:
         StreamMissing, StreamUnsealed, StreamInvalid, VersionUnsupported, OSError: as `take_census`.
     """
     problems: list[str] = []
     census = take_census(directory, problems)
-    disk = measure_disk(directory, census.retired, census.chunks, census.names)
+    disk = measure_disk(directory, census.retired, census.chunks, census.names, lost or LostChunks())
     problems += _lost(disk, directory, census, now)
     consumers = tolerate(lambda: list_consumers(directory, census.chunks), problems) or ()
     head = census.head

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from lazyshard.errors import LazyShardError, redact
 from lazyshard.format import (
@@ -155,7 +155,7 @@ class ChunkWriter:
         try:
             self._chunks.append(line, tokens, source)
         except BaseException as cause:
-            self._failure.fail(cause, self.published_samples)
+            self._fail(cause)
         self._beat()
         return parsed
 
@@ -195,7 +195,7 @@ class ChunkWriter:
             if len(rows):
                 self._chunks.extend(rows, source if rows.refused is None else None)
         except BaseException as cause:
-            self._failure.fail(cause, self.published_samples)
+            self._fail(cause)
         self._beat()
         if rows.refused is not None:
             raise rows.refused
@@ -263,7 +263,7 @@ class ChunkWriter:
             self._steps.do(functools.partial(self._chunks.tell_alive, note))
             self._steps.wait()
         except Exception as cause:
-            self._failure.fail(cause, self.published_samples)
+            self._fail(cause)
 
     def settle(self) -> None:
         """Returns when every full chunk is published; at once where publishing does not overlap.
@@ -324,7 +324,7 @@ class ChunkWriter:
                 try:
                     self._chunks.end()
                 except BaseException as cause:
-                    self._failure.fail(cause, self.published_samples)
+                    self._fail(cause)
             else:
                 self._finish_steps()
                 self._chunks.leave(state, _plain(note))
@@ -361,9 +361,17 @@ class ChunkWriter:
         try:
             self._chunks.append_packed(packed, tokens, source)
         except BaseException as cause:
-            self._failure.fail(cause, self.published_samples)
+            self._fail(cause)
         self._beat()
         return parsed
+
+    def _fail(self, cause: BaseException) -> NoReturn:
+        """Ends this writer's work, and tells the readers at once: whoever catches the error may never close it."""
+        try:
+            self._failure.fail(cause, self.published_samples)
+        except Exception as told:
+            self._chunks.leave("failed", _why(told))
+            raise
 
     def _finish_steps(self) -> None:
         """Waits for what is on its way, unless it is known not to arrive."""
@@ -371,7 +379,7 @@ class ChunkWriter:
             try:
                 self._steps.wait()
             except Exception as cause:
-                self._failure.fail(cause, self.published_samples)
+                self._fail(cause)
 
     def _beat(self) -> None:
         if time.monotonic() - self._chunks.told_at > HEARTBEAT_S:

@@ -10,6 +10,7 @@ import pytest
 from lazyshard.cli import watch_looks
 from lazyshard.cli.watch_looks import SharedLooks, seconds_to_next
 from lazyshard.errors import StreamMissing
+from lazyshard.storage.disk_use import LostChunks
 from lazyshard.storage.survey import Survey
 from tests.cli.looks import NOW, survey
 from tests.storage.streams import wait_until
@@ -27,7 +28,7 @@ class Share:
         self.answers = threading.Event()
         self.answers.set()
 
-    def take(self, directory: Path, now: float) -> Survey:
+    def take(self, directory: Path, now: float, lost: LostChunks) -> Survey:
         self.looks += 1
         assert self.answers.wait(60.0)
         if self.fails is not None:

@@ -16,14 +16,15 @@ from lazyshard.format.mixed import MixedSource
 from lazyshard.storage import census as census_module
 from lazyshard.storage import disk_use, mixture
 from lazyshard.storage.disk_use import (
-    LISTED_CHUNKS,
     SAMPLED_CHUNKS,
     DiskUse,
     Lines,
+    LostChunks,
     count_lines,
     estimate_size,
     free_bytes,
     measure_disk,
+    names_with_arrays,
     sampled_chunks,
 )
 from lazyshard.storage.retire import retire
@@ -301,7 +302,7 @@ def test_what_is_being_written_counts(tmp_path: Path) -> None:
 
 
 def test_many_chunks_are_estimated_from_some(tmp_path: Path) -> None:
-    stop = LISTED_CHUNKS + 1
+    stop = 10_000
     looked_at = sampled_chunks(0, stop)
     for number in looked_at:
         chunk(tmp_path, number, 90, 10)
@@ -311,13 +312,51 @@ def test_many_chunks_are_estimated_from_some(tmp_path: Path) -> None:
     assert measure_disk(tmp_path, 0, stop) == DiskUse(100 * stop, False, 100.0, (looked_at[5],))
 
 
-def test_a_chunk_that_is_not_looked_at_is_missed_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.completed", "arrays"])
+def test_a_chunk_that_is_not_looked_at_is_missed_all_the_same(tmp_path: Path, kind: str) -> None:
+    first, stop = 99_900, 99_900 + 2 * SAMPLED_CHUNKS
+    for number in range(first, stop):
+        chunk(tmp_path, number, 80, 10)
+        (tmp_path / f"chunk_{number:05d}.arrays").write_bytes(b"a" * 10)
+    lost = LostChunks()
+    found = measure_disk(tmp_path, first, stop, names_with_arrays, lost)
+    assert found == DiskUse(100 * 2 * SAMPLED_CHUNKS, False, 100.0, ())
+    gone = first + 101
+    assert gone not in sampled_chunks(first, stop)
+    os.unlink(tmp_path / f"chunk_{gone:05d}.{kind}")
+    assert measure_disk(tmp_path, first, stop, names_with_arrays, LostChunks()).missing == (gone,)
+
+
+def test_a_chunk_that_an_old_listing_lacks_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = 2 * SAMPLED_CHUNKS
     for number in range(stop):
         chunk(tmp_path, number, 90, 10)
-    (gone,) = set(range(101, 103)) - set(sampled_chunks(0, stop))
-    os.unlink(tmp_path / f"chunk_{gone:05d}.jsonl")
-    assert measure_disk(tmp_path, 0, stop) == DiskUse(100 * stop, False, 100.0, (gone,))
+    os.unlink(tmp_path / "chunk_00002.jsonl")
+    monkeypatch.setattr(disk_use, "unlisted_chunks", lambda *_, **__: [2, 100])
+    assert measure_disk(tmp_path, 0, stop, lost=LostChunks()).missing == (2,)
+
+
+def test_all_chunks_of_a_long_stream_can_be_missing(tmp_path: Path) -> None:
+    assert measure_disk(tmp_path, 5, 3000, lost=LostChunks()).missing == tuple(range(5, 3000))
+
+
+def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, listed = [0.0], []
+
+    def list_for_two_seconds(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
+        listed.append(clock[0])
+        clock[0] += 2.0
+        return [7, 9]
+
+    monkeypatch.setattr(disk_use, "unlisted_chunks", list_for_two_seconds)
+    monkeypatch.setattr(disk_use.time, "monotonic", lambda: clock[0])
+    lost = LostChunks()
+    for _ in range(50):
+        # What is retired meanwhile is not missed.
+        first = 8 if clock[0] >= 10 else 0
+        assert lost.unlisted(tmp_path, first, 1000, arrays=False) == ([7, 9] if first == 0 else [9])
+        clock[0] += 1.0
+    assert listed == [0.0, 42.0]
 
 
 def test_chunk_without_a_file_takes_nothing(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def test_full_disk_fails_the_writer_and_a_new_one_goes_on_exactly(small: Path) -
     published = caught.value.published_samples
     assert published is not None and published == writer.published_samples >= 2
     assert caught.value.directory == str(stream)
+    # Before it is closed, which whoever catches the error may never do.
+    told = head(stream)
+    assert (told.state, told.open, "No space left" in told.note) == ("failed", 0, True)
     writer.close(end=False)
     assert check_prefix(stream, 2) in (published - 2, published)  # the head may have found no room
     (small / "ballast").unlink()

@@ -33,4 +33,4 @@ def test_every_folder_is_named_and_only_commands_lie_beside_them() -> None:
     folders = {path.name for path in SCRIPTS.iterdir() if path.is_dir()} - {"__pycache__"}
     assert [name for name in sorted(folders) if f"`{name}`" not in page()] == []
     files = {path.name for path in SCRIPTS.iterdir() if path.is_file()}
-    assert sorted(files - set(COMMANDS)) == ["README.md", "constraints-swift3.txt", "locked.txt"]
+    assert sorted(files - set(COMMANDS)) == ["README.md", "locked.txt"]

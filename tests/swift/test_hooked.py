@@ -21,9 +21,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (hooked.WARNED, *hooked._RANKS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    hooked._supported.cache_clear()
+    hooked._installed.cache_clear()
     yield
-    hooked._supported.cache_clear()
+    hooked._installed.cache_clear()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_last_outcome_counts(engine: types.ModuleType, monkeypatch: pytest.Monke
 def test_failure_is_told_once(
     engine: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lacking = [point for point in points.POINTS_4 if point.name != "_show_dataset"]
+    lacking = [point for point in points.POINTS if point.name != "_show_dataset"]
     install(monkeypatch, "4.6.0", make_swift(tmp_path, lacking))
     del vars(engine)["value"]
     hooked.extend(engine, "engine_extension")
@@ -91,16 +91,14 @@ def test_failure_is_told_once(
         (
             "lazyshard",
             logging.WARNING,
-            "ms-swift 4.6.0 is installed, lazyshard is made for 3.12 and 4.0 to 4.6. Could not be hooked: "
+            "ms-swift 4.6.0 is installed, lazyshard is made for 4.0 to 4.6. Could not be hooked: "
             "swift.pipelines.train.sft.SwiftSft._show_dataset (there is no _show_dataset); "
             f"engine (engine_extension: AttributeError: it has no value). {UNAFFECTED}",
         )
     ]
 
 
-@pytest.mark.parametrize(
-    ("version", "name"), [("4.7.0", "4.7.0"), ("3.11.3", "3.11.3"), (None, "of an unknown version")]
-)
+@pytest.mark.parametrize(("version", "name"), [("4.7.0", "4.7.0"), ("5.0", "5.0"), (None, "of an unknown version")])
 def test_other_version_is_told_once(
     version: str | None,
     name: str,
@@ -113,9 +111,22 @@ def test_other_version_is_told_once(
     hooked.extend(engine, "engine_extension")
     assert vars(engine)["value"] == 3
     assert caplog.messages == [
-        f"ms-swift {name} is installed, lazyshard is made for 3.12 and 4.0 to 4.6. "
-        f"All hook points are there. {UNAFFECTED}"
+        f"ms-swift {name} is installed, lazyshard is made for 4.0 to 4.6. All hook points are there. {UNAFFECTED}"
     ]
+
+
+def test_of_an_ms_swift_that_is_too_old_nothing_is_touched_but_to_refuse_the_flag(
+    engine: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "3.12.6")
+    hooked.extend(engine, "engine_extension")
+    assert vars(engine)["value"] == 1
+    assert hooked.outcomes() == ()
+    for number, name in enumerate(hooked.REFUSING):
+        monkeypatch.setitem(sys.modules, name, sys.modules["engine_extension"])
+        hooked.extend(engine, name)
+        assert vars(engine)["value"] == 2 + number
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +211,7 @@ for name in ("launcher", "huggingface"):
     module = sys.modules[f"lazyshard_swift.{name}"] = types.ModuleType(name)
     module.extend = lambda target: target.gone if target.__file__.endswith(FAILING) else None
 """
-    make_swift(tmp_path, points.POINTS_4)
+    make_swift(tmp_path, points.POINTS)
     make_packages(tmp_path, ["elsewhere"], "def __getattr__(name):\n    return print\n")
     done = python(
         f"FAILING = {failing!r}\n{stand_ins}{JOB}",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_swift import hook, points, versions
-from lazyshard_swift.points import POINTS_3_12, POINTS_4, HookPoint, check, points_of
+from lazyshard_swift.points import POINTS, HookPoint, check
 from tests.swift.stand_ins import make_swift, package_folder, python, write
 
 METHOD = HookPoint("a method", "swift.pipelines.train.sft", "SwiftSft", "_show_dataset", ("self", "train_dataset"))
@@ -17,7 +17,7 @@ def test_installed_ms_swift_has_all_hook_points() -> None:
     folder, version = versions.folder(), versions.installed()
     assert folder is not None and version is not None, "ms-swift is not installed; run `scripts/environment full`"
     assert versions.is_supported(version)
-    found = check(points_of(version), folder)
+    found = check(POINTS, folder)
     assert [(checked.point.title, checked.problem) for checked in found if checked.problem is not None] == []
     for checked in found:
         assert checked.line is not None
@@ -29,7 +29,7 @@ def test_nothing_of_ms_swift_is_imported() -> None:
     code = """
 import sys
 from lazyshard_swift import points, versions
-points.check(points.points_of(versions.installed()), versions.folder())
+points.check(points.POINTS, versions.folder())
 print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torch", "transformers"}])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -37,33 +37,32 @@ print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torc
 
 
 def test_each_module_that_is_extended_has_hook_points() -> None:
-    assert {point.module for point in POINTS_3_12 + POINTS_4} == set(hook.EXTENSIONS)
+    of_ms_swift_3 = "swift.llm.argument.base_args.data_args"
+    assert {point.module for point in POINTS} == set(hook.EXTENSIONS) - {of_ms_swift_3}
 
 
-@pytest.mark.parametrize("table", [POINTS_3_12, POINTS_4])
-def test_titles_are_unique(table: tuple[HookPoint, ...]) -> None:
-    assert len({point.title for point in table}) == len(table)
+def test_titles_are_unique() -> None:
+    assert len({point.title for point in POINTS}) == len(POINTS)
 
 
 def test_commands() -> None:
-    by_module = {point.module: point.commands for point in POINTS_4}
+    by_module = {point.module: point.commands for point in POINTS}
     assert by_module["swift.cli.main"] == by_module["swift.pipelines.train.sft"] == ("megatron sft", "swift sft")
     assert by_module["swift.megatron.trainers.base"] == ("megatron sft",)
     assert by_module["swift.trainers.mixin"] == ("swift sft",)
 
 
-@pytest.mark.parametrize("table", [POINTS_3_12, POINTS_4])
-def test_tree_that_has_all(table: tuple[HookPoint, ...], tmp_path: Path) -> None:
-    found = check(table, make_swift(tmp_path, table))
-    assert [checked.point for checked in found] == list(table)
+def test_tree_that_has_all(tmp_path: Path) -> None:
+    found = check(POINTS, make_swift(tmp_path, POINTS))
+    assert [checked.point for checked in found] == list(POINTS)
     assert {checked.problem for checked in found} == {None}
     assert found[0].file == "swift/cli/main.py"
 
 
-@pytest.mark.parametrize("point", POINTS_4, ids=lambda point: point.title)
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.title)
 def test_tree_that_lacks_one(point: HookPoint, tmp_path: Path) -> None:
-    folder = make_swift(tmp_path, [other for other in POINTS_4 if other != point])
-    bad = [checked for checked in check(POINTS_4, folder) if checked.problem is not None]
+    folder = make_swift(tmp_path, [other for other in POINTS if other != point])
+    bad = [checked for checked in check(POINTS, folder) if checked.problem is not None]
     assert [(checked.point, checked.line) for checked in bad] == [(point, None)]
 
 
@@ -155,23 +154,21 @@ def test_warnings_about_their_source_are_not_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "release", "supported"),
+    ("version", "release", "supported", "too_old"),
     [
-        ("3.11.3", (3, 11), False),
-        ("3.12.0", (3, 12), True),
-        ("3.12.6", (3, 12), True),
-        ("3.13.0", (3, 13), False),
-        ("4.0.0.dev0", (4, 0), True),
-        ("4.6.12", (4, 6), True),
-        ("4.7.0", (4, 7), False),
-        ("4.10.0", (4, 10), False),
-        ("5", None, False),
-        ("main", None, False),
+        ("2.6.1", (2, 6), False, True),
+        ("3.12.6", (3, 12), False, True),
+        ("4.0.0.dev0", (4, 0), True, False),
+        ("4.6.12", (4, 6), True, False),
+        ("4.7.0", (4, 7), False, False),
+        ("4.10.0", (4, 10), False, False),
+        ("5", None, False, False),
+        ("main", None, False, False),
     ],
 )
-def test_versions(version: str, release: tuple[int, int] | None, supported: bool) -> None:
-    assert (versions.release(version), versions.is_supported(version)) == (release, supported)
-    assert points_of(version) is (POINTS_3_12 if version.startswith("3.") else POINTS_4)
+def test_versions(version: str, release: tuple[int, int] | None, supported: bool, too_old: bool) -> None:
+    assert versions.release(version) == release
+    assert (versions.is_supported(version), versions.is_too_old(version)) == (supported, too_old)
 
 
 def without_files(folder: Path) -> None:
@@ -187,7 +184,7 @@ def with_other_version_file(folder: Path) -> None:
     [(lambda folder: None, "4.5.0.dev0"), (without_files, None), (with_other_version_file, None)],
 )
 def test_checkout_without_metadata(damage: Callable[[Path], None], version: str | None, tmp_path: Path) -> None:
-    folder = make_swift(tmp_path, points.POINTS_4, "4.5.0.dev0")
+    folder = make_swift(tmp_path, points.POINTS, "4.5.0.dev0")
     damage(folder)
     code = "from lazyshard_swift import versions; print(versions.folder(), versions.installed())"
     done = python(code, tmp_path, package_folder())

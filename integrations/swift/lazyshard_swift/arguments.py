@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, Literal
 
-from lazyshard_swift import settings
+from lazyshard_swift import settings, versions
+from lazyshard_swift.errors import refused
 from lazyshard_swift.logs import caution, notice
 from lazyshard_swift.settings_checks import check_combinations
 
@@ -200,7 +201,7 @@ def check(args: Any) -> None:
     """Looks at the arguments of a command before ms-swift does, and puts those of a stream in order.
 
     Raises:
-        SettingsRefused: with these arguments nothing can be promised.
+        SettingsRefused: with these arguments nothing can be promised, or ms-swift is too old.
     """
     if not args.sharded_lazy:
         for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
@@ -219,6 +220,8 @@ def check(args: Any) -> None:
     from lazyshard_swift import exits
 
     exits.install()
+    if versions.is_too_old(versions.installed()):
+        raise refused("sharded_lazy", f"--sharded_lazy true needs ms-swift {versions.needed()}")
     if isinstance(args.dataset, str):
         args.dataset = [args.dataset]
     args.dataset = [os.path.expanduser(name) for name in args.dataset]

@@ -34,7 +34,8 @@ def examine() -> list[Finding]:
     version = versions.installed()
     folder = versions.folder()
     needed = {points.SWIFT: _ANY, points.MEGATRON: (*_ANY, *_megatron_needs(version))}
-    found = points.check(points.points_of(version), folder) if version is not None and folder is not None else []
+    looked_up = version is not None and folder is not None and not versions.is_too_old(version)
+    found = points.check(points.POINTS, folder) if folder is not None and looked_up else []
     return [
         *_versions(version, folder, needed[points.MEGATRON]),
         *_startup(),
@@ -120,6 +121,8 @@ def _verdict(
     missing = [name for name in needed if versions.distribution_version(name) is None]
     if version is None:
         return "cannot start: ms-swift is not installed", False
+    if versions.is_too_old(version):
+        return f"stops before training: needs ms-swift {versions.needed()}", False
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return f"does not start, with or without the option: {_listed(missing)} {verb} not installed", False

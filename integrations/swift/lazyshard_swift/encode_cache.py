@@ -50,8 +50,8 @@ def options(args: Any, template: Any) -> dict[str, Any]:
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return {}
-    if (versions.release(versions.installed() or "") or (0, 0)) < (4, 0):
-        raise _refused("needs ms-swift 4: earlier ones do not tell all that decides about a sample")
+    if versions.release(versions.installed() or "") is None:
+        raise _refused("what is kept is found again by the version of ms-swift, which this one does not tell")
     if getattr(template, "use_model", False):
         raise _refused(
             f"the template {template.template_meta.template_type} encodes with the model itself, which training "

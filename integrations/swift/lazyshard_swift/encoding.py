@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lazyshard.format import Encoding
+from lazyshard_swift import versions
 from lazyshard_swift.encoded_values import pack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import of_producer
@@ -42,7 +43,7 @@ def open_encoder(
         options: names and values of other options of ms-swift; besides these `mode`, one of `MODES`.
 
     Raises:
-        SettingsRefused: ms-swift is not installed or is another one, or cannot encode by these options.
+        SettingsRefused: ms-swift is not installed or too old, or cannot encode by these options.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -50,7 +51,7 @@ def open_encoder(
         from swift.arguments import BaseArguments
         from swift.utils import parse_args
     except ImportError as cause:
-        raise SettingsRefused(f"--encode swift needs ms-swift 4, and there is none: {cause}") from cause
+        raise SettingsRefused(f"--encode swift needs ms-swift {versions.needed()}: {cause}") from cause
     given = dict(options)
     mode = given.pop("mode", MODES[0])
     if mode not in MODES:

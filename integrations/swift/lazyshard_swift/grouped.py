@@ -14,7 +14,7 @@ from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import grouping, parallel, versions
+from lazyshard_swift import grouping, parallel
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.parallel import Facts
@@ -84,7 +84,7 @@ def sampler_of(megatron: bool) -> type[Any]:
     """Returns the sampler of ms-swift's trainer, which is imported already.
 
     Raises:
-        SettingsRefused: it does not group by length, or is that of ms-swift 3, of which that was never seen.
+        SettingsRefused: it does not group by length.
     """
     try:
         if megatron:
@@ -93,15 +93,14 @@ def sampler_of(megatron: bool) -> type[Any]:
             from swift.trainers.mixin import BatchSamplerShard as Sampler
     except ImportError:
         Sampler = None
-    check_sampler(Sampler, versions.installed())
+    check_sampler(Sampler)
     found: type[Any] = Sampler
     return found
 
 
-def check_sampler(sampler: type[Any] | None, version: str | None) -> None:
-    """Refuses a sampler of ms-swift, of a version; see `sampler_of`."""
-    grouping_known = sampler is not None and "group_by_length" in inspect.signature(sampler).parameters
-    if not grouping_known or (versions.release(version or "") or (4, 0)) < (4, 0):
+def check_sampler(sampler: type[Any] | None) -> None:
+    """Refuses a sampler of ms-swift; see `sampler_of`."""
+    if sampler is None or "group_by_length" not in inspect.signature(sampler).parameters:
         raise grouping.refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
 
 

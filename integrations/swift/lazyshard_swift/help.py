@@ -6,7 +6,6 @@ Before that it sets up the visible device, which is where we come in.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any, Final
 from lazyshard_swift.wrapping import wrap
 
 _SCRIPT: Final = ("cli", "sft.py")
-_PIPELINES: Final = ("swift.pipelines", "swift.llm")
-"""Where `sft_main` is: in ms-swift 4.x, in 3.12."""
 
 
 def extend(module: ModuleType) -> None:
@@ -47,10 +44,8 @@ def _after(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _show() -> None:
     """Lets ms-swift parse the command line, which prints the help and exits; comes back where that cannot be."""
-    for name in _PIPELINES:
-        try:
-            main = importlib.import_module(name).sft_main
-        except (ImportError, AttributeError):
-            continue
-        main()
+    try:
+        from swift.pipelines import sft_main
+    except ImportError:
         return
+    sft_main()

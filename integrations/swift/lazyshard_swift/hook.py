@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 MARK = "lazyshard_swift"
 """The attribute, True, by which the finder and its stand-in are known."""
 
-# By place in ms-swift 3.12, then 4.x where it differs.
 EXTENSIONS: "dict[str, str]" = {
     "swift.cli.main": "lazyshard_swift.launcher",
     "swift.cli.utils": "lazyshard_swift.help",
-    "swift.llm.argument.base_args.data_args": "lazyshard_swift.arguments",
     "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
-    "swift.llm.train.sft": "lazyshard_swift.pipeline",
     "swift.pipelines.train.sft": "lazyshard_swift.pipeline",
     "swift.megatron.trainers.base": "lazyshard_swift.megatron",
     "swift.trainers.mixin": "lazyshard_swift.huggingface",
+    # Of ms-swift 3, where the options are added for one purpose: to refuse them.
+    "swift.llm.argument.base_args.data_args": "lazyshard_swift.arguments",
 }
 
 

@@ -22,8 +22,8 @@ from lazyshard_swift import points, versions
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
 
-BUILT_IN: Final = "swift.dataset.sharded_lazy"
-"""The module of an ms-swift that knows the flag by itself; those that need it import it as `sharded_lazy`."""
+REFUSING: Final = ("lazyshard_swift.launcher", "lazyshard_swift.arguments")
+"""Extensions that refuse the flag where ms-swift is too old for it; nothing else of such an ms-swift is touched."""
 
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
@@ -64,24 +64,23 @@ def failures() -> tuple[Outcome, ...]:
 def extend(module: ModuleType, extension: str) -> None:
     """Calls the extension's `extend(module)`, records how it went, and warns if need be; raises nothing.
 
+    An ms-swift that is too old is told so by the extensions that refuse the flag, and goes on in silence without it.
+
     Args:
         module: the module of ms-swift, whose code has just run.
         extension: the name of the module that extends it.
     """
+    too_old = versions.is_too_old(_installed())
+    if too_old and extension not in REFUSING:
+        return
     try:
-        if not knows_streams(module):
-            importlib.import_module(extension).extend(module)
+        importlib.import_module(extension).extend(module)
         outcome = Outcome(module.__name__, extension, True)
     except Exception as error:
         outcome = Outcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
-    if not outcome.ok or not _supported():
+    if not outcome.ok or not (too_old or versions.is_supported(_installed() or "")):
         warn_once()
-
-
-def knows_streams(module: ModuleType) -> bool:
-    """Returns whether a module of ms-swift calls us by itself; see `lazyshard_swift.native`."""
-    return getattr(vars(module).get("sharded_lazy"), "__name__", None) == BUILT_IN
 
 
 def warn_once() -> None:
@@ -110,15 +109,14 @@ def _reason(error: Exception, module: ModuleType) -> str:
 
 
 @functools.cache
-def _supported() -> bool:
-    version = versions.installed()
-    return version is not None and versions.is_supported(version)
+def _installed() -> str | None:
+    return versions.installed()
 
 
 def _warning() -> str:
     """Returns the text, on one line."""
     version = versions.installed() or "of an unknown version"
-    missing = [*_missing(version), *(f"{failed.module} ({failed.extension}: {failed.reason})" for failed in failures())]
+    missing = [*_missing(), *(f"{failed.module} ({failed.extension}: {failed.reason})" for failed in failures())]
     text = (
         f"ms-swift {version} is installed, lazyshard is made for {versions.SUPPORTED}. "
         + (f"Could not be hooked: {'; '.join(missing)}. " if missing else "All hook points are there. ")
@@ -127,9 +125,9 @@ def _warning() -> str:
     return " ".join(text.split())
 
 
-def _missing(version: str) -> list[str]:
+def _missing() -> list[str]:
     folder = versions.folder()
     if folder is None:
         return []
-    found = points.check(points.points_of(version), folder)
+    found = points.check(points.POINTS, folder)
     return [f"{checked.point.title} ({checked.problem})" for checked in found if checked.problem is not None]

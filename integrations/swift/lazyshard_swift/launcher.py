@@ -2,7 +2,8 @@
 
 Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves the training behind as an
 orphan. With the flag on it hands the signal down and waits for the end. Where Megatron is not installed ms-swift fails
-at an import, before anything of ours has run; what to install is told here, behind what torchrun prints of it.
+at an import, before anything of ours has run; what to install is told here, behind what torchrun prints of it. An
+ms-swift that is too old for the flag is refused here, before it starts anything.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
+from lazyshard_swift import versions
+
 _FLAG: Final = "__sharded_lazy"
 
 _MEGATRON: Final = "_megatron"
-"""The folder of what `megatron` runs, in 3.12 as in 4.x."""
+"""The folder of what `megatron` runs."""
 
 _IMPORTED: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
 """What is imported of a distribution that Megatron in ms-swift needs."""
@@ -52,6 +55,11 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
 def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
         return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
+    if versions.is_too_old(versions.installed()):
+        from lazyshard_swift.exits import REFUSED
+
+        _tell(f"--sharded_lazy true needs ms-swift {versions.needed()}")
+        return subprocess.CompletedProcess(list(arguments), REFUSED)
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -97,8 +105,6 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
 
 def _missing(arguments: Sequence[str]) -> list[str]:
     """Returns what must be installed for a command to begin at all; nothing where that is not known."""
-    from lazyshard_swift import versions
-
     version = versions.installed()
     if version is None or (versions.release(version) or versions.BRIDGE_SINCE) < versions.BRIDGE_SINCE:
         # Earlier ones fetch Megatron-LM by themselves.

@@ -37,6 +37,6 @@ def attend() -> None:
 def _swift_logger() -> Any:
     try:
         from swift.utils import get_logger
-    except ImportError:  # 3.12 has it there too; anything else gets plain logging
+    except ImportError:
         return logging.getLogger("lazyshard")
     return get_logger()

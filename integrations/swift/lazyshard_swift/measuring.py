@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazyshard.errors import MeasureRefused
+from lazyshard_swift import versions
 from lazyshard_swift.rows import RowEncoder
 
 Measure = Callable[[dict[str, Any]], int]
@@ -27,12 +28,12 @@ def open_template(
         files: digest of the tokenizer's files.
 
     Raises:
-        MeasureRefused: ms-swift is not installed, or has no template for this.
+        MeasureRefused: ms-swift is not installed or too old, or has no template for this.
     """
     try:
         from swift import get_processor, get_template
     except ImportError as cause:
-        raise MeasureRefused(f"--model measures by the template of ms-swift 4, and there is none: {cause}") from cause
+        raise MeasureRefused(f"--model needs ms-swift {versions.needed()}: {cause}") from cause
     try:
         made = get_template(get_processor(model, model_type=model_type), template_type=template, max_length=max_length)
         made.set_mode("train")

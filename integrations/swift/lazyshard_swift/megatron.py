@@ -22,15 +22,9 @@ if TYPE_CHECKING:
 
 
 def extend(module: ModuleType) -> None:
-    """Wraps three methods of `BaseMegatronTrainer`; 3.12 has a module of its own."""
-    trainer = module.BaseMegatronTrainer
-    if "build_pretraining_data_loader" in vars(trainer):
-        from lazyshard_swift.megatron_3 import extend as extend_3
-
-        extend_3(module)
-        return
+    """Wraps three methods of `BaseMegatronTrainer`."""
     wrap(
-        trainer,
+        module.BaseMegatronTrainer,
         {"_prepare_dataloader": _prepare_dataloader, "save_checkpoint": _save_checkpoint, "train": _train},
     )
 

@@ -21,17 +21,10 @@ _PRODUCE = "make them where the stream is produced, with `lazyshard-producer run
 
 
 def prepare(args: Any, template: Any) -> None:
-    """Has ms-swift's template take lists of encoded rows, as `PackingDataset` does, if ``--packing`` is given.
-
-    Raises:
-        SettingsRefused: this template knows nothing of them.
-    """
-    if not getattr(args, "packing", False):
-        return
-    if not hasattr(template, "packing"):
-        raise _refused("--packing true cannot work with --sharded_lazy true in this ms-swift: upgrade to ms-swift 4")
-    template.packing = True
-    template.padding_free = True
+    """Has ms-swift's template take lists of encoded rows, as `PackingDataset` does, if ``--packing`` is given."""
+    if getattr(args, "packing", False):
+        template.packing = True
+        template.padding_free = True
 
 
 def packing_length(args: Any) -> int | None:

@@ -56,10 +56,6 @@ def data_parallel_rank(args: Any) -> Rank:
     Raises:
         RankInvalid: this is one of several processes and neither is initialised.
     """
-    if hasattr(args, "lazyshard_rank"):
-        # Megatron in ms-swift 3.12, whose groups are not there yet: see `lazyshard_swift.megatron_3`.
-        known: Rank = args.lazyshard_rank
-        return known
     rank = resolve_rank()
     if settings.is_megatron(args):
         return rank

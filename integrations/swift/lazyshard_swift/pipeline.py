@@ -39,7 +39,7 @@ def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
         from lazyshard_swift.opening import open_train_stream
 
         _check_hooks(args)
-        stream = open_train_stream(_named_as_in_4(args), self.template)
+        stream = open_train_stream(args, self.template)
         # With no training data to load, ms-swift loads the validation data alone.
         names, args.dataset = args.dataset, []
         try:
@@ -121,15 +121,6 @@ def _check_hooks(args: Any) -> None:
             f"{versions.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
             argument="sharded_lazy",
         )
-
-
-def _named_as_in_4(args: Any) -> Any:
-    """Returns the arguments; those of Megatron in 3.12, which saves to `save`, under the names of 4.x."""
-    if hasattr(args, "output_dir"):
-        return args
-    from lazyshard_swift.megatron_3 import as_in_4
-
-    return as_in_4(args)
 
 
 def is_stream(dataset: Any) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard_swift.hook import EXTENSIONS
-from lazyshard_swift.versions import release
 
 MEGATRON: Final = "megatron sft"
 SWIFT: Final = "swift sft"
@@ -98,43 +97,9 @@ def _mixin(purpose: str, owner: str, name: str, parameters: tuple[str, ...] | No
     return HookPoint(purpose, "swift.trainers.mixin", owner, name, parameters)
 
 
-_LAUNCHER: Final = (
+POINTS: Final = (
     HookPoint("the command line", "swift.cli.main", "", "cli_main", ("route_mapping", "is_megatron")),
     HookPoint("signals to the training's processes", "swift.cli.main", "", "subprocess", None),
-)
-
-_HELP: Final = HookPoint("the options in the help", "swift.cli.utils", "", "try_use_single_device_mode", ())
-
-_HUGGINGFACE: Final = (
-    _mixin("the loader of each rank", "DataLoaderMixin", "get_train_dataloader", ("self", "skip_batches")),
-    _mixin("the order of samples", "", "BatchSamplerShard", None),
-    _mixin("the loader of each rank", "", "DataLoaderShard", None),
-    _mixin("the position, kept with checkpoints", "SwiftMixin", "_save_checkpoint", ("self",)),
-    _mixin("the start and the end of training", "SwiftMixin", "train", ("self",)),
-)
-
-POINTS_3_12: Final = (
-    *_LAUNCHER,
-    HookPoint("the options", "swift.llm.argument.base_args.data_args", "DataArguments", "__post_init__", ("self",)),
-    *_pipeline("swift.llm.train.sft"),
-    _megatron(
-        "the order of samples and the loader of each rank",
-        "build_pretraining_data_loader",
-        "dataset",
-        "consumed_samples",
-        "data_collator",
-    ),
-    _megatron("the position, kept with checkpoints", "save_checkpoint", "iteration", "model"),
-    _megatron("the start and the end of training", "train", "train_dataset", "val_dataset", "data_collator"),
-    _megatron_name("what happens between steps", "training"),
-    _megatron_name("Megatron-LM's own arguments", "get_args"),
-    _HELP,
-    *_HUGGINGFACE,
-)
-"""Those of ms-swift 3.12."""
-
-POINTS_4: Final = (
-    *_LAUNCHER,
     HookPoint("the options", "swift.arguments.base_args.data_args", "DataArguments", "__post_init__", ("self",)),
     *_pipeline("swift.pipelines.train.sft"),
     _megatron("the loader of each rank", "_prepare_dataloader", "train_dataset", "val_dataset"),
@@ -145,15 +110,14 @@ POINTS_4: Final = (
     _megatron_name("the end of training", "disable_forward_pre_hook"),
     _megatron("the start and the end of training", "train", "train_dataset", "val_dataset"),
     _megatron("what happens between steps", "call_event", "event"),
-    _HELP,
-    *_HUGGINGFACE,
+    HookPoint("the options in the help", "swift.cli.utils", "", "try_use_single_device_mode", ()),
+    _mixin("the loader of each rank", "DataLoaderMixin", "get_train_dataloader", ("self", "skip_batches")),
+    _mixin("the order of samples", "", "BatchSamplerShard", None),
+    _mixin("the loader of each rank", "", "DataLoaderShard", None),
+    _mixin("the position, kept with checkpoints", "SwiftMixin", "_save_checkpoint", ("self",)),
+    _mixin("the start and the end of training", "SwiftMixin", "train", ("self",)),
 )
-"""Those of ms-swift 4.0 and later."""
-
-
-def points_of(version: str) -> tuple[HookPoint, ...]:
-    """Returns the hook points that a version of ms-swift should have; the newest ones where it tells nothing."""
-    return POINTS_3_12 if (release(version) or (4, 0)) < (4, 0) else POINTS_4
+"""Those of the releases that are supported."""
 
 
 def check(points: Iterable[HookPoint], folder: Path) -> list[Checked]:

@@ -6,8 +6,6 @@ rows turned into `messages`) and encodes afterwards. The same classes are applie
 
 from __future__ import annotations
 
-import functools
-import importlib
 from typing import Any
 
 from lazyshard.errors import SkipSample
@@ -60,9 +58,11 @@ class RowEncoder:
         return packed.encode(row, self._packing_length, lambda one: self._encode(one, return_length))
 
     def _encode(self, row: dict[str, Any], return_length: bool) -> Any:
+        from swift.template import MaxLengthError
+
         try:
             return self._template.encode(self.standardise(row), return_length=return_length)
-        except _swift("template").MaxLengthError as cause:
+        except MaxLengthError as cause:
             raise SkipSample(str(cause)) from cause
 
     def standardise(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -89,14 +89,14 @@ class RowEncoder:
 
     def _choose(self, names: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
         """Returns ms-swift's preprocessor for rows with these columns, and how their columns are renamed for it."""
-        swift_dataset = _swift("dataset")
+        from swift.dataset import AutoPreprocessor, RowPreprocessor
 
         def rename(columns: _Columns, mapping: dict[str, str]) -> _Columns:
-            renamed: _Columns = swift_dataset.RowPreprocessor.safe_rename_columns(columns, mapping)
+            renamed: _Columns = RowPreprocessor.safe_rename_columns(columns, mapping)
             return renamed
 
         columns = rename(_Columns({name: name for name in names}), self._columns)
-        preprocessor = swift_dataset.AutoPreprocessor()._get_preprocessor(columns)
+        preprocessor = AutoPreprocessor()._get_preprocessor(columns)
         columns = rename(columns, preprocessor.origin_columns)
         if self._auto_columns:
             columns = rename(columns, preprocessor.columns)
@@ -115,12 +115,3 @@ class _Columns:
 
     def rename_columns(self, mapping: dict[str, str]) -> _Columns:
         return _Columns({mapping.get(now, now): was for now, was in self.features.items()})
-
-
-@functools.cache
-def _swift(part: str) -> Any:
-    """Returns a sub-package of ms-swift: 4.x has it in `swift`, 3.12 in `swift.llm`."""
-    try:
-        return importlib.import_module(f"swift.{part}")
-    except ModuleNotFoundError:
-        return importlib.import_module(f"swift.llm.{part}")

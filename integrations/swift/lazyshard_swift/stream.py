@@ -51,9 +51,6 @@ class TrainStream(Dataset[Any]):
         cache: options of the cache of encoded samples; see `lazyshard_swift.encode_cache`.
     """
 
-    is_sharded_lazy: Final = True
-    """By which an ms-swift that knows the flag by itself knows its own; see `lazyshard_swift.native`."""
-
     def __init__(
         self,
         plan: RunPlan,

@@ -11,14 +11,14 @@ from typing import Final
 DISTRIBUTION: Final = "ms-swift"
 PACKAGE: Final = "swift"
 
-SUPPORTED: Final = "3.12 and 4.0 to 4.6"
+SUPPORTED: Final = "4.0 to 4.6"
 """The releases that `lazyshard_swift` is made for, in words."""
 
 REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
 """What pip is to be asked for."""
 
-_SUPPORTED: Final = (((3, 12), (3, 12)), ((4, 0), (4, 6)))
-"""The same as (first, last), both included."""
+_OLDEST: Final = (4, 0)
+_NEWEST: Final = (4, 6)
 
 MEGATRON: Final = ("megatron-core", "mcore-bridge")
 """The distributions that ms-swift's Megatron needs."""
@@ -76,4 +76,18 @@ def release(version: str) -> tuple[int, int] | None:
 def is_supported(version: str) -> bool:
     """Says whether `lazyshard_swift` is made for this version of ms-swift."""
     found = release(version)
-    return found is not None and any(first <= found <= last for first, last in _SUPPORTED)
+    return found is not None and _OLDEST <= found <= _NEWEST
+
+
+def is_too_old(version: str | None) -> bool:
+    """Says whether this version of ms-swift is older than all that are supported."""
+    found = release(version) if version is not None else None
+    return found is not None and found < _OLDEST
+
+
+def needed() -> str:
+    """Returns which version is needed, which is installed and what to do: the end of a sentence."""
+    version = installed()
+    there = "none is installed" if version is None else f"ms-swift {version} is installed"
+    oldest = ".".join(map(str, _OLDEST))
+    return f">= {oldest}.0 (supported: {SUPPORTED}), {there}: pip install '{REQUIREMENT}'"

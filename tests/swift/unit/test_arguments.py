@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import arguments, exits
+from lazyshard_swift import arguments, exits, versions
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.defaults import DEFAULTS
 
@@ -273,6 +273,20 @@ def test_commands_that_do_not_train_put_the_flag_aside(classes: Any, installed: 
 def test_errors_have_their_codes_before_the_first_check(classes: Any, installed: list[bool]) -> None:
     with pytest.raises(SettingsRefused, match="leave out --streaming"):
         parse(classes.SftArguments, "--dataset a --sharded_lazy true --streaming true")
+    assert installed == [True]
+
+
+@pytest.mark.parametrize("version", ["2.6.1", "3.12.6"])
+def test_ms_swift_that_is_too_old_refuses_the_flag_and_nothing_else(
+    classes: Any, installed: list[bool], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(versions, "installed", lambda: version)
+    assert parse(classes.SftArguments, "--dataset a --max_length 9").seen == ["a"]
+    with pytest.raises(SettingsRefused) as refused:
+        parse(classes.SftArguments, "--dataset stream --sharded_lazy true --max_length 9")
+    assert refused.value.argument == "sharded_lazy"
+    assert all(words in str(refused.value) for words in (version, "4.0.0", "pip install"))
+    assert exits.code_of(refused.value) == exits.REFUSED
     assert installed == [True]
 
 

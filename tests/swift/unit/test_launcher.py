@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import launcher
+from lazyshard_swift import exits, launcher
 from lazyshard_swift.launcher import flag_is_on
 from tests.swift.unit.programs import environment
 
@@ -160,6 +160,21 @@ def test_megatron_that_is_not_installed_is_told(
             )
 
 
+@pytest.mark.parametrize("version", ["2.6.1", "3.12.6", "3.13.0.dev0"])
+def test_ms_swift_that_is_too_old_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
+    monkeypatch.setattr("lazyshard_swift.versions.installed", lambda: version)
+    script = "raise SystemExit('started')"
+    for flag, code in (("true", exits.REFUSED), ("false", 1)):
+        command = [sys.executable, "-S", "-c", script, "--sharded_lazy", flag]
+        result = extended().subprocess.run(command, **({"stderr": subprocess.DEVNULL} if code == 1 else {}))
+        assert (result.returncode, result.args) == (code, command)
+        told = capsys.readouterr().err
+        assert told.count("\n") == (code == exits.REFUSED)
+        assert all(words in told for words in (version, "4.0.0", "pip install")) == (code == exits.REFUSED)
+
+
 def test_command_that_is_not_there_leaves_the_signals_alone(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(FileNotFoundError):
@@ -239,6 +254,25 @@ def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, num
         os.kill(command.process.pid, number)
         assert command.end() == (7, f"{number.name}\n")
         assert not Path("/proc", str(command.child)).exists()
+
+
+def test_command_of_an_ms_swift_that_is_too_old_ends_with_2_before_it_starts_anything(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("print('started')")
+    variables = environment(PYTHONPATH=os.pathsep.join((environment()["PYTHONPATH"], str(tmp_path))))
+    of_3 = "from lazyshard_swift import versions; versions.installed = lambda: '3.12.6'"
+    done = subprocess.run(
+        [sys.executable, "-c", of_3 + COMMAND, "sft", "--sharded_lazy", "true"],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "started" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert all(words in line for words in ("3.12.6", "4.0.0", "pip install"))
 
 
 def test_interrupt_of_the_terminal_is_left_to_the_child(tmp_path: Path) -> None:

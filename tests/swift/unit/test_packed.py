@@ -175,8 +175,3 @@ def test_a_stream_whose_first_chunks_are_gone_is_known_by_its_last_row(tmp_path:
     retire(directory, 1, 3)
     with pytest.raises(SettingsRefused, match="give --packing true"):
         packed.check_stream(arguments(directory), StreamReader(directory), 6)
-
-
-def test_an_older_template_is_refused() -> None:
-    with pytest.raises(SettingsRefused, match="upgrade to ms-swift 4"):
-        packed.prepare(megatron(packing=True), object())

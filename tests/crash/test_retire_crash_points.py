@@ -22,7 +22,7 @@ from lazyshard.format import Retired, Tokens, seal_digest
 from lazyshard.format.names import HEAD_RESERVE, arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.storage import durable, read_retired, retire
 from lazyshard.storage.retire import list_kept
-from tests.crash.writer_harness import WHEN, Killer, Violation, fast_directory
+from tests.harness.writers.crashes import WHEN, Killer, Violation, fast_directory
 from tests.storage import arrays
 from tests.storage.streams import forked, names, needs_root, rows
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import run_sweep
-from tests.crash.run_harness import Played
-from tests.crash.run_mutants import MUTANTS
-from tests.crash.run_nursery import Nursery
-from tests.crash.run_plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
+from tests.harness.planted.runs import MUTANTS
+from tests.harness.runs import sweep as run_sweep
+from tests.harness.runs.nursery import Nursery
+from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
+from tests.harness.runs.play import Played
 
 BLOCKS = 10
 KILLS_A_BLOCK = 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.run_history import Lived, Step, Violation, check_kept, check_whole, read_steps, survived
-from tests.crash.run_plan import LifePlan, make_plan
+from tests.harness.runs.history import Lived, Step, Violation, check_kept, check_whole, read_steps, survived
+from tests.harness.runs.plan import LifePlan, make_plan
 
 RUN = replace(make_plan(0), samples=12, per_chunk=2, unit=2, window=0, limit=12, indices=None)
 """Twelve samples, dealt in twos, in order."""

@@ -19,7 +19,7 @@ from lazyshard.storage.listing import Listing
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.steps import StepsAtOnce
-from tests.crash.writer_harness import WHEN, Mutant, Violation, check, fast_directory, finish, run, sweep
+from tests.harness.writers.crashes import WHEN, Mutant, Violation, check, fast_directory, finish, run, sweep
 
 pytestmark = pytest.mark.full
 

@@ -13,8 +13,8 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced
 from lazyshard.storage import durable, lock, recovery, workplace
 from lazyshard.storage.workplace import Workplace
-from tests.crash.writer_harness import fast_directory
-from tests.crash.writer_races import race_by_chance, race_in_pairs, without_locks
+from tests.harness.writers.crashes import fast_directory
+from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks
 
 
 @pytest.fixture

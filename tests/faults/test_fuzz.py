@@ -1,4 +1,4 @@
-"""A sample of the fuzzing, the inputs that are kept, and proof that planted bugs are found: see `fuzz_sweep`."""
+"""A sample of the fuzzing, the inputs that are kept, and proof that planted bugs are found: see `fuzz.sweep`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.storage.verification import verify
-from tests.faults import fuzz_bounds
-from tests.faults.fuzz_cases import Cases, hypothesis_case
-from tests.faults.fuzz_corpus import Input, Recipe, inputs, recipes, run_input, run_recipe
-from tests.faults.fuzz_damage import Damaged
-from tests.faults.fuzz_looks import LOOKS, look_at
-from tests.faults.fuzz_mutants import MUTANTS, planted
-from tests.faults.fuzz_streams import ARRAYS, STREAMS
-from tests.faults.fuzz_sweep import CASES, sweep
-from tests.faults.tally import Tally
+from tests.harness.fuzz import bounds as fuzz_bounds
+from tests.harness.fuzz.cases import Cases, hypothesis_case
+from tests.harness.fuzz.damage import Damaged
+from tests.harness.fuzz.kept import Input, Recipe, inputs, recipes, run_input, run_recipe
+from tests.harness.fuzz.looks import LOOKS, look_at
+from tests.harness.fuzz.streams import ARRAYS, STREAMS
+from tests.harness.fuzz.sweep import CASES, sweep
+from tests.harness.planted.fuzz import MUTANTS, planted
+from tests.harness.tally import Tally
 
 SEED = 0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.faults.million import PER_CHUNK, Measured, measure
-from tests.faults.million_room import room
+from tests.harness.soak.million import PER_CHUNK, Measured, measure
+from tests.harness.soak.million_room import room
 from tests.producer.commands import environment
 
 FEW = 600
@@ -43,7 +43,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, tupl
 def touched(stream: Path, *command: str) -> dict[str, int]:
     """What a command of ours opens and lists below a stream's folder."""
     name, *arguments = command
-    line = [sys.executable, "-m", "tests.faults.million_touched", str(stream), "lazyshard.cli", name, str(stream)]
+    line = [sys.executable, "-m", "tests.harness.soak.million_touched", str(stream), "lazyshard.cli", name, str(stream)]
     done = subprocess.run([*line, *arguments], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = orjson.loads(done.stdout)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.model_disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, do, half_written, power_cuts
-from tests.faults.model_explore import Explored, explore
-from tests.faults.model_mutants import MUTANTS, Mutant, NoSyncAtRestart
-from tests.faults.model_stream import Plan
-from tests.faults.model_world import World
+from tests.harness.model.disk import FOLDER, SHORT, ZEROS, Content, Disk, Step, do, half_written, power_cuts
+from tests.harness.model.explore import Explored, explore
+from tests.harness.model.stream import Plan
+from tests.harness.model.world import World
+from tests.harness.planted.model import MUTANTS, Mutant, NoSyncAtRestart
 
 ROWS: Content = ("rows", 0)
 

@@ -22,13 +22,13 @@ from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.ended import complete_end, find_end
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf
-from tests.crash.writer_harness import fast_directory
-from tests.faults.model_consumer import Consumer
-from tests.faults.model_disk import Content, Disk, Step, do
-from tests.faults.model_producer import Producer
-from tests.faults.model_recording import PER_CHUNK, Recorder, read_disk, read_record, starred
-from tests.faults.model_stream import STREAM, TMP, Plan
-from tests.faults.model_world import LOOKS, State, World
+from tests.harness.model.consumer import Consumer
+from tests.harness.model.disk import Content, Disk, Step, do
+from tests.harness.model.producer import Producer
+from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
+from tests.harness.model.stream import STREAM, TMP, Plan
+from tests.harness.model.world import LOOKS, State, World
+from tests.harness.writers.crashes import fast_directory
 from tests.storage.streams import forked
 
 pytestmark = pytest.mark.full

@@ -14,8 +14,8 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ProducerFenced, StreamInvalid, StreamMissing
 from lazyshard.storage import creation, durable, publishing
-from tests.faults.network import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
-from tests.faults.network_runs import (
+from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
+from tests.harness.network.runs import (
     MARGIN_S,
     PER_CHUNK,
     ROWS,
@@ -28,10 +28,10 @@ from tests.faults.network_runs import (
     source,
     wait_for,
 )
-from tests.faults.network_sweep import Round, run_rounds
-from tests.faults.tally import Tally
+from tests.harness.network.sweep import Round, run_rounds
+from tests.harness.processes.nursery import Nursery
+from tests.harness.tally import Tally
 from tests.producer.commands import assert_one_line, ids
-from tests.producer.nursery import Nursery
 from tests.storage.streams import produce, rows
 
 pytestmark = [

@@ -16,7 +16,7 @@ from scripts.filesystem.verify_filesystem import main
 from scripts.filesystem.verify_filesystem_judging import Line, conclude, judge
 from scripts.filesystem.verify_filesystem_measuring import LOOKS, Far, Measured, _sights, measure
 from scripts.filesystem.verify_filesystem_side import Side, content, version_of
-from tests.faults.network import CACHED, DEFAULT, Share, why_not
+from tests.harness.network.mounts import CACHED, DEFAULT, Share, why_not
 from tests.producer.commands import ROOT
 
 pytestmark = pytest.mark.full

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.writer_harness import fast_directory
-from tests.faults import points_mutants
-from tests.faults.points_faults import ERRORS, Fault, parse_faults, ways
-from tests.faults.points_mutants import MUTANTS, written_uncounted
-from tests.faults.points_reader import Reader
-from tests.faults.points_scenes import SCENES
-from tests.faults.points_sealed import Violation
-from tests.faults.points_stage import Stage
-from tests.faults.points_sweep import Sweeper
-from tests.faults.points_traced import Traced, trace
-from tests.faults.points_trial import Trial
-from tests.faults.tally import Tally
-from tests.faults.tools import tool
-from tests.producer.kill_points import WHENS
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
+from tests.harness.planted import points as points_mutants
+from tests.harness.planted.points import MUTANTS, written_uncounted
+from tests.harness.points.faults import ERRORS, Fault, parse_faults, ways
+from tests.harness.points.reader import Reader
+from tests.harness.points.scenes import SCENES
+from tests.harness.points.sealed import Violation
+from tests.harness.points.stage import Stage
+from tests.harness.points.sweep import Sweeper
+from tests.harness.points.traced import Traced, trace
+from tests.harness.points.trial import Trial
+from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.streams import Stream
+from tests.harness.tally import Tally
+from tests.harness.tools import tool
+from tests.harness.writers.crashes import fast_directory
 
 pytestmark = pytest.mark.full
 
@@ -121,7 +121,7 @@ def test_reader_that_dies_or_says_nothing_is_a_violation(
     nursery: Nursery,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tests.faults.points_reader._ANSWER_S", 0.2)
+    monkeypatch.setattr("tests.harness.points.reader._ANSWER_S", 0.2)
     with Reader() as reader:
         stage = Stage(SCENES["plain"], nursery, reader, place / by.name)
         tally = Tally("plain")

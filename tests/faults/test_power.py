@@ -1,4 +1,4 @@
-"""A sample of the power cuts of `power_sweep`, and a proof that they show what careful code must not forget."""
+"""A sample of the power cuts of `power.sweep`, and a proof that they show what careful code must not forget."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 import pytest
 
 from lazyshard.format.names import seal_name
-from tests.faults import power_sweep
-from tests.faults.power_consumer import Beginning, begin, cut_consumer_at_each_call
-from tests.faults.power_cuts import Bench, cut_at_each_call, cut_in_each_recovery, cut_in_recovery
-from tests.faults.power_forks import Forks
-from tests.faults.power_scenarios import SCENARIOS
-from tests.faults.power_told import Told
-from tests.faults.power_trials import make_whole
-from tests.faults.tally import Tally
-from tests.producer.power import FILESYSTEMS, Disk, Filesystem
+from tests.harness.disks.power import FILESYSTEMS, Disk, Filesystem
+from tests.harness.power import sweep as power_sweep
+from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
+from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery, cut_in_recovery
+from tests.harness.power.forks import Forks
+from tests.harness.power.scenarios import SCENARIOS
+from tests.harness.power.told import Told
+from tests.harness.power.trials import make_whole
+from tests.harness.tally import Tally
 
 pytestmark = [
     pytest.mark.root,
@@ -234,7 +234,7 @@ def test_a_cut_is_one_although_another_mount_namespace_has_the_disk_too(filesyst
 
 
 def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.producer.power.tool", lambda name: pytest.skip(f"needs {name}"))
+    monkeypatch.setattr("tests.harness.disks.power.tool", lambda name: pytest.skip(f"needs {name}"))
     monkeypatch.setattr(power_sweep, "SCENARIOS", {})
     tally = Tally("power")
     power_sweep.sweep(tally, tmp_path, 0, 1)

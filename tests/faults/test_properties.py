@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import properties_mutants
-from tests.faults.properties_sweep import sweep
-from tests.faults.tally import Tally
+from tests.harness.planted import properties as properties_mutants
+from tests.harness.properties import sweep
+from tests.harness.tally import Tally
 
 
 def test_what_few_examples_do_not_show_is_found_among_many(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     properties_mutants.test_does_not_hold()
     tally = Tally("properties")
-    sweep(tally, tmp_path, 0, 0.5, tests=["tests/faults/properties_mutants.py"])
+    sweep(tally, tmp_path, 0, 0.5, tests=["tests/harness/planted/properties.py"])
     assert tally.points == 2
     assert tally.trials > 500
     assert ["test_does_not_hold" in violation for violation in tally.violations] == [True]
@@ -23,5 +23,5 @@ def test_what_few_examples_do_not_show_is_found_among_many(tmp_path: Path, capfd
 
 def test_a_sweep_of_nothing_is_no_success(tmp_path: Path) -> None:
     tally = Tally("properties")
-    sweep(tally, tmp_path, 0, 0.01, tests=["tests/faults/tools.py"])
+    sweep(tally, tmp_path, 0, 0.01, tests=["tests/harness/tools.py"])
     assert len(tally.violations) == 1

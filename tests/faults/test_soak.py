@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.faults.soak_disk import Ballast, measure
-from tests.faults.soak_ledger import Ledger, Violation
-from tests.faults.soak_order import DeclaredOrder
-from tests.faults.soak_rank import END, GO_ON, MESSAGE, Rules, Shape, train
-from tests.faults.soak_report import FAULTS
-from tests.faults.soak_rows import row
-from tests.faults.soak_sweep import soak
-from tests.faults.soak_watch import Life, Look, Watch, look_at
+from tests.harness.disks.small import SmallDisk
+from tests.harness.soak.disk import Ballast, measure
+from tests.harness.soak.ledger import Ledger, Violation
+from tests.harness.soak.order import DeclaredOrder
+from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
+from tests.harness.soak.report import FAULTS
+from tests.harness.soak.rows import row
+from tests.harness.soak.sweep import soak
+from tests.harness.soak.watch import Life, Look, Watch, look_at
 from tests.plan.oracle import course_of_draws
-from tests.producer.small_disks import SmallDisk
 
 pytestmark = pytest.mark.timeout(600)
 """Of a busy machine; what hangs in a soak it tells itself."""

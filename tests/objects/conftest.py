@@ -14,10 +14,10 @@ pytest.importorskip("s3fs", reason="needs the extra objects")
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
+from tests.harness.processes.nursery import Nursery
 from tests.objects.producing import Run
 from tests.objects.server import Server, _none
 from tests.producer.commands import rows
-from tests.producer.nursery import Nursery
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ import xxhash
 from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.urls import UrlPath
+from tests.harness.processes.nursery import Nursery
 from tests.objects.server import Server
 from tests.producer.commands import DEADLINE_S
-from tests.producer.nursery import Nursery
 
 LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}
 """What an ended stream has besides its chunks."""

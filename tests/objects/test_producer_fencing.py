@@ -19,10 +19,10 @@ from lazyshard.storage.urls import UrlPath
 from lazyshard_producer.shipping.chunks import put_chunk, replace
 from lazyshard_producer.shipping.ownership import Ownership, find_owner, next_owner
 from lazyshard_producer.shipping.tries import Tries
+from tests.harness.processes.nursery import Nursery
 from tests.objects.producing import Run, Watched, check_ended, ids, objects, until
 from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
-from tests.producer.nursery import Nursery
 
 pytestmark = pytest.mark.full
 

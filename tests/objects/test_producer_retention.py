@@ -19,11 +19,11 @@ from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.found import look
 from lazyshard_producer.shipping.retiring import Retiring
 from lazyshard_producer.shipping.tries import Tries
+from tests.harness.processes.nursery import Nursery
 from tests.objects.producing import LASTING, Run, chunk_names, objects, until
 from tests.objects.server import Server
 from tests.objects.streams import publish
 from tests.producer.commands import DEADLINE_S, rows
-from tests.producer.nursery import Nursery
 
 pytestmark = pytest.mark.full
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from lazyshard.storage.urls import UrlPath
+from tests.harness.processes.nursery import Nursery
 from tests.objects.producing import Run, Watched, check_ended, chunk_names, ids, objects, until
 from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
-from tests.producer.nursery import Nursery
 
 pytestmark = pytest.mark.full
 

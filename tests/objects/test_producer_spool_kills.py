@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lazyshard.storage.urls import UrlPath
+from tests.harness.processes.nursery import Nursery
 from tests.objects.producing import Run, check_ended
 from tests.objects.server import Server
 from tests.producer.commands import rows
-from tests.producer.nursery import Nursery
 
 pytestmark = pytest.mark.full
 

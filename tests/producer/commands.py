@@ -97,7 +97,7 @@ def ids(out: Path) -> list[int]:
 def rows_of(line: bytes) -> list[dict[str, Any]]:
     """The rows of a pack, or the row that a line is; of a sequence of tokens a row for each of them.
 
-    Those are of `killed_rows.tokenized`; where they are arrays, which are elsewhere, there are none.
+    Those are of `scenes.rows.tokenized`; where they are arrays, which are elsewhere, there are none.
     """
     row = json.loads(line)
     if "position_ids" in row:

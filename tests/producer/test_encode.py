@@ -20,8 +20,8 @@ from lazyshard_producer.configuration.settings import EncodingSettings, Settings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe
+from tests.harness.processes.nursery import Nursery
 from tests.producer.commands import assert_one_line, plain_sources, run_arguments
-from tests.producer.nursery import Nursery
 
 HERE = "tests.producer.encoders"
 ROWS = 60
@@ -241,7 +241,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: tuple
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), HERE, "tests.producer.killed_rows") as nursery:
+    with Nursery(tmp_path_factory.mktemp("nursery"), HERE, "tests.harness.scenes.rows") as nursery:
         yield nursery
 
 
@@ -249,7 +249,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 def test_killed_again_and_again_it_publishes_the_same_bytes(workers: int, nursery: Nursery, tmp_path: Path) -> None:
     """A transform makes several rows of one, so that chunks end in the middle of them."""
     source = write_rows(tmp_path / "rows.jsonl")
-    options = ["--encode", f"{HERE}:tokens", "--transform", "tests.producer.killed_rows:thirds"]
+    options = ["--encode", f"{HERE}:tokens", "--transform", "tests.harness.scenes.rows:thirds"]
     options += ["--on-bad-row", "quarantine", "--no-progress"]
     whole = run_arguments(tmp_path / "whole", [source], PER_CHUNK, *options)
     assert nursery.run(*whole)[0] == 0

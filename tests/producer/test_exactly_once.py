@@ -12,30 +12,30 @@ from typing import Any, Final
 
 import pytest
 
-from tests.producer.killed_rows import MANY, is_refused, made, tokens_of
-from tests.producer.killed_sources import KINDS, FedSource, FollowedSource
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.rows import MANY, is_refused, made, tokens_of
+from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
+from tests.harness.scenes.streams import Stream
 
 pytestmark = pytest.mark.full
 
 KEEPS: Final = ("--on-bad-row", "quarantine")
-MAKES: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:thirds")
-FILTERS: Final = (*MAKES, "--where", "tests.producer.killed_rows:four_of_five")
+MAKES: Final = (*KEEPS, "--transform", "tests.harness.scenes.rows:thirds")
+FILTERS: Final = (*MAKES, "--where", "tests.harness.scenes.rows:four_of_five")
 SHUFFLES: Final = (*FILTERS, "--shuffle", "16", "--seed", "3")
 
-PACKS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:measured", "--pack", "48", "--pack-buffer", "30")
+PACKS: Final = (*KEEPS, "--transform", "tests.harness.scenes.rows:measured", "--pack", "48", "--pack-buffer", "30")
 
-ENCODES: Final = (*MAKES, "--encode", "tests.producer.killed_rows:encoded")
+ENCODES: Final = (*MAKES, "--encode", "tests.harness.scenes.rows:encoded")
 DEALS: Final = ("--balance", "2", "--cost-per-token-squared", "0.01")
 
-CUTS: Final = (*KEEPS, "--transform", "tests.producer.killed_rows:tokenized", "--split", "5")
+CUTS: Final = (*KEEPS, "--transform", "tests.harness.scenes.rows:tokenized", "--split", "5")
 
 SPLITS: Final = {
     "plain": CUTS,
     "pipe": CUTS,
     "zstd": (*CUTS, "--shuffle", "16"),
-    "gzip": (*CUTS, "--encode", "tests.producer.killed_rows:encoded_tokens", "--split-eos", "0"),
+    "gzip": (*CUTS, "--encode", "tests.harness.scenes.rows:encoded_tokens", "--split-eos", "0"),
 }
 
 COMBINED: Final = {

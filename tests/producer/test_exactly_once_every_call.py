@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.producer.kill_points import WHENS
-from tests.producer.killed_sources import FedSource
-from tests.producer.killed_streams import PER_CHUNK, Stream
-from tests.producer.nursery import Nursery
+from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.sources import FedSource
+from tests.harness.scenes.streams import PER_CHUNK, Stream
 
 pytestmark = pytest.mark.full
 

@@ -9,18 +9,18 @@ from typing import Final
 
 import pytest
 
-from tests.producer.killed_rows import MANY, is_refused, made
-from tests.producer.killed_sources import KINDS
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
-from tests.producer.power import FILESYSTEMS, Disk
+from tests.harness.disks.power import FILESYSTEMS, Disk
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.rows import MANY, is_refused, made
+from tests.harness.scenes.sources import KINDS
+from tests.harness.scenes.streams import Stream
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a filesystem"),
 ]
 
-MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.producer.killed_rows:thirds")
+MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 
 MOST_CALLS: Final = 120
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.disks.small import SmallDisk, disk_fixture
 from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run, run_arguments
-from tests.producer.small_disks import SmallDisk, disk_fixture
 
 pytestmark = [
     pytest.mark.root,

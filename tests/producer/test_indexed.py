@@ -25,10 +25,10 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources import indexed_rows
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.sources import FedSource
+from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, run_arguments, seal
-from tests.producer.killed_sources import FedSource
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
 from tests.storage.megatron_core import content, corpora, write
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]

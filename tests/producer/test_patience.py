@@ -15,11 +15,11 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
+from tests.harness.disks.power import Disk
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.sources import KINDS
+from tests.harness.scenes.streams import Stream
 from tests.producer.commands import ids, plain_sources, rows
-from tests.producer.killed_sources import KINDS
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
-from tests.producer.power import Disk
 from tests.storage.waiting_by_hand import World
 
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.harness.disks.power import Disk
+from tests.harness.disks.small import SmallDisk
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.rows import made
+from tests.harness.scenes.sources import KINDS
+from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
-from tests.producer.killed_rows import made
-from tests.producer.killed_sources import KINDS
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
-from tests.producer.power import Disk
-from tests.producer.small_disks import SmallDisk
 
 pytestmark = [
     pytest.mark.full,
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small filesystem"),
 ]
 
-MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.producer.killed_rows:thirds")
+MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 
 
 @pytest.fixture

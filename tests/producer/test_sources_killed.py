@@ -9,11 +9,11 @@ from typing import Final
 
 import pytest
 
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.rows import lines, made
+from tests.harness.scenes.sources import KINDS, FedSource, PipedSource
+from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
-from tests.producer.killed_rows import lines, made
-from tests.producer.killed_sources import KINDS, FedSource, PipedSource
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
 
 FILES: Final = ["plain", "gzip", "zstd", "parquet", "arrow", "hugging face"]
 PIPES: Final = ["pipe", "stdin"]

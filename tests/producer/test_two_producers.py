@@ -15,16 +15,16 @@ import pytest
 from lazyshard.format import Cursor
 from lazyshard.format.names import QUARANTINE
 from lazyshard.storage import write_cursor
+from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.rows import made
+from tests.harness.scenes.sources import KINDS
+from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
-from tests.producer.kill_points import WHENS
-from tests.producer.killed_rows import made
-from tests.producer.killed_sources import KINDS
-from tests.producer.killed_streams import Stream
-from tests.producer.nursery import Nursery
 
 pytestmark = pytest.mark.full
 
-MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.producer.killed_rows:thirds")
+MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
 
 
 @pytest.fixture(scope="module")

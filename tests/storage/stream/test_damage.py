@@ -41,7 +41,7 @@ from lazyshard.errors import (
 from lazyshard.storage import CursorOwner, list_consumers, read_cursor
 from lazyshard.storage.retire import retire
 from lazyshard.storage.verification import verify
-from tests.faults.fuzz_damage import replace_by
+from tests.harness.fuzz.damage import replace_by
 from tests.storage.consuming import cursor
 from tests.storage.damage import Damage, copy, cut, delete, each, edit, flip, move, put, stream
 from tests.storage.streams import foreign, needs_root

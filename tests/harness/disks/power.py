@@ -1,0 +1,152 @@
+"""A disk that can fail: its power is cut and what was not synced is gone, it turns read-only, it hangs. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import secrets
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
+
+import pytest
+
+from tests.harness.tools import tool
+
+Filesystem = Literal["ext4", "xfs"]
+
+FILESYSTEMS: Final[tuple[Filesystem, ...]] = ("ext4", "xfs")
+
+_SHUTDOWN: Final = 0x8004587D
+"""EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are one number."""
+
+_LOG_FLUSH: Final = 1
+_NO_LOG_FLUSH: Final = 2
+
+_SIZES: Final[dict[Filesystem, int]] = {"ext4": 16 << 20, "xfs": 320 << 20}
+"""Bytes of the image, which has holes. mkfs.xfs makes nothing below 300 MB, of which it writes some 65 MB."""
+
+
+class Disk:
+    """A context manager: a filesystem in a file, mounted. A test is skipped where that cannot be made.
+
+    Args:
+        folder: where to put the file and the mount point.
+        filesystem: its kind.
+        options: further mount options.
+
+    Attributes:
+        point: where it is mounted.
+        filesystem: its kind.
+    """
+
+    def __init__(self, folder: Path, filesystem: Filesystem = "ext4", options: str = "") -> None:
+        self.point: Final = folder / "disk"
+        self.filesystem: Final = filesystem
+        self._image = folder / "image"
+        # A copy of an image has the identity of the other one, which XFS would refuse.
+        own = ["nouuid"] if filesystem == "xfs" else []
+        self._options = ",".join(["loop", *own, *([options] if options else [])])
+
+    def __enter__(self) -> Disk:
+        make, self._mount_tool, self._umount_tool = tool(f"mkfs.{self.filesystem}"), tool("mount"), tool("umount")
+        if os.geteuid():
+            pytest.skip("needs root, to mount a filesystem")
+        self.point.mkdir(parents=True)
+        with self._image.open("wb") as file:
+            file.truncate(_SIZES[self.filesystem])
+        # Onto a file that is no block device, without being asked.
+        force = "-F" if self.filesystem == "ext4" else "-f"
+        made = subprocess.run([make, "-q", force, self._image], capture_output=True, text=True, check=False)
+        if made.returncode:
+            pytest.skip(f"cannot make a filesystem: {made.stderr.strip()}")
+        mounted = self._mount()
+        if mounted.returncode:
+            pytest.skip(f"cannot mount {self.filesystem}: {mounted.stderr.strip()}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Whatever a failed test still holds open there.
+        subprocess.run([self._umount_tool, *(["-l"] if kind else []), str(self.point)], check=True)
+        self._image.unlink()
+
+    def cut(self, *, flush: bool = False) -> None:
+        """Cuts its power and mounts it anew; see `cut_power`. Nobody may have anything open on it."""
+        cut_power(str(self.point), flush=flush)
+        self.restart()
+
+    def restart(self) -> None:
+        """Mounts it anew: the journal is replayed."""
+        subprocess.run([self._umount_tool, str(self.point)], check=True)
+        if self._is_held():
+            self._replace()
+        self._mount().check_returncode()
+
+    def sync(self) -> None:
+        """Brings all of it onto the device, so that what was removed stays so."""
+        fd = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # Not `os.sync`: there are other disks. A sync of the directory would do nothing where only others changed.
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+                raise OSError(ctypes.get_errno(), "syncfs failed")
+        finally:
+            os.close(fd)
+
+    def fail(self) -> None:
+        """Has it turn read-only by itself, as after an error of its device, whatever is open. Only ext4."""
+        subprocess.run([self._mount_tool, "-o", "remount,abort", str(self.point)], check=True)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It gives no answer to whoever writes, as a share whose server is gone."""
+        freeze = tool("fsfreeze")
+        subprocess.run([freeze, "--freeze", str(self.point)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([freeze, "--unfreeze", str(self.point)], check=True)
+
+    def _is_held(self) -> bool:
+        """Returns whether it is still mounted, where this process cannot see it.
+
+        A mount namespace that somebody has made in the meantime has it too. Mounted again it would be the same one.
+        """
+        for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                if path.read_text().strip() == str(self._image):
+                    return True
+        return False
+
+    def _replace(self) -> None:
+        """Goes on with a copy of what is on the device."""
+        old, self._image = self._image, self._image.with_name(f"image-{secrets.token_hex(4)}")
+        subprocess.run([tool("cp"), "--sparse=always", str(old), str(self._image)], check=True)
+        old.unlink()
+
+    def _mount(self) -> subprocess.CompletedProcess[str]:
+        command = [self._mount_tool, "-t", self.filesystem, "-o", self._options, str(self._image), str(self.point)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def cut_power(point: str, *, flush: bool = False) -> None:
+    """Stops a filesystem at once: nothing that is not on the device comes onto it.
+
+    Args:
+        point: where it is mounted.
+        flush: the journal still comes onto the device, as if its timer had run just before: all names and sizes are
+            those of the last moment, and only content that was not synced is missing. Without it the names are those
+            of the last sync of anything.
+    """
+    fd = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)

@@ -1,0 +1,135 @@
+"""The inputs that are kept, `corpus/`: found by fuzzing, or what it once broke; each is run again in CI.
+
+`inputs.jsonl`: the bytes of a file or of lines, a JSON object on each line: `target` (a format of `FORMATS`, "row",
+"lines" or "foreign"), `text` or `base64`, and `why` it is kept. `streams.jsonl`: `stream` (of `STREAMS`), what to `do`
+to its directory, and `why`.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tests.harness.fuzz.bounds import bounded
+from tests.harness.fuzz.damage import Damaged, replace_by
+from tests.harness.fuzz.formats import FORMATS, check_bytes
+from tests.harness.fuzz.looks import LOOKS, look_at
+from tests.harness.fuzz.rows import check_batch, check_foreign, check_one
+from tests.harness.fuzz.streams import STREAMS
+
+__all__ = ["Input", "Recipe", "inputs", "recipes", "run_input", "run_recipe"]
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True)
+class Input:
+    """Bytes, what to give them to, and why they are kept."""
+
+    target: str
+    data: bytes
+    why: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Damage to a stream, step by step.
+
+    Attributes:
+        stream: its name.
+        steps: each an operation, the name of a file, and what the operation needs.
+        lies: whether the damage makes a file say, in good form, what is not so; see `Damaged`.
+        why: why it is kept.
+    """
+
+    stream: str
+    steps: tuple[tuple[Any, ...], ...]
+    lies: bool
+    why: str
+
+
+def inputs() -> list[Input]:
+    """Returns the inputs."""
+    found = []
+    for line in _lines("inputs.jsonl"):
+        data = base64.b64decode(line["base64"]) if "base64" in line else line["text"].encode()
+        found.append(Input(line["target"], data, line["why"]))
+    return found
+
+
+def recipes() -> list[Recipe]:
+    """Returns the damaged streams."""
+    return [
+        Recipe(line["stream"], tuple(map(tuple, line["do"])), line.get("lies", False), line["why"])
+        for line in _lines("streams.jsonl")
+    ]
+
+
+def run_input(one: Input, place: Path) -> None:
+    """Asserts what must hold for an input; `place` is a directory of one's own."""
+    with bounded():
+        if one.target == "row":
+            check_one(one.data)
+        elif one.target == "lines":
+            check_batch(one.data.split(b"\x01"))
+        elif one.target == "foreign":
+            check_foreign(one.data, place / "foreign.jsonl")
+        else:
+            check_bytes(FORMATS[one.target], one.data)
+
+
+def run_recipe(recipe: Recipe, place: Path) -> str | None:
+    """Returns what a damaged stream broke, None if nothing; `place` is a directory of one's own."""
+    known = STREAMS[recipe.stream]
+    directory = place / "damaged"
+    known.put(directory)
+    try:
+        for operation, name, *more in recipe.steps:
+            _apply(directory, operation, name, *more)
+        done = Damaged([recipe.why], recipe.lies, {name for _, name, *_ in recipe.steps})
+        for look in LOOKS:
+            broken = look_at(directory, known, done, look)
+            if broken is not None:
+                return broken
+    finally:
+        shutil.rmtree(directory)
+    return None
+
+
+def _apply(directory: Path, operation: str, name: str, argument: Any = None) -> None:
+    path = directory / name
+    if operation == "write":
+        path.write_bytes(argument.encode())
+    elif operation == "flip":
+        data = bytearray(path.read_bytes())
+        data[argument] ^= 1
+        path.write_bytes(data)
+    elif operation == "cut":
+        path.write_bytes(path.read_bytes()[:argument])
+    elif operation == "append":
+        path.write_bytes(path.read_bytes() + argument.encode())
+    elif operation == "zero":
+        path.write_bytes(bytes(path.stat().st_size))
+    elif operation == "remove":
+        path.unlink()
+    elif operation == "swap":
+        one, two = path.read_bytes(), (directory / argument).read_bytes()
+        path.write_bytes(two)
+        (directory / argument).write_bytes(one)
+    elif operation == "copy":
+        (directory / argument).write_bytes(path.read_bytes())
+    elif operation == "set":
+        path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | argument))
+    else:
+        replace_by(path, operation, directory / (argument or "stream.json"))
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    for line in (CORPUS / name).read_bytes().splitlines():
+        yield orjson.loads(line)

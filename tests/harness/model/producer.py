@@ -1,0 +1,276 @@
+"""The producer of the model: the calls of `lazyshard.storage` that change files, in the order of the code.
+
+That they are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED, chunk_name, seal_name
+from tests.harness.model.disk import Content, Disk, Step, folder_of
+from tests.harness.model.stream import (
+    CURSOR,
+    END_PATH,
+    HEAD_PATH,
+    MANIFEST_PATH,
+    STREAM,
+    TMP,
+    Broken,
+    Listed,
+    Plan,
+    Seen,
+    at,
+    data_path,
+    list_stream,
+    seal_path,
+    value_of,
+)
+
+RETIRED_DONE: Final = "retired"
+"""Kind of a step that marks where deleting is over, after ("look", published, token): what the filesystem refuses
+before it is survived by the producer."""
+
+_TOKENS: Final = "abcdefgh"
+_GONE: Final = ".gone"
+
+
+class Producer:
+    """What a producer does. A step is a call that changes files, or a look at them: "open", "recover", "check", "look".
+
+    Args:
+        plan: what it produces.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def look(self, step: Step, disk: Disk, seen: Seen) -> list[list[Step]]:
+        """Returns what comes in place of a look at the files, one of these lists.
+
+        Raises:
+            Broken: it cannot go on.
+        """
+        if step[0] == "open":
+            return [self.opening(disk, seen)]
+        if step[0] == "recover":
+            return [self.recovering(seen, step[1])]
+        if step[0] == "check":
+            if seal_path(step[1]) in seen:
+                raise Broken(f"{seal_path(step[1])} is there: somebody else has published this chunk")
+            return [[]]
+        # It looks at the consumers now and then only.
+        retiring = self.looking(seen, step[1], step[2])
+        return [retiring, []] if retiring else [[]]
+
+    # As `run.py` and `writer_opening.py` have it.
+
+    def opening(self, disk: Disk, seen: Seen) -> list[Step]:
+        """Takes the stream, makes it if it is not there."""
+        manifest = value_of(seen, MANIFEST_PATH, "manifest")
+        if manifest is not None and self.is_complete(seen):
+            return []
+        listed = list_stream(seen)
+        if manifest is None and (listed.seals or listed.data):
+            raise Broken("there are chunks but no manifest, so somebody else made them")
+        # Of all names that there may be, since a power cut can bring any of them back.
+        names = list(disk.all_names())
+        token = next(one for one in _TOKENS if not any(name.startswith(self.workplace(one)) for name in names))
+        steps: list[Step] = [("mkdir", path) for path in (STREAM, TMP) if path not in seen]
+        steps += [("mkdir", self.workplace(token)), *self.destroying(seen), *self.taking(token)]
+        if manifest is None:
+            steps += self.creating(token)
+        return [*steps, *self.before_recovering(), ("recover", token)]
+
+    def workplace(self, token: str) -> str:
+        """Returns a producer's own directory."""
+        return f"{TMP}/0.{token}"
+
+    def destroying(self, seen: Seen) -> list[Step]:
+        """Fences those before it, whether they are alive or not."""
+        steps: list[Step] = []
+        for path in sorted(path for path in seen if folder_of(path) == TMP):
+            gone = path if path.endswith(_GONE) else path + _GONE
+            steps += [("rename", path, gone)] if path != gone else []
+            steps += [("remove", gone + one.removeprefix(path)) for one in sorted(seen) if folder_of(one) == path]
+            steps.append(("rmdir", gone))
+        return steps
+
+    def taking(self, token: str) -> list[Step]:
+        """Takes the stream over from whoever had it."""
+        return self.durably(("owner",), OWNER, token)
+
+    def is_complete(self, seen: Seen) -> bool:
+        """Whether the stream has ended and its readers know."""
+        end = value_of(seen, END_PATH, "end")
+        return end is not None and seen.get(HEAD_PATH) == ("head", end[1], True) and TMP not in seen
+
+    def creating(self, token: str) -> list[Step]:
+        """Makes the stream's directory durable, and the manifest."""
+        temporary = self.temporary_path(MANIFEST, token)
+        return [
+            ("sync_directory", ""),
+            *self.durably(("manifest",), MANIFEST, token)[:3],
+            ("link", temporary, MANIFEST_PATH),
+            ("sync_directory", STREAM),
+            ("remove", temporary),
+        ]
+
+    def before_recovering(self) -> list[Step]:
+        """What is done before any seal is believed."""
+        return [("sync_directory", STREAM)]
+
+    # As `recovery.py` has it.
+
+    def recovering(self, seen: Seen, token: str) -> list[Step]:
+        """Clears what was never published, and goes on after what was."""
+        listed = list_stream(seen)
+        self.check_gaps(seen, listed)
+        last = self.last_seal(seen, listed)
+        end = value_of(seen, END_PATH, "end")
+        if end is not None and end[1] != listed.sealed:
+            raise Broken(f"{END_PATH} says {end[1]} chunks, the seals say {listed.sealed}")
+        steps = [*self.clearing(seen, listed, token), *self.completing_retirement(listed)]
+        closing = last is not None and not last[3] and end is None
+        if closing:
+            steps += self.durably(("end", listed.sealed), END, token)
+        if closing or end is not None:
+            return [*steps, *self.finishing(listed.sealed, token)]
+        return steps + self.going_on(*self.start(seen, listed, last), token)
+
+    def check_gaps(self, seen: Seen, listed: Listed) -> None:
+        """Looks whether all is there that should be."""
+        if any(chunk >= listed.sealed for chunk in listed.seals):
+            raise Broken(f"a gap: {seal_path(listed.sealed)} is missing")
+        if listed.sealed == listed.mark > 0:
+            raise Broken(f"{seal_path(listed.mark)} is missing, the first that was not deleted")
+        for chunk in range(listed.mark, listed.sealed):
+            if chunk not in listed.data:
+                raise Broken(f"{data_path(chunk)} is sealed, but missing")
+
+    def last_seal(self, seen: Seen, listed: Listed) -> Content | None:
+        """Returns the last seal, once compared with the length of its rows."""
+        if listed.sealed == listed.mark:
+            return None
+        seal = value_of(seen, seal_path(listed.sealed - 1), "seal")
+        if seen[data_path(listed.sealed - 1)][0] == "short":
+            raise Broken(f"{data_path(listed.sealed - 1)} has another length than sealed")
+        return seal
+
+    def start(self, seen: Seen, listed: Listed, last: Content | None) -> tuple[int, int]:
+        """Returns the number of the next chunk and the position in the source from which to fill it."""
+        return listed.sealed, 0 if last is None else last[2]
+
+    def clearing(self, seen: Seen, listed: Listed, token: str) -> list[Step]:
+        """Removes rows without a seal, as only the owner can."""
+        steps: list[Step] = []
+        for chunk in sorted(listed.data - listed.seals):
+            taken_out = self.temporary_path(chunk_name(chunk), token)
+            steps += [("rename", data_path(chunk), taken_out), ("remove", taken_out)]
+        return steps
+
+    def completing_retirement(self, listed: Listed) -> list[Step]:
+        """Removes what is there, or there again, of retired chunks."""
+        steps: list[Step] = [("remove", path) for path in listed.below]
+        return [*steps, ("sync_directory", STREAM)] if steps else []
+
+    # As `chunk_sequence.py` and `publishing.py` have it.
+
+    def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
+        """Tells the readers where it is, publishes all that is left of the source, and ends the stream."""
+        steps = self.hint(("head", chunk, False), HEAD, token)
+        for piece in range(position, self.plan.chunks):
+            steps.append(("look", chunk, token))
+            steps += self.publishing(chunk, piece, token)
+            chunk += 1
+            full = self.plan.seal(chunk - 1, piece + 1)[3]
+            if full:
+                steps += self.telling(chunk, token)
+            if full and piece + 1 == self.plan.chunks:
+                steps.append(("look", chunk, token))
+        return steps + self.ending(chunk, token)
+
+    def publishing(self, chunk: int, piece: int, token: str) -> list[Step]:
+        """Publishes a chunk."""
+        return [*self.publishing_rows(chunk, piece, token), *self.sealing(chunk, piece, token)]
+
+    def publishing_rows(self, chunk: int, piece: int, token: str) -> list[Step]:
+        """Gives the rows of a chunk their name."""
+        steps = self.durably(("rows", piece), chunk_name(chunk), token)
+        return [*steps[:3], ("check", chunk), *steps[3:]]
+
+    def sealing(self, chunk: int, piece: int, token: str) -> list[Step]:
+        """Makes them count."""
+        return self.durably(self.plan.seal(chunk, piece + 1), seal_name(chunk), token)
+
+    def telling(self, chunks: int, token: str) -> list[Step]:
+        """Tells the readers."""
+        return self.hint(("head", chunks, False), HEAD, token)
+
+    def ending(self, chunks: int, token: str) -> list[Step]:
+        """Ends the stream."""
+        return [*self.durably(("end", chunks), END, token), *self.finishing(chunks, token)]
+
+    def finishing(self, chunks: int, token: str) -> list[Step]:
+        """Tells the readers that it has ended: for good, since nobody starts a producer again that has succeeded."""
+        return [*self.durably(("head", chunks, True), HEAD, token), *self.leaving(token)]
+
+    def leaving(self, token: str) -> list[Step]:
+        """Removes its own directory."""
+        return [("rmdir", self.workplace(token)), ("rmdir", TMP)]
+
+    # As `holdback.py` and `retire.py` have it.
+
+    def looking(self, seen: Seen, published: int, token: str) -> list[Step]:
+        """Returns how to delete what the consumer is done with; nothing where there is nothing to delete."""
+        cursor = seen.get(CURSOR)
+        # One that is torn, or ahead, counts as none.
+        done = cursor[1] if cursor is not None and cursor[0] == "cursor" and cursor[1] <= published else 0
+        listed = list_stream(seen)
+        target = max(listed.mark, self.deletable(done, published))
+        first = listed.mark
+        while first > 0 and (seal_path(first - 1) in seen or data_path(first - 1) in seen):
+            first -= 1
+        if first == target:
+            return []
+        return [*self.retiring(listed.mark, first, target, token), (RETIRED_DONE, published, token)]
+
+    def deletable(self, done: int, published: int) -> int:
+        """Returns before which chunk all may go; the newest one stays."""
+        return min(done, published - 1)
+
+    def retiring(self, mark: int, first: int, target: int, token: str) -> list[Step]:
+        """Deletes chunks [first, target), of which those below the mark are retired already."""
+        return [*self.marking(mark, target, token), *self.deleting(first, target), ("sync_directory", STREAM)]
+
+    def marking(self, mark: int, target: int, token: str) -> list[Step]:
+        """Makes known what is to be deleted."""
+        if target > mark:
+            return self.durably(("retired", target), RETIRED, token)
+        # A mark that is there already may be one whose `fsync` has failed.
+        return [("sync_directory", STREAM)]
+
+    def deleting(self, first: int, target: int) -> list[Step]:
+        """Deletes files."""
+        return [("remove", path(chunk)) for chunk in range(first, target) for path in (seal_path, data_path)]
+
+    # As `durable.py` has it.
+
+    def temporary_path(self, name: str, token: str) -> str:
+        """Returns under which name to write a file."""
+        return f"{self.workplace(token)}/{name}"
+
+    def durably(self, value: Content, name: str, token: str) -> list[Step]:
+        """Makes a file appear, content and name on the device."""
+        temporary = self.temporary_path(name, token)
+        return [
+            ("create", temporary),
+            ("write", temporary, value),
+            ("sync", temporary),
+            ("rename", temporary, at(name)),
+            ("sync_directory", STREAM),
+        ]
+
+    def hint(self, value: Content, name: str, token: str) -> list[Step]:
+        """Makes a file appear."""
+        return [step for step in self.durably(value, name, token) if step[0] not in ("sync", "sync_directory")]

@@ -1,0 +1,336 @@
+"""The states of the model and what leads from one to the next: a step of a process, or a fault.
+
+Disks, what processes have still to do, and courses are interned: a state is five small numbers, and what was found out
+of a disk once is not found out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import replace
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from tests.harness.model.consumer import Consumer
+from tests.harness.model.disk import Disk, Step, do, half_written, power_cuts, without_junk
+from tests.harness.model.producer import RETIRED_DONE, Producer
+from tests.harness.model.promise import Course, Facts, broken, look
+from tests.harness.model.stream import CURSOR, Broken, Plan, Seen
+
+LOOKS: Final = ("open", "recover", "check", "look")
+"""Steps of the producer that change no file."""
+
+FAULTS: Final = ("kill", "refuse", "power cut")
+"""A process is killed; the filesystem refuses a step of deleting; the power is cut."""
+
+_DONE: Final = 0
+"""What a process has to do that has succeeded: nothing."""
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+class State(NamedTuple):
+    """A state, in numbers of the world's.
+
+    Attributes:
+        disk: what is on the disk.
+        producer: what the producer has still to do.
+        consumer: what the consumer has still to do.
+        course: what has happened.
+        faults: how many faults may still come.
+    """
+
+    disk: int
+    producer: int
+    consumer: int
+    course: int
+    faults: int
+
+
+class Move(NamedTuple):
+    """What leads from a state to another one.
+
+    Attributes:
+        who: "producer", "consumer", "kill", "refuse" or "power cut".
+        what: the step; of a kill who it is; of a power cut nothing.
+        state: the state after it.
+        broken: which promise it breaks, None if none; then `state` means nothing.
+    """
+
+    who: str
+    what: Step
+    state: State
+    broken: str | None = None
+
+
+class _Interned(Generic[_T]):
+    """Numbers values."""
+
+    def __init__(self) -> None:
+        self.values: list[_T] = []
+        self._numbers: dict[_T, int] = {}
+
+    def number(self, value: _T) -> int:
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+
+class World:
+    """A producer, a consumer and a disk.
+
+    Args:
+        plan: what is produced and how it is consumed.
+        producer: the producer; None for that of the code.
+        consumer: the consumer, likewise.
+        kinds: which faults may come.
+        every_junk: tell all files with temporary names apart, see `without_junk`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        producer: Producer | None = None,
+        consumer: Consumer | None = None,
+        *,
+        kinds: Collection[str] = FAULTS,
+        every_junk: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._producer, self._consumer = producer or Producer(plan), consumer or Consumer(plan)
+        self._kinds = frozenset(kinds)
+        self._every_junk = every_junk
+        self._disks: _Interned[Disk] = _Interned()
+        self._facts: list[Facts] = []
+        # What is to be done is a list of cells: a step, and the number of the cell that follows. Cell 0 is its end.
+        self._cells: _Interned[tuple[Step, int]] = _Interned()
+        self._cells.number((("",), _DONE))
+        self._courses: _Interned[Course] = _Interned()
+        self._done: dict[tuple[int, Step], int] = {}
+        self._looked: dict[tuple[int, Step], list[list[Step]] | str] = {}
+        self._cuts: dict[int, list[int]] = {}
+        self._told: dict[tuple[int, int], int] = {}
+        self._broken: dict[tuple[int, int, bool], str | None] = {}
+        self._restart = {"producer": self._push([("open",)], _DONE), "consumer": self._push([("resume",)], _DONE)}
+
+    def first(self, faults: int) -> State:
+        """Returns the state before anything was done."""
+        return State(
+            self._disk(Disk()), self._restart["producer"], self._restart["consumer"], self._course(Course()), faults
+        )
+
+    def disk(self, state: State) -> Disk:
+        """Returns the disk of a state."""
+        return self._disks.values[state.disk]
+
+    def course(self, state: State) -> Course:
+        """Returns what has happened before a state."""
+        return self._courses.values[state.course]
+
+    def steps(self, state: State, who: str) -> Iterator[Step]:
+        """Returns what a process will do, as far as it is known."""
+        cell = state.producer if who == "producer" else state.consumer
+        while cell:
+            step, cell = self._cells.values[cell]
+            yield step
+
+    def doing(self, state: State, who: str, steps: list[Step]) -> State:
+        """Returns a state with something else for a process to do, for who wants to see just that."""
+        return state._replace(**{who: self._push(steps, _DONE)})
+
+    def has_finished(self, state: State) -> bool:
+        """Whether both processes have succeeded."""
+        return state.producer == state.consumer == _DONE
+
+    def moves(self, state: State) -> list[Move]:
+        """Returns what can come next."""
+        moves = [*self.produce(state), *self.consume(state)]
+        if not moves and not self.has_finished(state):
+            return [Move("consumer", ("wait",), state, "the consumer waits for ever")]
+        if state.faults:
+            for kind, come in (("kill", self._kills), ("refuse", self._refusals), ("power cut", self.cut)):
+                if kind in self._kinds:
+                    moves += come(state)
+        return moves
+
+    def produce(self, state: State) -> Iterator[Move]:
+        """Returns what the producer can do next."""
+        if state.producer == _DONE:
+            return
+        step, rest = self._cells.values[state.producer]
+        if step[0] not in LOOKS:
+            try:
+                disk = self._do(state.disk, step)
+            except KeyError as error:
+                yield Move("producer", step, state, f"the producer cannot go on: {error} is not there")
+                return
+            after = state._replace(disk=disk, producer=self._skip(rest))
+            yield self._moved("producer", step, after)
+            return
+        found = self._looked.get((state.disk, step))
+        if found is None:
+            try:
+                found = self._producer.look(step, self._disks.values[state.disk], self._visible(state.disk))
+            except Broken as error:
+                found = f"the producer cannot go on: {error}"
+            self._looked[state.disk, step] = found
+        if isinstance(found, str):
+            yield Move("producer", step, state, found)
+            return
+        for steps in found:
+            yield self._moved("producer", step, state._replace(producer=self._push(steps, rest)))
+
+    def consume(self, state: State) -> Iterator[Move]:
+        """Returns what the consumer can do next; nothing where it waits."""
+        if state.consumer == _DONE:
+            return
+        step, rest = self._cells.values[state.consumer]
+        course = self._courses.values[state.course]
+        disk, seen = self._disks.values[state.disk], self._visible(state.disk)
+        if step[0] == "resume":
+            for steps in self._consumer.resuming(course.kept, seen):
+                yield self._moved("consumer", step, state._replace(consumer=self._push(steps, rest)))
+        elif step[0] == "read":
+            try:
+                found = self._consumer.reading(step[1], course.kept, seen)
+            except Broken as error:
+                yield Move("consumer", step, state, f"the consumer dies: {error}")
+                return
+            if found is not None:
+                yield self._moved("consumer", step, state._replace(consumer=self._push(found, rest)))
+        elif step[0] == "commit":
+            steps = self._consumer.writing(step[1], disk, seen)
+            yield self._moved("consumer", step, state._replace(consumer=self._push(steps, rest)))
+        elif step[0] == "checkpoint":
+            course = replace(course, kept=self._consumer.keep(course.kept, step[1]))
+            yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
+        elif step[0] == "committed":
+            course = replace(course, cursors=(("cursor", step[1]),))
+            yield self._moved("consumer", step, state._replace(consumer=rest, course=self._course(course)))
+        else:
+            after = state._replace(disk=self._do(state.disk, step), consumer=rest)
+            if CURSOR in step:
+                # From here on it may be the new one or the one before.
+                value = self._visible(after.disk)[CURSOR]
+                cursors = {*course.cursors, value} if value[0] == "cursor" else set(course.cursors)
+                course = replace(course, cursors=tuple(sorted(cursors, key=str)))
+                after = after._replace(course=self._course(course))
+            yield self._moved("consumer", step, after)
+
+    def kill(self, state: State, who: str) -> Iterator[Move]:
+        """Returns what a kill leaves, and one in the middle of a write where that is next."""
+        cell = state.producer if who == "producer" else state.consumer
+        if cell in (_DONE, self._restart[who]):
+            return
+        step = self._cells.values[cell][0]
+        disk, course = self._disks.values[state.disk], self._courses.values[state.course]
+        left: dict[Disk, Step] = {self._left(disk, who): (who,)}
+        if step[0] == "write":
+            left.setdefault(self._left(half_written(disk, step[1]), who), (who, "half way through", step))
+        for disk, what in left.items():
+            after = state._replace(
+                disk=self._disk(disk),
+                course=self._course(replace(course, refused=course.refused and who != "producer")),
+                faults=state.faults - 1,
+                **{who: self._restart[who]},
+            )
+            yield self._moved("kill", what, after)
+
+    def cut(self, state: State) -> Iterator[Move]:
+        """Returns all that a power cut may leave. Who has succeeded is not started again."""
+        course = self._courses.values[state.course]
+        restart = {
+            who: _DONE if cell == _DONE else self._restart[who]
+            for who, cell in (("producer", state.producer), ("consumer", state.consumer))
+        }
+        left = self._cuts.get(state.disk)
+        if left is None:
+            cuts = (self._left(disk, "producer", "consumer") for disk in power_cuts(self._disks.values[state.disk]))
+            left = self._cuts[state.disk] = [self._disk(disk) for disk in dict.fromkeys(cuts)]
+        for disk in left:
+            facts = self._facts[disk]
+            # What is found now is on the device.
+            cursors = (facts.cursor,) if facts.cursor in course.cursors else course.cursors
+            after = replace(
+                course,
+                cursors=cursors,
+                sealed=min(course.sealed, facts.sealed),
+                cut_since_end=course.cut_since_end or state.producer == _DONE,
+                refused=course.refused and state.producer == _DONE,
+            )
+            yield self._moved(
+                "power cut",
+                (),
+                State(disk, restart["producer"], restart["consumer"], self._course(after), state.faults - 1),
+            )
+
+    def _kills(self, state: State) -> Iterator[Move]:
+        yield from self.kill(state, "producer")
+        yield from self.kill(state, "consumer")
+
+    def _refusals(self, state: State) -> Iterator[Move]:
+        """Returns what comes of a step of deleting that the filesystem refuses: the producer goes on with the rest."""
+        if state.producer == _DONE:
+            return
+        refused, cell = self._cells.values[state.producer]
+        step = refused
+        while step[0] != RETIRED_DONE:
+            if step[0] in LOOKS or not cell:
+                return
+            step, cell = self._cells.values[cell]
+        # What it was writing is removed, whatever else fails.
+        there = refused[0] in ("write", "sync", "rename")
+        steps: list[Step] = [("remove", refused[1])] if there else []
+        course = self._course(replace(self._courses.values[state.course], refused=True))
+        # It goes on, or is held back anyway and looks again.
+        for again in ([], [("look", *step[1:])]):
+            rest = self._push(again, self._skip(cell))
+            after = state._replace(producer=self._push(steps, rest), course=course, faults=state.faults - 1)
+            yield self._moved("refuse", refused, after)
+
+    def _moved(self, who: str, what: Step, state: State) -> Move:
+        """Returns a move, with what is known of the course after it, and whether it breaks a promise."""
+        key = (state.disk, state.course)
+        number = self._told.get(key)
+        if number is None:
+            course, facts = self._courses.values[state.course], self._facts[state.disk]
+            more = replace(course, told=max(course.told, facts.told), sealed=max(course.sealed, facts.sealed))
+            number = self._told[key] = self._course(more)
+        judged = (state.disk, state.course, state.producer == _DONE)
+        if judged not in self._broken:
+            facts, course = self._facts[state.disk], self._courses.values[state.course]
+            self._broken[judged] = broken(facts, course, self.plan.chunks, producer_done=judged[2])
+        if number != state.course:
+            state = state._replace(course=number)
+        return Move(who, what, state, self._broken[judged])
+
+    def _visible(self, disk: int) -> Seen:
+        return self._disks.values[disk].visible()
+
+    def _do(self, disk: int, step: Step) -> int:
+        found = self._done.get((disk, step))
+        if found is None:
+            found = self._done[disk, step] = self._disk(self._left(do(self._disks.values[disk], step)))
+        return found
+
+    def _left(self, disk: Disk, *stopped: str) -> Disk:
+        return disk if self._every_junk else without_junk(disk, stopped)
+
+    def _disk(self, disk: Disk) -> int:
+        number = self._disks.number(disk)
+        if number == len(self._facts):
+            self._facts.append(look(disk.visible()))
+        return number
+
+    def _course(self, course: Course) -> int:
+        return self._courses.number(course)
+
+    def _push(self, steps: list[Step], rest: int) -> int:
+        for step in reversed(steps):
+            rest = self._cells.number((step, rest))
+        return rest
+
+    def _skip(self, cell: int) -> int:
+        step, rest = self._cells.values[cell]
+        return rest if step[0] == RETIRED_DONE else cell

@@ -1,0 +1,207 @@
+"""A folder that an sshd of its own serves to this machine, mounted by sshfs as often as wanted. Needs root.
+
+Files, all in a temporary folder: keys and settings of server and client, `real/`, which is served, and the mount
+points. Nothing of the user's is read or written. Each mount has a server process of its own, which speaks with its
+client through a pipe (`sshd -i`), so no port is taken and nothing is left when the mount ends.
+
+What sshfs 3.7 with OpenSSH's server is, as `tests/faults/test_network_verify.py` has it measured: a rename replaces
+(posix-rename); exclusive creation and hard links refuse a name that is there, with EPERM for want of a word for EEXIST;
+fsync of files is passed on, of directories it does nothing; flock and fcntl locks hold within a mount only; a file that
+is removed or replaced while open can be read on. A file that is read while it is replaced may come cut: the old content
+at the size of the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pytest
+
+from tests.harness.tools import find_tool, tool
+
+CACHED: Final = ("dir_cache=no", "entry_timeout=7", "negative_timeout=7", "attr_timeout=7")
+"""As NFS has it: names, missing names and attributes are remembered for seconds, listings are not."""
+
+CACHED_S: Final = 7.0
+
+DEFAULT: Final[tuple[str, ...]] = ()
+"""As sshfs is when nobody says otherwise: listings and attributes are remembered for 20 s, missing names are not."""
+
+DEFAULT_S: Final = 20.0
+
+_TOOLS: Final = ("sshfs", "sshd", "ssh-keygen", "setpriv", "umount")
+_MOUNT_S: Final = 30.0
+_PRIVILEGE_SEPARATION: Final = Path("/run/sshd")
+
+_SSHD: Final = """\
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+StrictModes no
+UsePAM no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+Subsystem sftp internal-sftp
+"""
+
+_SSH: Final = """\
+Host *
+  ProxyCommand {sshd} -i -f {folder}/sshd.conf -E {folder}/sshd.log
+  IdentityFile {folder}/user
+  IdentitiesOnly yes
+  IdentityAgent none
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  GlobalKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+
+
+def why_not() -> str | None:
+    """Returns what this machine lacks for network mounts, None if they can be tried."""
+    if os.geteuid() != 0:
+        return "needs root, to mount filesystems"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "needs /dev/fuse"
+    lacking = [name for name in _TOOLS if find_tool(name) is None]
+    return f"needs {', '.join(lacking)}, which this machine lacks" if lacking else None
+
+
+class Mount:
+    """One mount of a shared folder. A context manager, which unmounts it however it is left.
+
+    Attributes:
+        point: where it is mounted.
+        options: of sshfs.
+    """
+
+    def __init__(self, folder: Path, name: str, options: tuple[str, ...]) -> None:
+        self.point: Final = folder / name
+        self.options: Final = options
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Mount:
+        self.point.mkdir(exist_ok=True)
+        self.bring_up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.take_down()
+
+    def bring_up(self) -> None:
+        """Mounts it."""
+        log = self._folder / f"{self.point.name}.log"
+        options = [argument for option in self.options for argument in ("-o", option)]
+        # sshfs dies with this process, whatever ends it, and its server with it.
+        command = [tool("setpriv"), "--pdeathsig", "KILL", tool("sshfs"), "-f", "-F", str(self._folder / "ssh.conf")]
+        with log.open("ab") as said:
+            self._process = subprocess.Popen(
+                [*command, *options, f"lazyshard:{self._folder / 'real'}", str(self.point)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        deadline = time.monotonic() + _MOUNT_S
+        while not self.is_up():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.take_down()
+                pytest.skip(f"sshfs cannot mount here: {log.read_text().strip() or 'it says nothing'}")
+            time.sleep(0.005)
+
+    def take_down(self) -> None:
+        """Unmounts it, even if it hangs; whoever waits for an answer gets an error."""
+        self.kill()
+        while self.is_up():
+            subprocess.run([tool("umount"), "-l", str(self.point)], check=True)
+
+    def is_up(self) -> bool:
+        """Returns whether something is mounted there, without asking it."""
+        return f" {self.point} " in Path("/proc/self/mountinfo").read_text()
+
+    def detach(self) -> None:
+        """Takes the mount point away from the filesystem, which goes on for whoever has files open (`umount -l`)."""
+        subprocess.run([tool("umount"), "-l", str(self.point)], check=True)
+
+    def kill(self) -> None:
+        """Kills the client: every call there fails with ENOTCONN, until it is unmounted and mounted again."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def revive(self) -> None:
+        """Unmounts what a killed client has left, and mounts it again."""
+        self.take_down()
+        self.bring_up()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """No call there gets an answer meanwhile."""
+        self.hang()
+        try:
+            yield
+        finally:
+            self.answer()
+
+    def hang(self) -> None:
+        """Begins that."""
+        self._signal(signal.SIGSTOP)
+
+    def answer(self) -> None:
+        """Ends that."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class Share:
+    """A folder with its server's and its clients' settings.
+
+    Args:
+        folder: an empty folder for all of it. Skips the test where network mounts cannot be had.
+
+    Attributes:
+        real: what is served, as the server sees it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if (reason := why_not()) is not None:
+            pytest.skip(reason)
+        # The system makes it when it starts a server; one that is started by hand needs it as well.
+        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        self._folder = folder
+        self.real: Final = folder / "real"
+        self.real.mkdir()
+        for name in ("host", "user"):
+            command = [tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        (folder / "sshd.conf").write_text(_SSHD.format(folder=folder))
+        (folder / "ssh.conf").write_text(_SSH.format(folder=folder, sshd=tool("sshd")))
+
+    def mount(self, name: str, options: tuple[str, ...]) -> Mount:
+        """Returns a mount of the folder, to be entered.
+
+        Args:
+            name: of the mount point.
+            options: of sshfs, each as it stands behind a `-o`.
+        """
+        return Mount(self._folder, name, options)
+
+    def clear(self) -> None:
+        """Empties the folder."""
+        for path in self.real.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

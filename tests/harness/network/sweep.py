@@ -1,0 +1,300 @@
+"""Rounds of a producer and a consumer on two network mounts, with kills and hangs of all four; see scripts/test_faults.
+
+A round is over when the stream has ended and the consumer has it all. Meanwhile, at random: the producer is killed, or
+stopped while another one takes over on the other mount; the consumer is killed; a mount hangs, or its client is killed
+and it is mounted again. Whoever has ended is started again, on either mount, as the same job.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
+from tests.harness.network.runs import EVENT_S, MARGIN_S, PER_CHUNK, ROWS, Child, Sealed, arguments, source
+from tests.harness.processes.nursery import Nursery
+from tests.harness.tally import Tally
+from tests.producer.commands import ids
+
+ROUNDS: Final = 60
+_ROUND_S: Final = 240.0
+"""A round that takes longer is stuck."""
+
+_BY_THE_FILESYSTEM: Final = (
+    *(f"[Errno {number}]" for number in (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EPERM)),
+    "StreamMissing: ",
+    "CursorTaken: ",
+)
+"""What a consumer may end with, told with the path: its mount has gone, a lock file that it does not see yet is there
+(EPERM over SFTP), or another one has its name. The next one goes on."""
+
+_LATENCY_CHUNKS: Final = 12
+
+
+def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
+    """Runs the rounds, then measures how late a chunk is seen on the other mount."""
+    if (reason := why_not()) is not None:
+        tally.notes.append(f"not done: {reason}")
+        return
+    run_rounds(tally, place, seed, max(1, round(ROUNDS * scale)), measures=True)
+
+
+def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: bool = False) -> None:
+    """Runs so many rounds."""
+    with ExitStack() as stack:
+        for name in ("share", "nursery"):
+            (place / name).mkdir()
+        share = Share(place / "share")
+        nursery = stack.enter_context(Nursery(place / "nursery"))
+        mounts = [
+            stack.enter_context(share.mount(name, options))
+            for name, options in (("cached", CACHED), ("default", DEFAULT))
+        ]
+        for number in range(rounds):
+            dice = random.Random(f"{seed}-{number}")
+            folder = place / f"round-{number}"
+            folder.mkdir()
+            one = Round(tally, nursery, share, mounts, folder, dice)
+            try:
+                one.run()
+            except Exception as error:
+                one.wrong.append(f"{type(error).__name__}: {error}")
+            for wrong in one.wrong:
+                tally.violation(f"round {number} of --seed {seed} ({', '.join(one.done)}): {wrong}")
+            tally.trial(len(one.done), points=len(set(one.done)))
+        for writes, reads, lag in ((mounts[1], mounts[0], CACHED_S), (mounts[0], mounts[1], DEFAULT_S)) * measures:
+            _measure(tally, share, writes, reads, lag)
+
+
+class Round:
+    """One stream; see above.
+
+    Attributes:
+        wrong: what was broken.
+        done: the faults that came about, in order.
+    """
+
+    def __init__(
+        self,
+        tally: Tally,
+        nursery: Nursery,
+        share: Share,
+        mounts: list[Mount],
+        folder: Path,
+        dice: random.Random,
+    ) -> None:
+        self.wrong: list[str] = []
+        self.done: list[str] = []
+        self._tally, self._nursery, self._mounts, self._dice = tally, nursery, mounts, dice
+        self._name = folder.name
+        self._real = share.real / folder.name
+        self._source = source(folder)
+        self._checkpoint = folder / "checkpoint.json"
+        self._said = folder / "said"
+        self._retains = dice.random() < 0.5
+        self._producer: int | None = None
+        self._consumer: Child | None = None
+
+    def run(self) -> None:
+        """Runs until all is produced and consumed."""
+        deadline = time.monotonic() + _ROUND_S
+        try:
+            with Sealed(self._real) as sealed:
+                while not (self._is_produced() and self._is_consumed()):
+                    if self.wrong:
+                        return
+                    if time.monotonic() > deadline:
+                        raise AssertionError(f"not finished within {_ROUND_S:.0f} s")
+                    self._start_who_is_missing()
+                    time.sleep(self._dice.uniform(0.02, 0.4))
+                    if self._dice.random() < 0.6:
+                        self._do(self._dice.choice(self.faults()))
+            self.wrong += sealed.wrong
+            self._check()
+        finally:
+            for mount in self._mounts:
+                mount.answer()
+            self._end_consumer()
+            if self._producer is not None:
+                self._signal(signal.SIGKILL)
+                self._nursery.wait(self._producer)
+
+    def faults(self) -> list[Callable[[], None]]:
+        """Returns what may happen."""
+        return [self._kill_producer, self._take_over, self._kill_consumer, self._hang, self._lose_mount]
+
+    def _do(self, fault: Callable[[], None]) -> None:
+        fault()
+        self.done.append(fault.__name__.strip("_").replace("_", " "))
+
+    def _kill_producer(self) -> None:
+        if self._producer is not None:
+            self._signal(signal.SIGKILL)
+            self._end_producer()
+
+    def _take_over(self) -> None:
+        """The producer stops for a while; another one runs meanwhile, and is killed or stays."""
+        if self._producer is None:
+            return
+        self._signal(signal.SIGSTOP)
+        first, self._producer = self._producer, None
+        self._start_producer()
+        time.sleep(self._dice.uniform(0.1, 1.0))
+        os.kill(first, signal.SIGCONT)
+        second = self._producer
+        assert second is not None
+        # The first one is fenced; or the second one was refused, by a lock on the same mount for instance.
+        deadline = time.monotonic() + EVENT_S
+        while _is_alive(first) and _is_alive(second):
+            if time.monotonic() > deadline:
+                self.wrong.append(f"two producers have gone on beside each other for {EVENT_S:.0f} s")
+                os.kill(first, signal.SIGKILL)
+            time.sleep(0.02)
+        ended, stays = (second, first) if _is_alive(first) else (first, second)
+        self._producer = ended
+        self._end_producer()
+        self._producer = stays
+
+    def _kill_consumer(self) -> None:
+        self._end_consumer()
+
+    def _hang(self) -> None:
+        with self._dice.choice(self._mounts).hanging():
+            time.sleep(self._dice.uniform(0.05, 1.0))
+
+    def _lose_mount(self) -> None:
+        mount = self._dice.choice(self._mounts)
+        mount.kill()
+        time.sleep(self._dice.uniform(0.0, 0.2))
+        mount.revive()
+
+    def _start_who_is_missing(self) -> None:
+        if self._producer is not None and not _is_alive(self._producer):
+            self._end_producer()
+        if self._producer is None and not self._is_produced():
+            self._start_producer()
+        if self._consumer is not None and (error := self._consumer.ended()) is not None:
+            if error:
+                self._tally.count("consumers that lost their mount or name")
+            if error and not any(known in error for known in _BY_THE_FILESYSTEM):
+                self.wrong.append(f"the consumer has ended with {error}")
+            self._end_consumer()
+        if self._consumer is None and not self._is_consumed():
+            point = self._dice.choice(self._mounts).point / self._name
+            self._consumer = Child(lambda send: _consume(point, self._checkpoint), self._said).__enter__()
+
+    def _start_producer(self) -> None:
+        options: list[object] = ["--rate", self._dice.choice((20, 60, 200))]
+        if self._retains:
+            options += ["--retain", "consumed", "--max-ahead", "4 chunks", "--consumers", "sft"]
+        out = self._dice.choice(self._mounts).point / self._name
+        self._producer = self._nursery.start(*arguments(out, self._source, *options), no_answer_s=0.3)
+
+    def _end_producer(self) -> None:
+        assert self._producer is not None
+        status, err = self._nursery.wait(self._producer)
+        self._producer = None
+        self._tally.count(f"producers that ended with {status}")
+        if status not in (0, 5, 6, 7, -signal.SIGKILL) or "Traceback" in err or (status > 0 and "error: " not in err):
+            self.wrong.append(f"a producer has ended with {status}: {err[-2000:]}")
+
+    def _end_consumer(self) -> None:
+        if self._consumer is not None:
+            self._consumer.__exit__()
+            self._consumer = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._producer is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._producer, number)
+
+    def _is_produced(self) -> bool:
+        return (self._real / "stream.end").exists()
+
+    def _is_consumed(self) -> bool:
+        return len(_restored(self._checkpoint)["ids"]) >= ROWS
+
+    def _check(self) -> None:
+        found = _restored(self._checkpoint)["ids"]
+        if found != list(range(ROWS)):
+            self.wrong.append(f"the consumer has trained {found}")
+        if json.loads((self._real / "stream.end").read_bytes())["samples"] != ROWS:
+            self.wrong.append("the stream has ended with another number of samples")
+        if not (self._real / "retired.json").exists() and ids(self._real) != list(range(ROWS)):
+            self.wrong.append(f"the stream holds {ids(self._real)}")
+
+
+def _consume(point: Path, checkpoint: Path) -> None:
+    """Trains from the last checkpoint on, and commits one after each chunk."""
+    kept = _restored(checkpoint)
+    dataset = LazyShardedDataset(point, dp_rank=0, dp_size=1, max_wait=EVENT_S, max_total_samples=ROWS, consumer="sft")
+    if kept["state"] is not None:
+        dataset.load_state_dict(kept["state"])
+    for index in dataset.rank_indices:
+        kept["ids"].append(dataset[index]["id"])
+        consumed = len(kept["ids"])
+        if consumed % PER_CHUNK == 0 or consumed == ROWS:
+            kept["state"] = dataset.state_dict(consumed)
+            temporary = checkpoint.with_suffix(".part")
+            temporary.write_text(json.dumps(kept))
+            os.replace(temporary, checkpoint)
+            dataset.commit(consumed, last_epoch=True)
+
+
+def _restored(checkpoint: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(checkpoint.read_text())
+    except FileNotFoundError:
+        return {"ids": [], "state": None}
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    """Returns whether a process has not ended; one that nobody has waited for yet has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _measure(tally: Tally, share: Share, writes: Mount, reads: Mount, lag: float) -> None:
+    """Counts, in milliseconds, how late a reader sees what is published on the other mount: the stream, and chunks."""
+    name = f"latency-{writes.point.name}"
+    told: list[float] = []
+
+    def read(send: Callable[[Any], None]) -> None:
+        send(None)
+        reader = StreamReader(reads.point / name, max_wait=lag + MARGIN_S)
+        for number in range(_LATENCY_CHUNKS):
+            reader.read(number)
+            send(time.monotonic())
+
+    # The reader comes first, as its mount remembers for longest then.
+    with Child(read, share.real.parent / "said", EVENT_S) as child:
+        child.get()
+        time.sleep(1.0)
+        with ChunkWriter(writes.point / name, 1) as writer:
+            for number in range(_LATENCY_CHUNKS):
+                writer.write({"id": number})
+                told.append(time.monotonic())
+                if number == 0:
+                    late = [child.get(lag + MARGIN_S) - told[0]]
+                time.sleep(0.25)
+        late += [child.get(lag + MARGIN_S) - at for at in told[1:]]
+    way = f"ms from {writes.point.name} to {reads.point.name}"
+    tally.count(f"{way}, the new stream", round(1000 * late[0]))
+    tally.count(f"{way}, a chunk, median", round(1000 * statistics.median(late[1:])))
+    tally.count(f"{way}, a chunk, slowest", round(1000 * max(late[1:])))
+    if late[0] > lag + MARGIN_S or max(late[1:]) > lag + MARGIN_S:
+        tally.violation(f"seen later than caches of {lag} s force: {late}")

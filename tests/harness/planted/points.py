@@ -1,0 +1,266 @@
+"""Mistakes of a producer of which the harness must find each: installed in the command's process before all else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.storage import durable, lock, publishing, recovery
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_chunk import OpenChunk
+from tests.harness.planted import points_arrays as arrays
+from tests.harness.planted.planting import everywhere, keep_begun
+from tests.harness.processes.kill_points import When
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """A mistake, and where it is to be found.
+
+    Attributes:
+        install: makes it.
+        found: part of what the harness says.
+        scene: the scene that is played.
+        kind: of the faults.
+        when: where in a call they come.
+        step: every how manieth call has one.
+        first: none before this one has.
+    """
+
+    install: Callable[[], None]
+    found: str
+    scene: str = "plain"
+    kind: str = "kill"
+    when: When = "before"
+    step: int = 2
+    first: int = 1
+
+    @property
+    def broken(self) -> tuple[str]:
+        """What `Stage` takes."""
+        return (f"{self.install.__module__}:{self.install.__name__}",)
+
+
+def seal_before_data() -> None:
+    """Seals a chunk, then gives it its name."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        chunk.finish()
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+
+    everywhere(publishing.publish_chunk, publish)
+
+
+def torn_chunk_kept() -> None:
+    """Goes on with the file of a chunk that was begun, without cutting off what is in it."""
+    keep_begun(".jsonl")
+
+
+def position_ahead() -> None:
+    """The position in a seal is a row further than the chunk."""
+    from lazyshard_producer.rows import feed
+
+    original = feed._PlainBatch.position
+
+    def position(self: Any, index: int) -> Any:
+        return original(self, min(index + 1, len(self.lines) - 1))
+
+    feed._PlainBatch.position = position  # type: ignore[method-assign]
+
+
+def position_behind() -> None:
+    """The position in a seal is a row short of the chunk."""
+    from lazyshard_producer.rows import feed
+
+    original = feed._PlainBatch.position
+
+    def position(self: Any, index: int) -> Any:
+        return original(self, max(index - 1, 0))
+
+    feed._PlainBatch.position = position  # type: ignore[method-assign]
+
+
+def cut_forgotten() -> None:
+    """The position in a seal is behind the row that is cut, whatever of it is published."""
+    from lazyshard_producer.rows.splitting import _Unit
+
+    original = _Unit.position
+
+    def position(self: Any, book: Any, row: int, offset: int) -> Any:
+        return replace(original(self, book, row, offset), cut=0)
+
+    _Unit.position = position  # type: ignore[method-assign]
+
+
+def deleted_before_acknowledged() -> None:
+    """Deletes all but the newest chunk, whoever still needs it."""
+    from lazyshard_producer.holding import limits
+
+    everywhere(limits.deletable, lambda claims, limits, published: max(0, published - 1))
+
+
+def never_deleted() -> None:
+    """Deletes nothing, whatever is acknowledged."""
+    from lazyshard_producer.holding import limits
+
+    everywhere(limits.deletable, lambda claims, limits, published: 0)
+
+
+def refused_row_forgotten() -> None:
+    """A restart begins the quarantine anew."""
+    _cut_at(lambda committed: 0)
+
+
+def refused_row_kept_twice() -> None:
+    """A restart cuts nothing off the quarantine, and meets again what no seal counts."""
+    _cut_at(lambda committed: 1 << 40)
+
+
+def _cut_at(size: Callable[[int], int]) -> None:
+    from lazyshard_producer.rows.refusals import Quarantine
+
+    original = Quarantine._find_kept
+
+    def find_kept(self: Any, committed: int) -> int:
+        return original(self, size(committed))
+
+    Quarantine._find_kept = find_kept  # type: ignore[method-assign]
+
+
+def leftovers_stay() -> None:
+    """A restart clears away nothing of what the last run has left."""
+    recovery._clear = lambda directory, listing, lock: None
+    lock.destroy = lambda directory: None  # type: ignore[attr-defined]
+
+
+def seal_in_place() -> None:
+    """Writes a seal under its own name."""
+
+    def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        durable.write_all(fd, data)
+        os.close(fd)
+
+    for name in ("publish_bytes", "publish_new_bytes"):
+        if hasattr(publishing, name):
+            setattr(publishing, name, publish)
+
+
+def sealed_again() -> None:
+    """A restart writes the last seal anew, with another time."""
+    original = recovery.recover
+
+    def recover(directory: Path, *given: Any) -> Any:
+        found = original(directory, *given)
+        if found.last is not None:
+            path = directory / seal_name(found.last.chunk)
+            seal = replace(Seal.decode(path.read_bytes(), found.last.chunk), sealed_at=time.time() + 1)
+            durable.publish_bytes(seal.encode(), path, directory / ".again")
+        return found
+
+    everywhere(original, recover)
+
+
+def failed_sync_ignored() -> None:
+    """Takes what could not be brought onto the device for durable."""
+
+    def sync(fd: int) -> None:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+
+    everywhere(durable.sync, sync)
+
+
+def failed_write_ignored() -> None:
+    """Seals what it meant to write, whatever became of that."""
+    original = durable.write_all
+
+    def write_all(fd: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            original(fd, data)
+
+    everywhere(original, write_all)
+
+
+def short_write_ignored() -> None:
+    """Writes once and does not look how much that was."""
+
+    def write_all(fd: int, data: bytes) -> None:
+        os.write(fd, data)
+
+    everywhere(durable.write_all, write_all)
+
+
+def journal_not_written() -> None:
+    """In which order a followed directory's lines were read is only known as long as the run lasts."""
+    from lazyshard_producer.following import journal
+
+    journal.write_all = lambda fd, data: None  # type: ignore[attr-defined]
+
+
+def traceback_shown() -> None:
+    """An error of the filesystem is none that the command knows."""
+
+    def write_all(fd: int, data: bytes) -> None:
+        try:
+            os.write(fd, data)
+        except OSError as cause:
+            raise RuntimeError("write") from cause
+
+    everywhere(durable.write_all, write_all)
+
+
+def written_uncounted() -> None:
+    """Writes a file past every call that is counted; for the trace."""
+    from lazyshard.storage.announcer import Announcer
+
+    original = Announcer.tell
+
+    def tell(self: Announcer, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
+        self._path.with_name("note").write_text("told")
+
+    Announcer.tell = tell  # type: ignore[method-assign]
+
+
+_ALL: Final[Sequence[Mutant]] = (
+    Mutant(seal_before_data, "missing", step=1),
+    Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
+    Mutant(position_ahead, "has rows"),
+    Mutant(position_behind, "has rows"),
+    Mutant(cut_forgotten, "has a row that no source has", "split"),
+    Mutant(deleted_before_acknowledged, "acknowledged are those below", "small disk"),
+    Mutant(never_deleted, "deleted are only those below", "retained", step=5),
+    Mutant(refused_row_forgotten, "in quarantine is", step=3),
+    Mutant(refused_row_kept_twice, "in quarantine is", step=3),
+    Mutant(leftovers_stay, "leftover", step=3),
+    Mutant(seal_in_place, "cannot be read", when="half", step=1),
+    Mutant(sealed_again, "changed after it was sealed", step=3),
+    Mutant(failed_sync_ignored, "exit status 0", kind="EIO"),
+    Mutant(failed_write_ignored, "exit status", kind="ENOSPC", when="half", step=1),
+    Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
+    Mutant(journal_not_written, "a run on the ended stream changes it", "followed", step=3),
+    Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
+    Mutant(arrays.side_file_named_after_the_seal, ".arrays missing", "encoded", step=1, first=24),
+    Mutant(arrays.torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
+    Mutant(arrays.side_file_error_ignored, "exit status 0", "encoded", kind="EIO", step=1, first=24),
+    Mutant(arrays.side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
+    Mutant(arrays.other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
+    Mutant(arrays.side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
+    Mutant(arrays.side_files_never_deleted, "leftover", "encoded retained", step=5),
+    Mutant(arrays.side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
+)
+
+MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

@@ -1,0 +1,236 @@
+"""A process that reads a stream while others write to it and are killed. Its death or its silence is a violation.
+
+As a program (`python -m tests.harness.points.reader`) it reads requests from standard input, a JSON object a line,
+looks at the stream all the time, and answers each request with a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypedDict
+
+from lazyshard import StreamReader
+from lazyshard.errors import WaitTimeout
+from lazyshard.format import Cursor
+from lazyshard.format.arrays import pack_row
+from lazyshard.storage import write_cursor
+from tests.harness.points.sealed import SealedChunks, Violation
+from tests.producer.commands import environment
+
+__all__ = ["CONSUMER", "Read", "Reader", "Watched"]
+
+CONSUMER: Final = "slow"
+"""Name of the consumer that the reader is, where it acknowledges."""
+
+_ANSWER_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.001
+
+
+class Watched(TypedDict):
+    """A stream to be read: the arguments of `SealedChunks`, and of a consumer.
+
+    Attributes:
+        arrays: the bytes of each row's arrays, in hexadecimal digits; None where rows hold none.
+        behind: chunks that it has read and does not acknowledge yet; None if it never acknowledges.
+        acknowledged: chunks that are acknowledged already.
+    """
+
+    out: str
+    lines: list[str]
+    arrays: list[str] | None
+    per_chunk: int
+    ordered: bool
+    behind: int | None
+    acknowledged: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the reader has to say.
+
+    Attributes:
+        looks: how often it has looked since the last time.
+        samples: rows that it has read, in order from the first that was not acknowledged when it began.
+        acknowledged: chunks.
+        ended: whether it was told that the stream has ended.
+        violation: what is wrong; None if nothing is.
+    """
+
+    looks: int
+    samples: int
+    acknowledged: int
+    ended: bool
+    violation: str | None
+
+
+class Reader:
+    """A context manager: the process. Each method raises `Violation` where it has died or says nothing."""
+
+    def __enter__(self) -> Reader:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def watch(self, stream: Watched) -> None:
+        """Has it read this stream from now on; starts it anew if it has died, which was told then."""
+        if self.process.poll() is not None:
+            self._stop()
+            self._start()
+        self._ask({"watch": stream})
+
+    def report(self) -> Read:
+        """Has it look once more, and returns what it has seen so far."""
+        read = Read(**self._ask({"report": True}))
+        if not read.looks:
+            raise Violation("the reader has not looked at the stream")
+        return read
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.points.reader"],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            ready, _, _ = select.select([self.process.stdout], [], [], _ANSWER_S)
+            line = self.process.stdout.readline() if ready else ""
+        except OSError:
+            line = ""
+        if not line:
+            raise Violation(f"the reader has died or is silent (exit status {self.process.poll()})")
+        return json.loads(line)
+
+
+class _Consumer:
+    """Reads a stream: whatever is sealed, as any program could, and what readers are told of, as ours do."""
+
+    def __init__(self, stream: Watched) -> None:
+        self._out = Path(stream["out"])
+        self._stream = stream
+        told = stream["arrays"]
+        self._arrays = None if told is None else [bytes.fromhex(data) for data in told]
+        self._sealed = SealedChunks(
+            self._out, stream["lines"], stream["per_chunk"], ordered=stream["ordered"], known={}, arrays=self._arrays
+        )
+        self._reader: StreamReader | None = None
+        self._places = {line: number for number, line in enumerate(stream["lines"])}
+        self._read: list[int] = []
+        self._first = stream["acknowledged"] * stream["per_chunk"]
+        self._registered = False
+        self.acknowledged = stream["acknowledged"]
+        self.looks = 0
+        self.violation: str | None = None
+
+    def look(self) -> None:
+        """Looks once; after a violation no more."""
+        if self.violation is not None:
+            return
+        try:
+            self._sealed.look(self.acknowledged)
+            try:
+                self._follow()
+            except Exception:
+                # Of a chunk sealed since that look, its files tell more than what our reader makes of them.
+                self._sealed.look(self.acknowledged)
+                raise
+            self.looks += 1
+        except Violation as error:
+            self.violation = str(error)
+        except Exception as error:
+            self.violation = f"the reader has failed: {type(error).__name__}: {error}"
+
+    def report(self) -> dict[str, Any]:
+        """Looks once more and returns what `Read` takes."""
+        self.look()
+        looks, self.looks = self.looks, 0
+        ended = self._reader is not None and self._reader.seen.ended
+        return {
+            "looks": looks or int(self.violation is not None),
+            "samples": len(self._read),
+            "acknowledged": self.acknowledged,
+            "ended": ended,
+            "violation": self.violation,
+        }
+
+    def _follow(self) -> None:
+        if self._reader is None:
+            try:
+                self._reader = StreamReader(self._out, max_wait=0)
+            except WaitTimeout:
+                return
+        published = self._reader.refresh().samples
+        while self._first + len(self._read) < published:
+            self._take(self._first + len(self._read), self._reader)
+        if self._stream["behind"] is not None:
+            self._acknowledge(self._reader, self._stream["behind"])
+
+    def _take(self, sample: int, reader: StreamReader) -> None:
+        line = reader.line(sample).decode().removesuffix("\n")
+        place = self._places.get(line)
+        if place is None or place in self._read or (self._stream["ordered"] and place != sample):
+            raise Violation(f"the reader was given {line!r} as sample {sample}")
+        if self._arrays is not None:
+            row = reader.read(sample)
+            if pack_row(row) != (f"{line}\n".encode(), self._arrays[place]):
+                raise Violation(f"the reader was given {row} as sample {sample}, whose line is {line!r}")
+        self._read.append(place)
+
+    def _acknowledge(self, reader: StreamReader, behind: int) -> None:
+        per_chunk = self._stream["per_chunk"]
+        done = max(self.acknowledged, (self._first + len(self._read)) // per_chunk - behind)
+        if self._registered and done == self.acknowledged:
+            return
+        # Before the cursor is written: from then on the chunks may go at any moment.
+        self.acknowledged = done
+        write_cursor(self._out, Cursor(CONSUMER, reader.stream_id, done * per_chunk, done, {}, time.time()))
+        self._registered = True
+
+
+def main() -> None:
+    consumer: _Consumer | None = None
+    while True:
+        ready, _, _ = select.select([sys.stdin], [], [], None if consumer is None else _LOOK_EVERY_S)
+        if not ready:
+            assert consumer is not None
+            consumer.look()
+            continue
+        line = sys.stdin.readline()
+        if not line:
+            return
+        request = json.loads(line)
+        if "watch" in request:
+            consumer = _Consumer(request["watch"])
+            answer: Any = True
+        else:
+            answer = None if consumer is None else consumer.report()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

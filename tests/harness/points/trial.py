@@ -1,0 +1,261 @@
+"""One trial: runs of the command with a fault each, then one without, and what is to hold after each and in the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard.errors import LazyShardError
+from lazyshard.format import Head
+from lazyshard.format.cursor import CURSORS
+from lazyshard.format.names import HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.storage import read_retired
+from lazyshard.storage.verification import verify
+from tests.harness.points.faults import Fault
+from tests.harness.points.sealed import SealedChunks, Violation
+from tests.harness.points.stage import HANGS_S, Stage
+from tests.harness.scenes.streams import Stream, lasting
+
+__all__ = ["Trial"]
+
+_REPAIRED_S: Final = 1.0
+"""After so long a run that deletes and cannot is stopped: it waits for a repair, as it should."""
+
+_FENCED: Final = 6
+"""The command's exit code where another producer has the stream."""
+
+_FILESYSTEM: Final = 7
+"""The command's exit code for an error of the filesystem."""
+
+WITHOUT_LOCKS: Final = f"{__name__}:without_locks"
+"""Names a function for `Nursery.start`."""
+
+_HARMLESS: Final = ("unlink", "rmdir", "mkdir")
+"""Calls that may fail without ending the run: what is left is removed by the next one, what is to be made is there."""
+
+
+_NAMING: Final = ("replace", "link")
+
+
+def without_locks() -> None:
+    """Has file locks hold nobody off, as on a network filesystem that keeps them to one machine."""
+    fcntl.flock = lambda fd, operation: None
+
+
+class Trial:
+    """A stream to which things happen. Every method raises `Violation` where a promise is not kept.
+
+    Args:
+        stage: what is played.
+        before: a trial that this one goes on from, on a copy of its stream; its sources must not be live.
+
+    Attributes:
+        met: for each fault that came about, the call that it met.
+        suffered: these faults.
+    """
+
+    def __init__(self, stage: Stage, before: Trial | None = None) -> None:
+        self.met: list[str] = []
+        self.suffered: list[Fault] = []
+        self._stage = stage
+        scene, lines = stage.scene, stage.whole.lines
+        self._folder, sources = stage.new_folder()
+        self.out: Final = self._folder / "out"
+        if before is not None and before.out.exists():
+            shutil.copytree(before.out, self.out)
+        self._stream = Stream(stage.nursery, self.out, sources, scene.options, scene.per_chunk)
+        self._acknowledged: int = 0 if before is None else before._acknowledged
+        self._first: Final = self._acknowledged
+        known: dict[str, bytes] = {} if before is None else before._sealed.known
+        arrays = stage.whole.arrays
+        self._sealed: SealedChunks = SealedChunks(
+            self.out, lines, scene.per_chunk, ordered=scene.ordered, known=known, arrays=arrays
+        )
+        stage.reader.watch(
+            {
+                "out": str(self.out),
+                "lines": lines,
+                "arrays": None if arrays is None else [data.hex() for data in arrays],
+                "per_chunk": scene.per_chunk,
+                "ordered": scene.ordered,
+                "behind": scene.behind,
+                "acknowledged": self._first,
+            }
+        )
+
+    def suffer(self, fault: Fault) -> bool:
+        """Runs the command with a fault; returns whether that came about."""
+        retains = self._stage.scene.behind is not None
+        most_s = _REPAIRED_S if retains and fault.always else HANGS_S
+        status, said = self._run(most_s, **fault.options())
+        met = self._stage.nursery.counted.met
+        self._check_now()
+        if met:
+            self.met.append(met)
+            self.suffered.append(fault)
+        self._judge(fault, met, status, said)
+        return bool(met)
+
+    def take_over(self, first: int, second: int) -> tuple[bool, bool]:
+        """Runs the command twice at a time, as where locks do not meet, each stopped before one of its calls.
+
+        One runs to its call number `first`, then another one to its call `second`; then the first one goes on to its
+        end, and after it the other.
+
+        Returns:
+            Whether the first one got to its call, and the other to its own.
+        """
+        runs: list[int] = []
+        prepare = (*self._stage.prepare, WITHOUT_LOCKS)
+        said = []
+        try:
+            with self._stream.fed():
+                met = []
+                for number in (first, second):
+                    runs.append(self._stream.start(kill_at=number, by=signal.SIGSTOP, prepare=prepare, most_s=HANGS_S))
+                    met.append(self._stage.nursery.wait_for_stop(runs[-1]))
+                    self._check_now()
+                while runs:
+                    os.kill(runs[0], signal.SIGCONT)
+                    said.append(self._stage.nursery.wait(runs.pop(0)))
+                    self._check_now()
+        finally:
+            for pid in runs:
+                os.kill(pid, signal.SIGKILL)
+                self._stage.nursery.wait(pid)
+        self._judge_pair(said)
+        return met[0], met[1]
+
+    def finish(self, run: Callable[[Stream], tuple[int, str]] | None = None) -> None:
+        """Runs the command without a fault, and checks the whole stream.
+
+        Args:
+            run: how, if not as usual; returns the exit status and what the command has said.
+        """
+        acknowledged, chunks = self._acknowledged, self._sealed.chunks
+        status, said = self._run(HANGS_S) if run is None else run(self._stream)
+        self._check_now()
+        if status or "Traceback" in said:
+            raise Violation(f"it does not get through although nothing fails any more: {status}: {said}")
+        if self._read.samples + self._first * self._stage.scene.per_chunk != len(self._stage.whole.lines):
+            raise Violation(f"the reader was given {self._read}, of {len(self._stage.whole.lines)} rows")
+        if not self._read.ended:
+            raise Violation("the reader was not told that the stream has ended")
+        mark = read_retired(self.out)
+        # The look before its first chunk must have found what was acknowledged before it began.
+        if self._sealed.chunks > chunks and mark < min(acknowledged, chunks - 1):
+            raise Violation(f"acknowledged were the chunks below {acknowledged}, deleted are only those below {mark}")
+        self._check_content()
+        self._check_names(mark)
+
+    def finish_again(self) -> None:
+        """Runs the command on the ended stream: it says so, and changes nothing."""
+        before = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+        status, said = self._run(HANGS_S)
+        after = {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
+        if status or before != after:
+            raise Violation(f"a run on the ended stream changes it: {status}: {said}")
+
+    def remove(self) -> None:
+        """Removes all its files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, most_s: float, **fault: Any) -> tuple[int, str]:
+        status, said = self._stream.run(most_s=most_s, prepare=self._stage.prepare, **fault)
+        if status == -signal.SIGALRM and most_s == HANGS_S:
+            # It may wait for a reader that has found something.
+            self._check_now()
+            raise Violation(f"it hangs: {said}")
+        return status, said
+
+    def _check_now(self) -> None:
+        """Checks what every instant must keep, by what the reader has seen meanwhile and by what is there now."""
+        self._read = self._stage.reader.report()
+        if self._read.violation is not None:
+            raise Violation(self._read.violation)
+        self._acknowledged = self._read.acknowledged
+        self._sealed.look_stopped(self._acknowledged)
+
+    def _judge(self, fault: Fault, met: str, status: int, said: str) -> None:
+        """Checks that the command has said what happened to it, and has not taken an error for a success."""
+        if "Traceback" in said:
+            raise Violation(f"{fault} at {met or 'nothing'}: a traceback: {said}")
+        if fault.kind == "kill":
+            expected = -signal.SIGKILL if met else 0
+        elif not fault.is_error or not met:
+            expected = 0
+        else:
+            expected = _FILESYSTEM
+        if status == expected:
+            if expected == _FILESYSTEM:
+                self._check_words(fault, said)
+            return
+        # Deleting is tried again and again; a name that was given, with only the answer lost, is known by its result.
+        retains = self._stage.scene.behind is not None
+        harmless = retains or met in _HARMLESS or (met in _NAMING and fault.when == "after")
+        # The head finds room in what is kept for it, once.
+        harmless |= fault.kind == "ENOSPC" and not fault.always and met in ("open", "write")
+        if status == 0 and expected == _FILESYSTEM and harmless:
+            return
+        if status == -signal.SIGALRM and fault.always:
+            return
+        raise Violation(f"{fault} at {met or 'nothing'}: exit status {status}, expected {expected}: {said}")
+
+    def _judge_pair(self, said: Sequence[tuple[int, str]]) -> None:
+        """Checks that one of two has got through, and the other has too or has said why not."""
+        for status, text in said:
+            errors = [line for line in text.splitlines() if "error: " in line]
+            if "Traceback" in text or status not in (0, _FENCED) or len(errors) != (status == _FENCED):
+                raise Violation(f"one of two producers ends with exit status {status}: {text}")
+        if all(status for status, _ in said):
+            raise Violation(f"both of two producers give up: {said}")
+
+    def _check_words(self, fault: Fault, said: str) -> None:
+        errors = [line for line in said.splitlines() if "error: " in line]
+        if len(errors) != 1 or fault.text not in errors[0] or str(self.out) not in errors[0]:
+            raise Violation(f"{fault}: expected one line with {fault.text!r} and {self.out}: {said}")
+
+    def _check_content(self) -> None:
+        stream, whole, scene = self._stream, self._stage.whole, self._stage.scene
+        if self._sealed.chunks != len(whole.seals):
+            raise Violation(f"{self._sealed.chunks} chunks were sealed, expected {len(whole.seals)}")
+        self._check_refused(whole.refused, stream.refused())
+        if scene.behind is None and not scene.live and stream.seals() != whole.seals:
+            raise Violation("seals differ from those of a run to which nothing has happened")
+        try:
+            findings = verify(self.out, jobs=1).findings
+            ended = Head.decode((self.out / HEAD).read_bytes()).ended
+        except (LazyShardError, OSError) as error:
+            raise Violation(f"the stream cannot be verified: {error}") from error
+        if findings or not ended:
+            raise Violation(f"the stream is damaged: {findings}, told as ended: {ended}")
+
+    def _check_refused(self, expected: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> None:
+        """Each refused row is kept once; where files are read in any order, only the order may differ."""
+        if self._stage.scene.live:
+            for entries in (expected, found):
+                for entry in entries:
+                    entry["source"] = Path(entry["source"]).name
+            expected, found = sorted(expected, key=str), sorted(found, key=str)
+        if found != expected:
+            raise Violation(f"in quarantine is {found}, expected {expected}")
+
+    def _check_names(self, mark: int) -> None:
+        """Nothing is left over, nor anything of what was deleted."""
+        chunks = range(mark, len(self._stage.whole.seals))
+        of_chunk = [chunk_name, seal_name, *([arrays_name] if self._stage.scene.encoded else [])]
+        expected = lasting(self.out) | {name(chunk) for chunk in chunks for name in of_chunk}
+        if self._stage.whole.refused:
+            expected |= {QUARANTINE}
+        if mark:
+            expected |= {RETIRED}
+        if self._stage.scene.behind is not None:
+            expected |= {CURSORS}
+        found = {path.name for path in self.out.iterdir()}
+        if found != expected:
+            raise Violation(f"left over: {sorted(found - expected)}; missing: {sorted(expected - found)}")

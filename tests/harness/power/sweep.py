@@ -1,0 +1,89 @@
+"""Power cuts on ext4 and xfs: at every call of producers and consumers that changes a file; see scripts/test_faults.
+
+What of a run a cut shows depends on the filesystem, and on whether its journal came onto the device: each is cut both
+ways. Parts: `single`, a cut at each point; `kill, cut`, a kill at each call and a cut at each point of the recovery;
+`cut, cut`, likewise; and cuts of a consumer that keeps checkpoints, by itself and as ms-swift's plug-in does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.harness.disks.power import FILESYSTEMS, Disk
+from tests.harness.power.consumer import begin, cut_consumer_at_each_call
+from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery
+from tests.harness.power.forks import Forks
+from tests.harness.power.scenarios import SCENARIOS
+from tests.harness.power.trials import make_whole
+from tests.harness.tally import Tally
+
+_ROOM: Final = 512 << 20
+"""Bytes that images and what is beside them may take of memory."""
+
+_STACKED_EVERY: Final = {
+    "plain": 6,
+    "gzipped": 18,
+    "followed": 6,
+    "retained": 36,
+    "encoded": 18,
+    "encoded retained": 36,
+}
+"""Of the pairs of points one in so many: all first ones, and with the neighbours of each all second ones."""
+
+
+def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
+    """Cuts the power at all points, or with a smaller `scale` at every 1/scale-th; `seed` decides with which it begins.
+
+    Args:
+        tally: counts.
+        place: folder for images where there is no room in memory.
+        seed: see above.
+        scale: in (0, 1].
+    """
+    every = max(1, round(1 / scale))
+    with fast_folder(place) as folder, Forks(folder / "forks") as forks:
+        (folder / "in").mkdir()
+        made = {name: make(folder / "in") for name, make in SCENARIOS.items()}
+        wholes = {name: make_whole(forks, folder, scenario) for name, scenario in made.items()}
+        beginning = begin(forks, folder)
+        for filesystem in FILESYSTEMS:
+            try:
+                with Disk(folder / filesystem, filesystem) as disk:
+                    for name, scenario in made.items():
+                        bench = Bench(forks, disk, scenario, wholes[name])
+                        with _counted(tally, f"{filesystem} {name}, cut"):
+                            cut_at_each_call(tally, bench, every, seed)
+                        stacked = every * _STACKED_EVERY[name]
+                        with _counted(tally, f"{filesystem} {name}, killed and cut in the recovery"):
+                            cut_in_each_recovery(tally, bench, stacked, seed)
+                        with _counted(tally, f"{filesystem} {name}, cut and cut in the recovery"):
+                            cut_in_each_recovery(tally, bench, 2 * stacked, seed, power_first=True)
+                    for swift in (False, True):
+                        with _counted(tally, f"{filesystem} consumer{' as of ms-swift' if swift else ''}, cut"):
+                            cut_consumer_at_each_call(tally, forks, disk, beginning, every, seed, swift=swift)
+            except pytest.skip.Exception as reason:
+                tally.notes.append(f"{filesystem} was left out: {reason}")
+
+
+@contextmanager
+def fast_folder(fallback: Path) -> Iterator[Path]:
+    """A folder in memory if there is room, where syncing costs nothing; a cut shows the same there."""
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
+    with tempfile.TemporaryDirectory(dir=memory if roomy else fallback, prefix="power-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _counted(tally: Tally, name: str) -> Iterator[None]:
+    before = tally.trials
+    yield
+    tally.count(name, tally.trials - before)

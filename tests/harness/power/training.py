@@ -1,0 +1,176 @@
+"""Lives of a consumer, some of which end with a power cut: it trains, keeps checkpoints, commits. Called in forks.
+
+A checkpoint holds the state of the run and which samples were trained: what is lost or trained twice shows in the last
+one. Files: `CHECKPOINTS/checkpoint-N/`, N being the samples consumed, in the way of ms-swift's plug-in or by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard.data.dataset import LazyShardedDataset
+from lazyshard.format.state import RunState
+from lazyshard.storage.durable import publish_bytes, sync_directory
+from lazyshard_swift import checkpoints as swift_checkpoints
+from lazyshard_swift.position import Position
+from lazyshard_swift.position_files import load_if_there, save
+from tests.harness.power.lives import CONSUMER, installed
+
+TOTAL: Final = 24
+BATCH: Final = 2
+EVERY: Final = 4
+"""Samples in the stream, in a batch, and between two checkpoints."""
+
+KEPT: Final = 2
+"""Checkpoints."""
+
+COMMIT_FIRST = False
+"""What a mutant changes."""
+
+_FILE: Final = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a life was told is durable.
+
+    Attributes:
+        saved: samples in the newest checkpoint.
+        committed: samples up to which it has committed.
+        met: name of the call at which it ended.
+    """
+
+    saved: int = 0
+    committed: int = 0
+    met: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that is whole.
+
+    Attributes:
+        folder: where it is.
+        state: of the run.
+        ids: what was trained, in order.
+    """
+
+    folder: Path
+    state: dict[str, Any]
+    ids: list[int]
+
+
+def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mutant: str | None, told: str) -> int:
+    """A life. Returns 0.
+
+    Args:
+        stream: the stream's directory.
+        checkpoints: where to keep checkpoints, the newest of which it goes on from.
+        until: it trains so many samples.
+        swift: whether a checkpoint is kept as ms-swift's plug-in does.
+        stop: how it ends; see `power.lives.installed`.
+        mutant: what is wrong with it.
+        told: file in which to write its `Progress`.
+    """
+    folder = Path(checkpoints)
+    folder.mkdir(exist_ok=True)
+    progress = Progress()
+    installed(stop, mutant, lambda met: Path(told).write_text(json.dumps(asdict(replace(progress, met=met)))))
+    kept = found(folder)
+    dataset = LazyShardedDataset(
+        stream,
+        dp_rank=0,
+        dp_size=1,
+        batch_size=BATCH,
+        max_total_samples=TOTAL,
+        max_wait=5.0,
+        on_bad_sample="raise",
+        consumer=CONSUMER,
+    )
+    ids = list(kept[0].ids) if kept else []
+    if kept:
+        dataset.load_state_dict(kept[0].state)
+    consumed = dataset.consumed
+    dataset.commit(consumed, last_epoch=True, keep=[one.state for one in kept])
+    progress = Progress(consumed, consumed)
+    for index in dataset.rank_indices[: until - consumed]:
+        ids.append(dataset[index]["id"])
+        if len(ids) % EVERY:
+            continue
+        consumed = len(ids)
+        newest = Checkpoint(folder / f"checkpoint-{consumed}", dataset.state_dict(consumed), ids)
+        if not COMMIT_FIRST:
+            (_save_as_swift if swift else _save)(newest)
+            progress = replace(progress, saved=consumed)
+            _remove_old(folder)
+        dataset.commit(consumed, last_epoch=True, keep=[one.state for one in found(folder)])
+        progress = replace(progress, committed=consumed)
+        if COMMIT_FIRST:
+            _save(newest)
+            _remove_old(folder)
+    return 0
+
+
+def found(folder: Path) -> list[Checkpoint]:
+    """Returns the checkpoints that are whole, the newest first."""
+    known = []
+    for path in folder.glob("checkpoint-*"):
+        position = load_if_there(path)
+        try:
+            content = json.loads((path / _FILE).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if position is not None:
+            assert position.state is not None
+            content["state"] = position.state.to_dict()
+        if "state" in content:
+            known.append(Checkpoint(path, content["state"], content["ids"]))
+    return sorted(known, key=lambda one: -len(one.ids))
+
+
+def _remove_old(folder: Path) -> None:
+    # Before the commit: what it does not name, nobody may go on from.
+    for old in found(folder)[KEPT:]:
+        shutil.rmtree(old.folder)
+
+
+def _save(checkpoint: Checkpoint) -> None:
+    checkpoint.folder.mkdir(exist_ok=True)
+    content = json.dumps({"state": checkpoint.state, "ids": checkpoint.ids}).encode()
+    publish_bytes(content, checkpoint.folder / _FILE, checkpoint.folder / f".{_FILE}")
+    sync_directory(checkpoint.folder.parent)
+
+
+def _save_as_swift(checkpoint: Checkpoint) -> None:
+    state = RunState.from_dict(checkpoint.state, "the state")
+    part = state.parts[-1]
+    assert state.stream_id is not None
+    position = Position(
+        stream=state.stream_id,
+        directory="stream",
+        samples_per_chunk=state.samples_per_chunk,
+        consumed=state.consumed,
+        step=state.consumed // BATCH,
+        dp_size=part.dp,
+        batch_size=part.batch_size,
+        layout="strided",
+        window=state.window // state.samples_per_chunk,
+        seed=state.seed,
+        epoch_samples=TOTAL,
+        by_steps=False,
+        consumer=CONSUMER,
+        saved_at=0.0,
+        state=state,
+    )
+    # As there: the position first, then what the trainer saves, and all of it is made durable before the cursor moves.
+    save(position, checkpoint.folder)
+    (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))
+    swift_checkpoints._make_durable(checkpoint.folder)
+
+
+def load() -> None:
+    """Nothing is loaded later."""

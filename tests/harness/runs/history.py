@@ -1,0 +1,179 @@
+"""What of a run has survived its kills, and whether that is every sample once, in the declared order.
+
+A life counts up to the checkpoint from which a later one went on; the last life counts whole::
+
+    life 0   s s s C s s s C s s x        killed; the next one takes the newest checkpoint
+    life 1                  s s C s x     killed; the next one takes an older checkpoint
+    life 2                  s s s s s end
+    history  ^----- life 0 ^ ^ life 2 ^
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.harness.runs.plan import LifePlan, RunPlan
+from tests.plan.oracle import course_of_draws
+
+OF_A_STREAM: Final = 1_000_000
+"""Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
+number on."""
+
+Step = list[list[int]]
+"""The samples of each rank in one step."""
+
+
+class Violation(AssertionError):
+    """A promise that was not kept.
+
+    Attributes:
+        kind: which one: `twice`, `skipped`, `order`, `gone` (what is needed was deleted), `torn`, `hang`, `error`
+            (somebody failed who had no reason to), `producer` (it did), `refused` (a state that was to be accepted).
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What one life has trained.
+
+    Attributes:
+        plan: of it.
+        origin: the life from whose checkpoint it went on, and the steps which that one had trained; None for neither.
+        steps: what it trained, as far as all ranks have written it down.
+    """
+
+    plan: LifePlan
+    origin: tuple[int, int] | None
+    steps: list[Step]
+
+
+def read_steps(folder: Path, dp: int) -> list[Step]:
+    """Returns what the ranks of a life have written down, as far as all of them have."""
+    ranks = []
+    for rank in range(dp):
+        path = folder / f"rank-{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        trained = []
+        for step, line in enumerate(lines):
+            number, *samples = map(int, line.split())
+            assert number == step, f"{path}: step {number} follows step {step - 1}"
+            trained.append(samples)
+        ranks.append(trained)
+    return [list(step) for step in zip(*ranks, strict=False)]
+
+
+def survived(lives: Sequence[Lived], life: int, steps: int) -> list[tuple[LifePlan, list[Step]]]:
+    """Returns the history of a life up to so many of its steps, the earliest life first."""
+    history = []
+    at: tuple[int, int] | None = (life, steps)
+    while at is not None:
+        number, count = at
+        lived = lives[number]
+        assert len(lived.steps) >= count, f"life {number} has written down {len(lived.steps)} steps, {count} counted"
+        history.append((lived.plan, lived.steps[:count]))
+        at = lived.origin
+    return history[::-1]
+
+
+def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
+    """Checks that all lives together have trained every sample once, in order.
+
+    Raises:
+        Violation: they have not.
+    """
+    history = survived(lives, len(lives) - 1, len(lives[-1].steps))
+    trained = check_once(run, history)
+    missing = sorted(set(range(run.total)) - trained)
+    last = lives[-1].plan
+    if len(missing) >= last.dp * last.batch_size:
+        most = f"{last.dp} ranks with micro batches of {last.batch_size} leave fewer than their product over"
+        raise Violation("skipped", f"samples {missing} were not trained; {most}")
+    check_order(run, history)
+
+
+def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> set[int]:
+    """Checks that no sample was trained twice, and none that there is not; returns those that were.
+
+    Raises:
+        Violation: one was.
+    """
+    trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
+    twice = sorted(sample for sample, count in trained.items() if count > 1)
+    if twice:
+        raise Violation("twice", f"samples {twice} were trained more than once")
+    foreign = sorted(set(trained) - set(range(run.total)))
+    if foreign:
+        raise Violation("order", f"samples {foreign} are past the end, {run.total}")
+    return set(trained)
+
+
+def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> None:
+    """Checks that each rank has trained what the plain lists of the oracle deal it.
+
+    Raises:
+        Violation: one has not.
+    """
+    parts: list[tuple[int, int, list[Step]]] = []
+    for plan, steps in history:
+        now = plan.dp, plan.batch_size
+        if parts and parts[-1][:2] == now:
+            parts[-1][2].extend(steps)
+        elif parts and not _draws(parts[-1][2]):
+            # It has drawn nothing, so it is no part of the course.
+            parts[-1] = (*now, list(steps))
+        else:
+            parts.append((*now, list(steps)))
+    chain = [(dp, size, _draws(steps), ()) for dp, size, steps in parts]
+    declared = course_of_draws(run.unit, run.window_samples, run.seed, chain, run.total)
+    for number, (dp, size, steps) in enumerate(parts):
+        for rank in range(dp):
+            found = [(0, sample) for step in steps for sample in step[rank]]
+            expected = declared[number][rank]
+            if found != expected:
+                at = next(i for i in range(len(expected) + 1) if found[: i + 1] != expected[: i + 1])
+                raise Violation(
+                    "order",
+                    f"part {number} of {[part[:3] for part in chain]}, rank {rank} of {dp}, micro batch {size}: at "
+                    f"position {at} it trained {found[at : at + 3]}, declared are {expected[at : at + 3]}",
+                )
+
+
+def _draws(steps: Sequence[Step]) -> int:
+    """Returns how many samples each rank has drawn in steps."""
+    return sum(len(step[0]) for step in steps)
+
+
+def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, retired: int) -> None:
+    """Checks that what is left to train after a checkpoint is still there.
+
+    By what was written down, and by no arithmetic of the package. What is left over at the end counts as well: other
+    ranks go on with it.
+
+    Args:
+        run: the run.
+        lives: those so far.
+        life: that which wrote the checkpoint.
+        steps: the steps it had trained.
+        retired: chunks below this number are gone.
+
+    Raises:
+        Violation: it is not.
+    """
+    history = survived(lives, life, steps)
+    trained = {sample for _, done in history for step in done for rank in step for sample in rank}
+    left = sorted(set(range(run.total)) - trained)
+    if left and left[0] // run.per_chunk < retired:
+        raise Violation(
+            "gone",
+            f"chunks below {retired} are deleted, but after {steps} steps of life {life} sample {left[0]} of chunk "
+            f"{left[0] // run.per_chunk} is still to be trained",
+        )

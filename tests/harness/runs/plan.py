@@ -1,0 +1,214 @@
+"""What a run will be, from its seed alone: its stream, its lives, and where each of them is killed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from tests.harness.runs.kills import WHENS, When
+
+Where = Literal["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"]
+"""In what a kill comes: the start of a rank, between two steps, a read, a checkpoint, a commit, a call of the producer,
+wherever everybody happens to be, or when all is trained."""
+
+Whose = Literal["all", "job", "one"]
+"""Who is killed: the producer too; all ranks at once; one rank, and then the others one by one, as launchers do it."""
+
+_WHERES: Final[tuple[Where, ...]] = ("step", "read", "checkpoint", "commit", "publish", "any")
+_RARE: Final[tuple[Where, ...]] = ("start", "end")
+BLEND_INDICES: Final = 3000
+"""More than any blend here has."""
+
+_MOST_CALLS: Final = {"start": 10, "read": 2, "checkpoint": 5, "commit": 6, "publish": 30}
+"""About as many calls are made in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """An instant.
+
+    Attributes:
+        where: in what.
+        share: at which step, as a share of those that are left when the life begins.
+        rank: of whom, where that is open.
+        call: the number of the call in it, from 1.
+        when: where in the call.
+        whose: who is killed.
+        delay_s: after the step, where the instant is not tied to a call.
+    """
+
+    where: Where
+    share: float
+    rank: int
+    call: int
+    when: When
+    whose: Whose
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LifePlan:
+    """One life of the training job.
+
+    Attributes:
+        dp: ranks.
+        batch_size: samples of a rank in a micro batch.
+        workers: DataLoader workers of a rank; 0 reads without a DataLoader.
+        iterable: reads by the iterable form.
+        early: commits what it goes on from before anything is read.
+        every: steps between two checkpoints.
+        back: from which checkpoint it goes on: 0 the newest, 1 the one before, and so on; the oldest if there are not
+            so many.
+        kill: how it ends; None for the last one.
+        weights: of the streams that are blended, as many as the run has; of a stream that is left out, 0.
+    """
+
+    dp: int
+    batch_size: int
+    workers: int
+    iterable: bool
+    early: bool
+    every: int
+    back: int
+    kill: Kill | None
+    weights: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run.
+
+    Attributes:
+        seed: what it is made from; the shuffle's seed too.
+        samples: rows of the stream.
+        per_chunk: rows of a chunk.
+        unit: samples that a rank gets in a row.
+        window: chunks that are shuffled together; 0 keeps the order.
+        layout: of the index space.
+        limit: `max_total_samples`.
+        indices: `num_samples`.
+        keep: checkpoints that are kept.
+        pace: options by which the producer is kept slower than the ranks.
+        deaths: changes after which producers die alone, one after another.
+        lives: the last one is not killed.
+        retain: what the producer keeps.
+        patience_s: how long the ranks may take for a step, on a machine that is very busy.
+        others: the other streams of a blend, of which only what is said of a stream counts; none where one is trained.
+    """
+
+    seed: int
+    samples: int
+    per_chunk: int
+    unit: int
+    window: int
+    layout: Literal["block", "strided"]
+    limit: int | None
+    indices: int | None
+    keep: int
+    pace: tuple[str, ...]
+    deaths: tuple[int, ...]
+    lives: tuple[LifePlan, ...]
+    retain: Literal["consumed", "all"] = "consumed"
+    patience_s: float = 45.0
+    others: tuple[RunPlan, ...] = ()
+
+    @property
+    def streams(self) -> tuple[RunPlan, ...]:
+        """All streams, each as a run over it alone."""
+        return (self, *self.others)
+
+    @property
+    def total(self) -> int:
+        """Samples of an epoch."""
+        return self.samples if self.limit is None else min(self.samples, self.limit)
+
+    @property
+    def window_samples(self) -> int:
+        """Positions of a rank that are shuffled together."""
+        return -(-self.window * self.per_chunk // self.unit) * self.unit
+
+
+def make_plan(seed: int) -> RunPlan:
+    """Returns the run of a seed."""
+    dice = random.Random(f"run {seed}")
+    samples = dice.randint(60, 150)
+    per_chunk = dice.randint(3, 6)
+    limit, indices = dice.choice(
+        [(samples + dice.randint(0, 60), None), (samples, None), (samples - dice.randint(1, 20), None), (None, 400)]
+    )
+    kills = dice.randint(3, 5)
+    return RunPlan(
+        seed=seed,
+        samples=samples,
+        per_chunk=per_chunk,
+        unit=dice.choice([per_chunk, per_chunk, 1, 2]),
+        window=dice.choice([0, 0, 1, 2, 3]),
+        layout=dice.choice(["block", "strided"]),
+        limit=limit,
+        indices=indices,
+        keep=dice.randint(2, 3),
+        pace=dice.choice(
+            [
+                ("--max-ahead", str(dice.randint(1, 8))),
+                ("--max-ahead", f"{dice.randint(8, 40)}samples"),
+                ("--rate", str(dice.randint(300, 1200))),
+            ]
+        ),
+        deaths=tuple(dice.randint(1, 400) for _ in range(dice.choice([0, 0, 1, 2]))),
+        lives=tuple(_life(dice, last=number == kills) for number in range(kills + 1)),
+    )
+
+
+def make_blend_plan(seed: int) -> RunPlan:
+    """Returns the run of a seed over a blend: two or three streams, whose weights change from life to life."""
+    dice = random.Random(f"blend {seed}")
+    count, bounded = dice.choice([2, 2, 3]), dice.random() < 0.5
+    streams = []
+    for _ in range(count):
+        stream = make_plan(dice.getrandbits(32))
+        limit = stream.samples + dice.randint(-20, 40) if bounded else None
+        streams.append(replace(stream, seed=seed, limit=limit, indices=None if bounded else BLEND_INDICES, lives=()))
+    lives, weights = [], _weights(dice, count)
+    for life in make_plan(dice.getrandbits(32)).lives:
+        lives.append(replace(life, weights=weights))
+        if dice.random() < 0.5:
+            weights = _weights(dice, count)
+    return replace(streams[0], keep=dice.randint(2, 3), lives=tuple(lives), others=tuple(streams[1:]))
+
+
+def _weights(dice: random.Random, streams: int) -> tuple[int, ...]:
+    weights = [dice.randint(1, 4) for _ in range(streams)]
+    if dice.random() < 0.3:
+        # Not the first: a state goes on with none but streams that it knows.
+        weights[dice.randrange(1, streams)] = 0
+    return tuple(weights)
+
+
+def _life(dice: random.Random, *, last: bool) -> LifePlan:
+    dp = dice.randint(1, 5)
+    many = dice.random() < 0.12
+    return LifePlan(
+        dp=dp,
+        batch_size=dice.choice([1, 1, 2, 3]),
+        workers=dice.randint(1, 2) if many else 0,
+        iterable=dice.random() < 0.2,
+        early=dice.random() < 0.5,
+        every=dice.randint(1, 5),
+        back=dice.choice([0, 0, 0, 1, 1, 2]),
+        kill=None if last else _kill(dice, dp),
+    )
+
+
+def _kill(dice: random.Random, dp: int) -> Kill:
+    where = dice.choice(_RARE if dice.random() < 0.15 else _WHERES)
+    whose: Whose = "all" if where == "publish" else dice.choice(["all", "job", "one"])
+    return Kill(
+        where=where,
+        share=dice.random() * 0.7,
+        rank=0 if where in ("checkpoint", "commit", "end") else dice.randrange(dp),
+        call=dice.randint(1, _MOST_CALLS.get(where, 2)),
+        when=dice.choice(WHENS),
+        whose=whose,
+        delay_s=dice.random() * 0.004,
+    )

@@ -1,0 +1,163 @@
+"""Plays a run: a live stream of which a training job reads, killed and resumed with other ranks until all is trained.
+
+What holds then: every sample was trained exactly once but for what the last ranks leave over, in the declared order; at
+no kill was anything deleted that a kept checkpoint still needed. All of it is checked against what the ranks have
+written down of what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lazyshard.storage import read_retired
+from lazyshard.storage.verification import verify
+from tests.harness.planted import runs as run_mutants
+from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
+from tests.harness.runs import checkpoints as run_checkpoints
+from tests.harness.runs.blend_history import check_blend, of_stream, steps_left
+from tests.harness.runs.checkpoints import Checkpoint
+from tests.harness.runs.history import Lived, Violation, check_kept, check_whole, read_steps
+from tests.harness.runs.kills import Board
+from tests.harness.runs.life import Life
+from tests.harness.runs.plan import LifePlan, RunPlan
+from tests.harness.runs.producing import Producing
+from tests.harness.runs.rank import Rank
+
+
+@dataclass
+class Played:
+    """What became of a run.
+
+    Attributes:
+        seed: its seed.
+        kills: how often its ranks were killed, by where; "end" also where what was planned was not met on the way.
+        deaths: how often the producer was killed and they were not.
+        again: lives that went on from an older checkpoint than the newest one.
+        chunks: of the stream.
+        deleted: how many of them were deleted.
+        kind: of the violation; None if everything held.
+        text: what was wrong.
+    """
+
+    seed: int
+    kills: dict[str, int] = field(default_factory=dict)
+    deaths: int = 0
+    again: int = 0
+    chunks: int = 0
+    deleted: int = 0
+    kind: str | None = None
+    text: str = ""
+
+
+def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
+    """Plays a run, in a process that has nothing else to do and ends with it.
+
+    Args:
+        run: the run.
+        mutant: by its name, what is broken in the package first; None for nothing.
+        folder: is made, for all that the run writes.
+    """
+    folder.mkdir(parents=True)
+    adopt_orphans()
+    if mutant is not None:
+        run_mutants.MUTANTS[mutant].install()
+    played = Played(run.seed)
+    board = Board()
+    producing = [Producing(stream, folder, board, number) for number, stream in enumerate(run.streams)]
+    left_alone: list[int] = []
+    try:
+        _live(run, folder, board, producing, played, left_alone)
+    except Violation as error:
+        played.kind, played.text = error.kind, error.text
+    except TimeoutError as error:
+        played.kind, played.text = "hang", str(error)
+    finally:
+        for one in producing:
+            one.stop()
+        for group in left_alone:
+            reap_group(group)
+    if played.kind is None and has_children():
+        played.kind, played.text = "error", "processes are left"
+    played.deaths = sum(one.died for one in producing)
+    played.chunks = sum(-(-stream.samples // stream.per_chunk) for stream in run.streams)
+    return played
+
+
+def _live(
+    run: RunPlan, folder: Path, board: Board, producing: Sequence[Producing], played: Played, left_alone: list[int]
+) -> None:
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir()
+    streams = tuple(one.stream for one in producing)
+    lives: list[Lived] = []
+    done = False
+    for plan in run.lives:
+        origin, newer = _choose(checkpoints, plan.back)
+        played.again += bool(newer)
+        started = None if origin is None else (origin.life, origin.steps)
+        steps = _steps_left(run, lives, origin, plan)
+        if not steps and plan.kill is not None:
+            # Once is enough to see that nothing is trained again.
+            if done:
+                continue
+            done = True
+        number = len(lives)
+        home = folder / f"life-{number}"
+        board.reset("before" if plan.kill is None else plan.kill.when, lonely=_is_lonely(plan))
+        life = Life(plan, run.patience_s, steps, board, home, producing, left_alone)
+        ended = life.run(
+            [Rank(run, plan, number, rank, steps, streams, home, checkpoints, origin, board) for rank in range(plan.dp)]
+        )
+        if not ended:
+            assert plan.kill is not None
+            where = "end" if board.late else plan.kill.where
+            played.kills[where] = played.kills.get(where, 0) + 1
+        lives.append(Lived(plan, started, read_steps(home, plan.dp)))
+        played.deleted = _check_disk(run, lives, checkpoints, streams)
+    for one in producing:
+        one.stop()
+    if run.others:
+        check_blend(run, lives)
+    else:
+        check_whole(run, lives)
+    for stream in streams:
+        # One that was killed at work leaves what its next start would remove.
+        findings = [found for found in verify(stream, jobs=1).findings if found.severity != "leftover"]
+        if findings:
+            raise Violation("torn", f"the stream {stream.name} is damaged: {findings}")
+
+
+def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:
+    """Returns a checkpoint to go on from, and whether there was a newer one, which is removed, as if never made."""
+    kept = run_checkpoints.found(folder)
+    if not kept:
+        return None, False
+    back = min(back, len(kept) - 1)
+    run_checkpoints.remove(folder, kept[:back])
+    return kept[back], back > 0
+
+
+def _is_lonely(plan: LifePlan) -> bool:
+    return plan.kill is not None and plan.kill.whose == "one"
+
+
+def _steps_left(run: RunPlan, lives: Sequence[Lived], origin: Checkpoint | None, plan: LifePlan) -> int:
+    if run.others:
+        return steps_left(run, lives, None if origin is None else (origin.life, origin.steps), plan)
+    return max(0, run.total - (0 if origin is None else origin.consumed)) // (plan.dp * plan.batch_size)
+
+
+def _check_disk(run: RunPlan, lives: Sequence[Lived], folder: Path, streams: Sequence[Path]) -> int:
+    """Checks that whatever a kept checkpoint needs is still there; returns how many chunks are deleted."""
+    deleted = 0
+    for number, (directory, stream) in enumerate(zip(streams, run.streams, strict=True)):
+        if not directory.is_dir():
+            continue
+        retired = read_retired(directory)
+        deleted += retired
+        trained = of_stream(lives, number) if run.others else lives
+        for checkpoint in run_checkpoints.found(folder):
+            check_kept(stream, trained, checkpoint.life, checkpoint.steps, retired)
+    return deleted

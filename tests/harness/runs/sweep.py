@@ -1,0 +1,103 @@
+"""Plays runs of a training job that is killed and resumed with other ranks, one seed after another.
+
+Run by `scripts/sweep_resumes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from tests.harness.runs.nursery import Nursery
+from tests.harness.runs.plan import make_blend_plan, make_plan
+from tests.harness.runs.play import Played
+
+PROGRESS_S: Final = 10.0
+
+
+class Sweep:
+    """What is known of all runs so far."""
+
+    def __init__(self, runs: int, *, blend: bool) -> None:
+        self._again_by = "scripts/sweep_resumes --blend" if blend else "scripts/sweep_resumes"
+        self.failed: list[Played] = []
+        self._runs = runs
+        self._done = 0
+        self._kills: Counter[str] = Counter()
+        self._deaths = self._again = self._deleting = 0
+        self._begun = self._told = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, played: Played) -> None:
+        """Counts a run; prints it if it failed, and now and then how far it all is."""
+        with self._lock:
+            self._done += 1
+            self._kills.update(played.kills)
+            self._deaths += played.deaths
+            self._again += played.again
+            self._deleting += played.deleted > 0
+            if played.kind is not None:
+                self.failed.append(played)
+                print(f"seed {played.seed}: {played.kind}: {played.text}", flush=True)
+                print(f"  again, alone: {self._again_by} --runs 1 --seed {played.seed}", flush=True)
+            if time.monotonic() - self._told >= PROGRESS_S or self._done == self._runs:
+                self._told = time.monotonic()
+                print(self._line(), flush=True)
+
+    def _line(self) -> str:
+        where = ", ".join(f"{name} {count}" for name, count in sorted(self._kills.items()))
+        return (
+            f"{self._done} of {self._runs} runs, {self._kills.total()} kills ({where}) and {self._deaths} of the "
+            f"producer alone, {self._again} resumes from an older checkpoint, chunks deleted in {self._deleting} "
+            f"runs, {len(self.failed)} failed, {time.monotonic() - self._begun:.0f} s"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the sweep; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="scripts/sweep_resumes", description=__doc__)
+    parser.add_argument("--runs", type=int, default=100, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
+    parser.add_argument("--blend", action="store_true", help="over blends of two or three streams")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: the CPUs)")
+    parser.add_argument("--dir", type=Path, help="where the runs write (default: the folder of temporary files)")
+    given = parser.parse_args(arguments)
+    if given.runs < 1 or given.jobs < 1:
+        parser.error("--runs and --jobs are at least 1")
+    folder = Path(tempfile.mkdtemp(prefix="sweep-resumes-", dir=given.dir))
+    sweep = Sweep(given.runs, blend=given.blend)
+    make = make_blend_plan if given.blend else make_plan
+    seeds = iter(range(given.seed, given.seed + given.runs))
+    lock = threading.Lock()
+
+    def work(job: int) -> None:
+        with Nursery(folder / f"job-{job}") as nursery:
+            while True:
+                with lock:
+                    seed = next(seeds, None)
+                if seed is None:
+                    return
+                sweep.add(nursery.play(make(seed)))
+
+    jobs = min(given.jobs, given.runs)
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(work, job) for job in range(jobs)]:
+            done.result()
+    if sweep.failed:
+        print(f"what the failed runs have written: {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

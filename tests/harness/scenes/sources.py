@@ -1,0 +1,249 @@
+"""Sources of every kind, and who feeds those that are live while a run is killed and started again."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pytest
+
+from tests.harness.scenes.rows import lines, text
+
+Entry = dict[str, Any]
+"""A source's position in a seal."""
+
+Rows = list[bytes] | None
+"""Other rows than those of `scenes.rows.lines`."""
+
+
+class FedSource:
+    """A source as the command gets it.
+
+    Attributes:
+        arguments: what the command line says of it.
+        rows: its rows, in order.
+        stdin: what is to be the command's standard input.
+        ordered: whether its rows come in one order whatever happens.
+    """
+
+    stdin: Path | None = None
+    ordered = True
+
+    def __init__(self, argument: str, rows: list[bytes], option: str = "--source") -> None:
+        self.arguments = [option, argument]
+        self.rows = rows
+
+    @contextmanager
+    def fed(self, entry: Entry | None) -> Iterator[None]:
+        """Feeds a run that goes on from a position."""
+        yield
+
+
+class PipedSource(FedSource):
+    """A named pipe, as a source or as standard input. Its feeder sends all again, or goes on where the run does."""
+
+    def __init__(self, pipe: Path, rows: list[bytes], *, as_stdin: bool, append: bool) -> None:
+        os.mkfifo(pipe)
+        super().__init__("-" if as_stdin else str(pipe), rows)
+        self.stdin = pipe if as_stdin else None
+        self._pipe = pipe
+        self._append = append
+        if append:
+            self.arguments += ["--resume", "append"]
+
+    @contextmanager
+    def fed(self, entry: Entry | None) -> Iterator[None]:
+        begin = 0
+        if self._append and entry is not None and entry["kind"] is not None:
+            begin = entry["offset"] + entry["bytes_before"]
+        over = threading.Event()
+        feeder = threading.Thread(target=self._feed, args=(text(self.rows)[begin:], over))
+        feeder.start()
+        try:
+            yield
+        finally:
+            over.set()
+            feeder.join()
+
+    def _feed(self, data: bytes, over: threading.Event) -> None:
+        while True:
+            try:
+                # Not blocking: the run may have ended without opening it.
+                fd = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+                break
+            except OSError as cause:
+                if cause.errno != errno.ENXIO:
+                    raise
+                if over.wait(0.002):
+                    return
+        os.set_blocking(fd, True)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view[:1000]) :]
+        except BrokenPipeError:
+            pass
+        finally:
+            os.close(fd)
+
+
+class FollowedSource(FedSource):
+    """A directory into which files are written, a few bytes at a time in any order, and at last the end marker."""
+
+    ordered = False
+
+    def __init__(self, directory: Path, base: int, finished_by: str, rows: Rows = None, per_file: int = 35) -> None:
+        directory.mkdir()
+        rows = rows or lines(base)
+        super().__init__(str(directory), rows, "--follow")
+        self.arguments += ["--finished-by", finished_by]
+        self.files = [rows[begin : begin + per_file] for begin in range(0, len(rows), per_file)]
+        self._left = list(self._steps(directory, finished_by))
+
+    @contextmanager
+    def fed(self, entry: Entry | None) -> Iterator[None]:
+        over = threading.Event()
+        feeder = threading.Thread(target=self._feed, args=(over,))
+        feeder.start()
+        try:
+            yield
+        finally:
+            over.set()
+            feeder.join()
+
+    def _feed(self, over: threading.Event) -> None:
+        while self._left and not over.is_set():
+            self._left.pop(0)()
+            time.sleep(0.001)
+
+    def _steps(self, directory: Path, finished_by: str) -> Iterator[Callable[[], object]]:
+        dice = random.Random(finished_by)
+        queues: list[list[Callable[[], object]]] = []
+        for number, rows in enumerate(self.files):
+            path = directory / f"{number}.jsonl"
+            data, packed = text(rows) + b"\n", number == 3
+            if packed:
+                path, data = path.with_suffix(".jsonl.gz"), gzip.compress(data)
+            if finished_by == "rename":
+                hidden = directory / f".{path.name}"
+                queues.append([partial(hidden.write_bytes, data), partial(hidden.rename, path)])
+            else:
+                parts = [data[begin : begin + 100] for begin in range(0, len(data), 100)]
+                queues.append([partial(_append, path, part) for part in parts])
+                queues[-1].append((directory / f"{path.name}.done").touch)
+        while any(queues):
+            queue = dice.choice([queue for queue in queues if queue])
+            yield queue.pop(0)
+        yield (directory / "_END").touch
+
+
+def _append(path: Path, part: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(part)
+
+
+def plain(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows = rows or lines(base)
+    path = folder / f"{base}.jsonl"
+    path.write_bytes(text(rows))
+    return FedSource(str(path), rows)
+
+
+def gzipped(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows = rows or lines(base)
+    data = text(rows)
+    path = folder / f"{base}.jsonl.gz"
+    path.write_bytes(gzip.compress(data[:999]) + gzip.compress(data[999:]))
+    return FedSource(str(path), rows)
+
+
+def zstandard(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    package = pytest.importorskip("zstandard")
+    rows = rows or lines(base)
+    data = text(rows)
+    path = folder / f"{base}.jsonl.zst"
+    path.write_bytes(package.compress(data[:999]) + package.compress(data[999:]))
+    return FedSource(str(path), rows)
+
+
+def pipe(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=False, append=False)
+
+
+def standard_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=False)
+
+
+def appended_input(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return PipedSource(folder / f"{base}.pipe", rows or lines(base), as_stdin=True, append=True)
+
+
+def generator(folder: Path, base: int) -> FedSource:
+    assert base == 0
+    return FedSource("python:tests.harness.scenes.rows:numbered", lines())
+
+
+def parquet(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows, table = _table(rows or lines(base, bad=False))
+    pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{base}.parquet", row_group_size=23)
+    return FedSource(str(folder / f"{base}.parquet"), rows)
+
+
+def arrow(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows, table = _table(rows or lines(base, bad=False))
+    with pytest.importorskip("pyarrow.ipc").new_file(folder / f"{base}.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=23)
+    return FedSource(str(folder / f"{base}.arrow"), rows)
+
+
+def hugging_face(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    """As `datasets.Dataset.save_to_disk` writes it: two files in Arrow's stream format."""
+    rows, table = _table(rows or lines(base, bad=False))
+    directory = folder / f"{base}"
+    directory.mkdir(exist_ok=True)
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, part in zip(names, (table.slice(0, 41), table.slice(41)), strict=True):
+        with pytest.importorskip("pyarrow.ipc").new_stream(directory / name, table.schema) as file:
+            file.write_table(part, max_chunksize=23)
+    state = {"_data_files": [{"filename": name} for name in names], "_indices_files": None}
+    (directory / "state.json").write_bytes(orjson.dumps(state))
+    (directory / "dataset_info.json").write_bytes(b"{}")
+    return FedSource(str(directory), rows)
+
+
+def renamed(folder: Path, base: int) -> FedSource:
+    return FollowedSource(folder / f"{base}", base, "rename")
+
+
+def marked(folder: Path, base: int) -> FedSource:
+    return FollowedSource(folder / f"{base}", base, "marker")
+
+
+def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
+    return rows, pytest.importorskip("pyarrow").Table.from_pylist([orjson.loads(row) for row in rows])
+
+
+KINDS: Final[dict[str, Callable[..., FedSource]]] = {
+    "plain": plain,
+    "gzip": gzipped,
+    "zstd": zstandard,
+    "pipe": pipe,
+    "stdin": standard_input,
+    "stdin that appends": appended_input,
+    "generator": generator,
+    "parquet": parquet,
+    "arrow": arrow,
+    "hugging face": hugging_face,
+    "followed": renamed,
+    "followed while it grows": marked,
+}

@@ -1,0 +1,167 @@
+"""A stream that is made by one run or by many, most of which are killed, and what is to hold of it all the time."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from lazyshard.cli.main import main as lazyshard
+from lazyshard.format import End, Seal
+from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.storage.verification import verify
+from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
+from lazyshard_producer.following.journal import named_journals
+from tests.harness.disks.power import Disk
+from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.sources import FedSource
+from tests.producer.commands import ids, rows_of, run_arguments
+
+PER_CHUNK: Final = 7
+MOST_LIVES: Final = 300
+
+LASTING: Final = {".producer.lock", "head.json", "stream.end", "stream.json", "stream.owner"}
+
+
+def lasting(out: Path) -> set[str]:
+    """Returns what an ended stream has besides its chunks: of followed directories, the journals its end names only."""
+    named = named_journals(End.decode((out / END).read_bytes()).source)
+    there = {path.name for path in out.glob(f"{JOURNALS}/*")}
+    return LASTING | ({JOURNALS} if named and there in (named, set()) else set())
+
+
+class Stream:
+    """A stream.
+
+    Args:
+        nursery: runs the command.
+        out: the stream's directory.
+        sources: what it is made from.
+        options: of the command.
+        per_chunk: rows in a chunk.
+
+    Attributes:
+        out: the stream's directory.
+        arguments: the command line.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        out: Path,
+        sources: Sequence[FedSource],
+        options: Sequence[object],
+        per_chunk: int = PER_CHUNK,
+    ) -> None:
+        self.out = out
+        self._nursery = nursery
+        self._sources = sources
+        of_sources = [argument for source in sources for argument in source.arguments]
+        # The sources last: what follows one is a further file of it.
+        self.arguments = [*run_arguments(out, [], per_chunk, *options), *of_sources]
+
+    def run(self, **kill: Any) -> tuple[int, str]:
+        """Runs the command once, with its sources fed; returns its exit status and what it said."""
+        with self.fed():
+            return self._nursery.wait(self.start(**kill))
+
+    @contextmanager
+    def fed(self) -> Iterator[None]:
+        """Feeds the sources, of a run that goes on from what is published."""
+        with ExitStack() as feeding:
+            for number, source in enumerate(self._sources):
+                feeding.enter_context(source.fed(self._entry(number)))
+            yield
+
+    def start(self, **kill: Any) -> int:
+        """Starts the command, its sources not fed; returns its process id."""
+        stdin = next((source.stdin for source in self._sources if source.stdin is not None), None)
+        return self._nursery.start(*self.arguments, stdin=stdin, **kill)
+
+    def run_killed(self, seed: str, most_calls: int, disk: Disk | None = None) -> int:
+        """Runs the command until it has finished, kills it at random calls up to this number; returns how often.
+
+        Args:
+            seed: of the calls.
+            most_calls: see above.
+            disk: where the stream is, if its power is to be cut together with each kill.
+        """
+        dice = random.Random(seed)
+        power_of = None if disk is None else disk.point
+        for kills in range(MOST_LIVES):
+            before = self.chunk_bytes()
+            status, err = self.run(kill_at=dice.randint(1, most_calls), when=dice.choice(WHENS), power_of=power_of)
+            if disk is not None:
+                disk.restart()
+            self.check(before)
+            if status == 0:
+                return kills
+            assert status == -signal.SIGKILL, err
+        raise AssertionError(f"not finished after {MOST_LIVES} kills")
+
+    def check(self, before: dict[str, bytes]) -> None:
+        """Checks that what was published has stayed, that chunks have no gap and each is what was sealed."""
+        now = self.chunk_bytes()
+        assert {name: now.get(name) for name in before} == before
+        numbers = sorted(int(name[6:11]) for name in now if name.endswith(".completed"))
+        assert numbers == list(range(len(numbers)))
+        ids(self.out)
+
+    def check_ended(self) -> None:
+        """Checks that the stream is whole, and that nothing is there which is of no use."""
+        names = {path.name for path in self.out.iterdir()}
+        chunks = {name(chunk) for chunk in range(self.chunks) for name in (chunk_name, seal_name, arrays_name)}
+        assert names - chunks == lasting(self.out) | ({QUARANTINE} & names)
+        assert verify(self.out, jobs=1).findings == ()
+        assert lazyshard(["verify", str(self.out), "--jobs", "1"]) == 0
+
+    @property
+    def chunks(self) -> int:
+        """How many are sealed."""
+        return len(list(self.out.glob("chunk_*.completed")))
+
+    def chunk_bytes(self) -> dict[str, bytes]:
+        """Files of all sealed chunks, those of their arrays, and their seals."""
+        found = {}
+        for path in self.out.glob("chunk_*.completed"):
+            for file in (path, path.with_suffix(""), self.out / arrays_name(int(path.name[6:11]))):
+                if file.exists():
+                    found[file.name] = file.read_bytes()
+        return found
+
+    def seals(self) -> list[dict[str, Any]]:
+        """All seals, but for the time in them."""
+        found = [json.loads((self.out / seal_name(chunk)).read_bytes()) for chunk in range(self.chunks)]
+        for seal in found:
+            del seal["sealed_at"]
+        return found
+
+    def lines(self) -> list[bytes]:
+        """All rows."""
+        data = [(self.out / chunk_name(chunk)).read_bytes() for chunk in range(self.chunks)]
+        return b"".join(data).splitlines()
+
+    def rows(self) -> list[tuple[int, int | None]]:
+        """Ids of all rows, and numbers of copies."""
+        return [(row["id"], row.get("copy")) for line in self.lines() for row in rows_of(line)]
+
+    def refused(self) -> list[dict[str, Any]]:
+        """The rows in quarantine, but for the time in them."""
+        path = self.out / QUARANTINE
+        entries = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        assert all(entry.endswith(b"\n") for entry in entries)
+        return [{name: value for name, value in json.loads(entry).items() if name != "at"} for entry in entries]
+
+    def _entry(self, number: int) -> dict[str, Any] | None:
+        # The first ones may have been deleted.
+        chunk = max((int(path.name[6:11]) for path in self.out.glob("chunk_*.completed")), default=None)
+        if chunk is None:
+            return None
+        seal = Seal.decode((self.out / seal_name(chunk)).read_bytes(), chunk)
+        entry: dict[str, Any] = seal.source["sources"][number]
+        return entry

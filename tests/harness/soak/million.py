@@ -1,0 +1,239 @@
+"""A stream of a million chunks: produced, killed and gone on with, read at both ends, resumed, looked at, verified.
+
+Run by `scripts/soak --million`; each part is a process of its own, so that its time and memory are its own. Where this
+is root and there is room, the files lie in an ext4 image, mounted for the time; else in a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tests.harness.soak import rows as soak_rows
+from tests.harness.soak.order import DeclaredOrder
+from tests.producer.commands import environment
+
+PER_CHUNK: Final = 2
+CHUNKS: Final = 1_000_000
+BEFORE: Final = 8
+"""Ranks that the run began with."""
+
+AFTER: Final = 6
+"""Ranks that go on in the middle."""
+
+BATCH: Final = 2
+WINDOW: Final = 4
+SEED: Final = 7
+STEPS: Final = 20
+"""Steps that are read after the resume."""
+
+_COMMAND: Final = """
+import os, sys
+os.fsync = os.fdatasync = lambda fd: None
+from lazyshard_producer.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The real command, which waits for no disk: nobody cuts the power here, and five million waits would be most of it."""
+
+_STUCK_S: Final = 300.0
+"""So long may the producer publish nothing at all."""
+
+
+@dataclass
+class Measured:
+    """What came of it.
+
+    Attributes:
+        chunks: of the stream.
+        parts: by name: seconds of wall time, of processor time, and peak memory in MB of each part.
+        figures: further numbers by name.
+        violations: what was not as it has to be.
+        touched: by what was read, files opened and folders listed up to the first sample.
+    """
+
+    chunks: int
+    parts: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    touched: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def check(self, holds: bool, what: str) -> None:
+        """Counts a violation where something does not hold."""
+        if not holds:
+            self.violations.append(what)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.chunks:,} chunks of {PER_CHUNK} rows"]
+        lines += [
+            f"  {name:24}{wall:>10.2f} s{cpu:>10.2f} s CPU{memory:>8.0f} MB"
+            for name, (wall, cpu, memory) in self.parts.items()
+        ]
+        lines += [f"  {name:40}{number:>14,.1f}" for name, number in self.figures.items()]
+        lines += [f"  VIOLATION: {violation}" for violation in self.violations]
+        return "\n".join(lines)
+
+
+def measure(
+    place: Path, chunks: int, say: Callable[[str], object] = lambda line: None, ranks: Sequence[int] = range(AFTER)
+) -> Measured:
+    """Does all of it below a folder, which has room for the files; goes on in the middle as these ranks."""
+    measured = Measured(chunks)
+    stream = place / "stream"
+    _produce(measured, stream, say)
+    say(str(measured))
+    _read(measured, stream, ranks)
+    say(str(measured))
+    _look(measured, stream)
+    return measured
+
+
+def _produce(measured: Measured, stream: Path, say: Callable[[str], object]) -> None:
+    """Half of it, then the producer is killed and started again."""
+    command = ["run", "--source", soak_rows.SOURCE, "--out", str(stream), "--samples-per-chunk", str(PER_CHUNK)]
+    arguments = [sys.executable, "-c", _COMMAND, *command, "--no-progress"]
+    rows = {soak_rows.TOTAL: str(measured.chunks * PER_CHUNK)}
+    for name, until in (("produce, first half", measured.chunks // 2), ("produce, after kill -9", measured.chunks)):
+        started = time.monotonic()
+        before = _published(stream)
+        process = subprocess.Popen(arguments, env=environment() | rows, stderr=subprocess.PIPE, text=True)
+        reached = _wait_for(stream, until, before, process, measured, name, say)
+        if until < measured.chunks and reached:
+            process.send_signal(signal.SIGKILL)
+        assert process.stderr is not None
+        words = process.stderr.read()[-2000:]
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        process.stderr.close()
+        _part(measured, name, time.monotonic() - started, used)
+        expected = -signal.SIGKILL if until < measured.chunks else 0
+        if process.returncode != expected:
+            measured.violations.append(f"{name}: ended with {process.returncode}: {words}")
+            raise SystemExit(str(measured))
+    measured.check(_published(stream) == measured.chunks, f"{_published(stream)} chunks are published")
+
+
+def _wait_for(
+    stream: Path,
+    until: int,
+    before: int,
+    process: subprocess.Popen[str],
+    measured: Measured,
+    name: str,
+    say: Callable[[str], object],
+) -> bool:
+    """Returns whether so many chunks were published before the producer ended."""
+    started = said = moved = time.monotonic()
+    seen, went_on = before, False
+    while True:
+        now = time.monotonic()
+        published = _published(stream)
+        if published > seen and not went_on and before:
+            went_on = True
+            measured.figures["s to the first chunk after kill -9"] = now - started
+        if published > seen:
+            seen, moved = published, now
+        if now - moved > _STUCK_S:
+            process.kill()
+            measured.violations.append(f"{name}: nothing was published for {_STUCK_S:.0f} s, at chunk {seen}")
+            return False
+        if now - said > 30:
+            said = now
+            say(f"{name}: {published:,} chunks, {(published - before) / (now - started):,.0f} a second")
+        if published >= until:
+            return until < measured.chunks or process.poll() is not None or _ends(process)
+        if _has_ended(process):
+            return False
+        time.sleep(0.05)
+
+
+def _ends(process: subprocess.Popen[str]) -> bool:
+    # Not reaped: wait4 is to tell what it took.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return True
+
+
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _read(measured: Measured, stream: Path, ranks: Sequence[int]) -> None:
+    """Reads the first and the last sample, and goes on in the middle as each of these ranks."""
+    samples = measured.chunks * PER_CHUNK
+    tasks = ["first", "last", "state", *map(str, ranks)]
+    command = [sys.executable, "-m", "tests.harness.soak.million_reading", str(stream), *tasks]
+    told = _run(measured, "read", command).splitlines()
+    found: dict[str, Any] = {task: orjson.loads(line) for task, line in zip(tasks, told, strict=True)}
+    order = DeclaredOrder(PER_CHUNK, WINDOW * PER_CHUNK, SEED, BEFORE)
+    order.total = samples
+    # Where 8 ranks stand that have drawn as much, without drawing it.
+    order.go_on(replace(order.standing, at=found.pop("state")["consumed"] // BEFORE), AFTER)
+    declared = [order.draw(BATCH) for _ in range(STEPS)]
+    expected = {"first": [0], "last": [samples - 1]}
+    expected |= {str(rank): [sample for step in declared for sample in step[rank]] for rank in ranks}
+    for task, one in found.items():
+        name = f"resume as rank {task} of {AFTER}" if task.isdecimal() else f"the {task} sample"
+        measured.figures[f"{name}: ms to the first sample"] = one["first_ms"]
+        measured.figures[f"{name}: MB, torch included"] = one["mb"]
+        measured.touched[task] = one["touched"]
+        measured.check(
+            one["samples"] == expected[task], f"{name}: {one['samples'][:6]} are read, not {expected[task][:6]}"
+        )
+
+
+def _look(measured: Measured, stream: Path) -> None:
+    status = json.loads(_run(measured, "status", _command("status", stream, "--json")))
+    told = status["published_chunks"], status["published_samples"], status["ended"]
+    measured.check(told == (measured.chunks, measured.chunks * PER_CHUNK, True), f"status tells {told}")
+    _run(measured, "inspect", _command("inspect", stream, "--json"))
+    shown = _run(measured, "inspect, one sample", _command("inspect", stream, str(measured.chunks)))
+    text = json.dumps(soak_rows.row(measured.chunks)["text"])
+    measured.check(f'"id": {measured.chunks}' in shown and text in shown, f"inspect shows {shown!r}")
+    for name, options in (("verify --quick", ["--quick"]), ("verify", [])):
+        verified = json.loads(_run(measured, name, _command("verify", stream, "--json", *options)))
+        measured.check(not verified["findings"], f"{name} finds {verified['findings'][:3]}")
+        measured.check(verified["chunks"] == measured.chunks, f"{name} tells of {verified['chunks']} chunks")
+
+
+def _command(name: str, stream: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lazyshard.cli", name, str(stream), *arguments]
+
+
+def _run(measured: Measured, name: str, command: Sequence[str]) -> str:
+    """Returns what a command printed; its time and memory are counted, those of its own children as well."""
+    started = time.monotonic()
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        out, err = process.stdout.read().decode(), process.stderr.read().decode()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    _part(measured, name, time.monotonic() - started, used)
+    if process.returncode:
+        measured.violations.append(f"{name}: ended with {process.returncode}: {err[-2000:]}")
+        raise SystemExit(str(measured))
+    return out
+
+
+def _part(measured: Measured, name: str, wall: float, used: Any) -> None:
+    measured.parts[name] = wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
+
+
+def _published(stream: Path) -> int:
+    try:
+        chunks: int = json.loads((stream / "head.json").read_bytes())["chunks"]
+    except FileNotFoundError:
+        return 0
+    return chunks

@@ -1,0 +1,185 @@
+"""What one rank of the soaked training job does: reads its samples through a DataLoader with workers, step by step.
+
+It is the loop of docs/resume.md: rank 0 saves a checkpoint every so many steps, keeps the newest few, and commits what
+all of those need. A commit that the disk had no room for is made up for at the next step.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import torch
+from torch.utils.data import DataLoader
+
+from lazyshard import LazyShardedDataset
+from tests.harness.runs import checkpoints as run_checkpoints
+from tests.harness.runs.checkpoints import Checkpoint
+from tests.harness.soak.rows import row
+
+CONSUMER: Final = "soak"
+ENDLESS: Final = 10**12
+"""More samples than any soak has: the stream ends before."""
+
+GO_ON: Final = b"go on"
+SAVE: Final = b"save"
+"""Go on, after a checkpoint."""
+
+STEP: Final = b"s"
+"""First byte of what a rank tells of a step; its samples follow, as int64."""
+
+END: Final = b"."
+"""What it tells at the end of the epoch."""
+
+FAILED: Final = b"!"
+"""First byte of what it tells of an error; JSON follows."""
+
+MESSAGE: Final = 1 << 16
+
+
+class Torn(AssertionError):
+    """A row is not what was produced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What never changes in a run.
+
+    Attributes:
+        per_chunk: rows of a chunk.
+        unit: samples that a rank gets in a row.
+        window: chunks that are shuffled together; 0 keeps the order.
+        seed: of the shuffle.
+        keep: checkpoints that are kept.
+        every: steps between two checkpoints.
+        max_wait_s: how long a reader waits at the most.
+    """
+
+    per_chunk: int = 64
+    unit: int = 64
+    window: int = 2
+    seed: int = 0
+    keep: int = 3
+    every: int = 20
+    max_wait_s: float = 60.0
+
+    @property
+    def window_samples(self) -> int:
+        """Positions of a rank that are shuffled together."""
+        return -(-self.window * self.per_chunk // self.unit) * self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One life of the job.
+
+    Attributes:
+        number: of the life.
+        dp: ranks.
+        batch_size: samples of a rank in a micro batch.
+        workers: DataLoader workers of each rank.
+    """
+
+    number: int
+    dp: int
+    batch_size: int
+    workers: int
+
+
+def train(
+    rules: Rules,
+    shape: Shape,
+    rank: int,
+    stream: Path,
+    folder: Path,
+    origin: Checkpoint | None,
+    lockstep: socket.socket,
+) -> None:
+    """Trains until the epoch has ended.
+
+    It tells of each step, and waits for the word to go on.
+
+    Args:
+        rules: of the run.
+        shape: of this life.
+        rank: which one this is.
+        stream: the stream's directory.
+        folder: of the checkpoints.
+        origin: the checkpoint to go on from; None for a new run.
+        lockstep: of which the other end is the supervisor's.
+    """
+    dataset = LazyShardedDataset(
+        stream,
+        dp_rank=rank,
+        dp_size=shape.dp,
+        batch_size=shape.batch_size,
+        unit=rules.unit,
+        shuffle_window=rules.window,
+        seed=rules.seed,
+        max_total_samples=ENDLESS,
+        max_wait=rules.max_wait_s,
+        on_bad_sample="raise",
+        consumer=CONSUMER,
+    )
+    if origin is not None:
+        dataset.load_state_dict(origin.states[0])
+    consumed = dataset.consumed
+    due = not commit(dataset, consumed, older_states(folder, consumed))
+    saved = consumed
+    indices = dataset.rank_indices
+    loader = DataLoader(
+        dataset, sampler=indices, batch_size=shape.batch_size, num_workers=shape.workers, collate_fn=checked
+    )
+    batches = iter(loader)
+    # A life that begins when the stream has ended has no indices behind its last step.
+    for step, index in enumerate(indices[:: shape.batch_size], 1):
+        if not dataset.in_epoch(index):
+            break
+        lockstep.send(STEP + next(batches).numpy().tobytes())
+        word = lockstep.recv(16)
+        consumed += shape.dp * shape.batch_size
+        if word == SAVE and rank == 0:
+            run_checkpoints.write(folder, Checkpoint(consumed, shape.number, step, [dataset.state_dict(consumed)]))
+            run_checkpoints.remove(folder, run_checkpoints.found(folder)[rules.keep :])
+            saved, due = consumed, True
+        if due and rank == 0:
+            due = not commit(dataset, saved, older_states(folder, saved))
+    # So that the workers end now, and not when they find that their parent has gone.
+    del batches
+    lockstep.send(END)
+    lockstep.recv(16)
+
+
+def checked(rows: list[dict[str, Any]]) -> torch.Tensor:
+    """Returns the numbers of a batch's samples, each row looked at: in the worker, and sent as a tensor."""
+    for found in rows:
+        sample = found.get("id")
+        if type(sample) is not int or found != row(sample):
+            raise Torn(f"read {found}")
+    return torch.tensor([found["id"] for found in rows], dtype=torch.int64)
+
+
+def older_states(folder: Path, consumed: int) -> list[dict[str, Any]]:
+    """Returns the states of the checkpoints that are kept, from which somebody may still go on."""
+    return [kept.states[0] for kept in run_checkpoints.found(folder) if kept.consumed < consumed]
+
+
+def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> bool:
+    """Tells the producer what is in durable checkpoints; returns False if the disk was full."""
+    try:
+        dataset.commit(consumed, last_epoch=True, keep=older)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
+def tell_error(error: BaseException) -> bytes:
+    """Returns what a rank tells of an error."""
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return FAILED + orjson.dumps({"kind": type(error).__name__, "text": f"{error}"[:20_000], "full": full})

@@ -1,0 +1,145 @@
+"""What a soak was to be, and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from tests.harness.soak.rank import Rules
+
+MAX_AHEAD: Final = 512
+"""Chunks: of less the ranks would wait for the producer's looks at them, see docs/retention.md."""
+
+SEAL_BYTES: Final = 27
+"""Of a seal, for each row; see docs/retention.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a soak is to be.
+
+    Attributes:
+        seconds: how long things are killed; to end the stream takes a little longer.
+        seed: of what is drawn by chance.
+        ranks: of the life that begins, and the most of any.
+        rules: of the run.
+        patience_s: so long may nothing go on.
+        mutant: what is broken in the package first; None for nothing.
+    """
+
+    seconds: float
+    seed: int = 0
+    ranks: int = 8
+    rules: Rules = field(default_factory=Rules)
+    patience_s: float = 120.0
+    mutant: str | None = None
+
+    @property
+    def half_cycle_s(self) -> float:
+        """Things are killed for so long, and then left alone for as long, in turn."""
+        return min(240.0, max(8.0, self.seconds / 6))
+
+    @property
+    def look_s(self) -> float:
+        """Time between two looks at what the processes hold."""
+        return min(2.0, max(0.4, self.half_cycle_s / 60))
+
+    def max_disk(self, batch_size: int, row_bytes: int) -> int:
+        """Returns the limit in bytes: twice what docs/retention.md says is the least, and what may be ahead.
+
+        Args:
+            batch_size: the largest.
+            row_bytes: of the longest row, its part of a seal included.
+        """
+        rules = self.rules
+        interval = rules.every * batch_size * self.ranks / rules.per_chunk
+        window = self.ranks * max(1, rules.window)
+        ahead = 2 * 2 * batch_size * self.ranks / rules.per_chunk
+        # One more than are kept, since one is written before the oldest goes; and the one that it was started from.
+        chunks = (rules.keep + 2) * interval + 2 * window + ahead
+        return int((2 * chunks + MAX_AHEAD) * (row_bytes * rules.per_chunk + 512))
+
+
+@dataclass
+class Report:
+    """What came of it.
+
+    Attributes:
+        minutes: how long it took.
+        seed: of it.
+        done: by name, how often something was done: kills by kind, disks that were full, lives, resumes.
+        counts: by name: samples, chunks, bytes, and what of them there was at the most.
+        held: by kind of process, the most that one of them held.
+        violations: a line each.
+        notes: what was not done and why.
+    """
+
+    minutes: float = 0.0
+    seed: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    counts: dict[str, float] = field(default_factory=dict)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> int:
+        """How often anything was killed or stopped, or the disk filled."""
+        return sum(self.done[name] for name in FAULTS)
+
+    def line(self, minutes: float) -> str:
+        """Returns how far it is."""
+        trained = int(self.counts.get("samples trained", 0))
+        return (
+            f"{minutes:.0f} minutes: {trained:,} samples trained in {self.done['lives']} lives, {self.kills} faults, "
+            f"{len(self.violations)} violations"
+        )
+
+    def most(self, name: str, number: float) -> None:
+        """Counts the largest of some numbers."""
+        self.counts[name] = max(self.counts.get(name, 0), number)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as JSON has it."""
+        return asdict(self) | {"done": dict(self.done), "kills": self.kills}
+
+    def __str__(self) -> str:
+        lines = [f"{self.minutes:.1f} minutes, seed {self.seed}: {self.kills} faults"]
+        lines += [f"  {name:58}{count:>16,}" for name, count in sorted(self.done.items())]
+        lines += [f"  {name:58}{number:>16,.10g}" for name, number in self.counts.items()]
+        for kind, held in self.held.items():
+            each = ", ".join(
+                f"{name} {number / 1e6:.1f} MB" if name == "memory" else f"{name} {number}"
+                for name, number in held.items()
+            )
+            lines.append(f"  the most that one {kind} held: {each}")
+        lines += [f"  not done: {note}" for note in self.notes]
+        lines += [f"  VIOLATION: {violation}" for violation in self.violations]
+        lines.append(f"  {len(self.violations)} violations")
+        return "\n".join(lines)
+
+
+PRODUCER_KILLED: Final = "producer killed (SIGKILL)"
+PRODUCER_ENDED: Final = "producer asked to end (SIGTERM)"
+PRODUCER_STOPPED: Final = "producer stopped for a while (SIGSTOP, SIGCONT)"
+JOB_KILLED: Final = "all ranks killed at once (SIGKILL)"
+JOB_ENDED: Final = "all ranks asked to end (SIGTERM)"
+RANK_KILLED: Final = "one rank killed, then the others (SIGKILL)"
+WORKER_KILLED: Final = "one DataLoader worker killed (SIGKILL)"
+RANK_STOPPED: Final = "one rank or worker stopped for a while"
+ALL_KILLED: Final = "producer and ranks killed at once (SIGKILL)"
+DISK_FULL: Final = "disk full for a while"
+
+FAULTS: Final = (
+    PRODUCER_KILLED,
+    PRODUCER_ENDED,
+    PRODUCER_STOPPED,
+    JOB_KILLED,
+    JOB_ENDED,
+    RANK_KILLED,
+    WORKER_KILLED,
+    RANK_STOPPED,
+    ALL_KILLED,
+    DISK_FULL,
+)

@@ -1,0 +1,313 @@
+"""Soaks: a producer at full speed and a training job, for as long as one likes, with things killed all the while.
+
+Throughout, every sample of every rank is looked at as it is read: whether it comes in the declared order, and once in
+the history that survives. So is what the stream takes on disk, what is deleted, and what the processes hold.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from lazyshard.storage.verification import verify
+from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
+from tests.harness.runs import checkpoints as run_checkpoints
+from tests.harness.soak import report as soak_report
+from tests.harness.soak import rows as soak_rows
+from tests.harness.soak.chaos import Chaos
+from tests.harness.soak.disk import (
+    SHARED_MEMORY,
+    Ballast,
+    leave,
+    left_in_memory,
+    measure,
+    own_namespace,
+    used_bytes,
+)
+from tests.harness.soak.history import History
+from tests.harness.soak.job import Job, Step
+from tests.harness.soak.ledger import Violation
+from tests.harness.soak.producer import Producer
+from tests.harness.soak.rank import CONSUMER, Shape
+from tests.harness.soak.report import Report, Settings
+from tests.harness.soak.watch import Watch, describe, look_at
+
+BATCHES: Final = (16, 32)
+ORPHAN_S: Final = 30.0
+"""DataLoader workers whose rank was killed are to be gone by then: torch has them look every 5 s."""
+
+_SAY_S: Final = 60.0
+_DISK_S: Final = 0.25
+_SERVE_S: Final = 0.05
+_WARM_STEPS: Final = 3
+_AFTER_FULL_S: Final = 15.0
+"""So long after a disk was full may somebody still end for that."""
+
+_MOST_TEMPORARY: Final = 5
+"""Files under .tmp: a chunk that is written, one that is published, their seals, room for a head."""
+
+
+class Soak:
+    """One soak, in a process of its own.
+
+    Args:
+        settings: of it.
+        place: an empty folder.
+        say: is given a line now and then.
+    """
+
+    def __init__(self, settings: Settings, place: Path, say: Callable[[str], object] = lambda line: None) -> None:
+        self.report = Report(seed=settings.seed)
+        self.job: Job | None = None
+        self.ballast: Ballast | None = None
+        self._settings = settings
+        self._say = say
+        self._rules = settings.rules
+        self._disk = place / "disk"
+        self._stream = self._disk / "stream"
+        self._checkpoints = place / "checkpoints"
+        self._said = place / "said"
+        self._stop = place / "stop"
+        self._decided = place / "stop.at"
+        for folder in (self._disk, self._checkpoints, self._said):
+            folder.mkdir()
+        row_bytes = soak_rows.longest(10**10) + soak_report.SEAL_BYTES
+        self._limit = settings.max_disk(max(BATCHES), row_bytes)
+        options = ["--samples-per-chunk", self._rules.per_chunk, "--retain", "consumed", "--consumers", CONSUMER]
+        options += ["--max-ahead", soak_report.MAX_AHEAD, "--max-disk", self._limit]
+        self.producer = Producer(self._stream, list(map(str, options)), self._said / "producer.log", self._stop)
+        self._dice = random.Random(f"soak {settings.seed}")
+        self._chaos = Chaos(self, settings, self._dice)
+        self._history = History(self._rules, settings.ranks)
+        self._watch = Watch()
+        self._largest = 0
+        self._orphans: list[tuple[int, float]] = []
+        self._job_at = self._looked_at = self._measured_at = 0.0
+        self._moved_at = self._begun = self._said_at = time.monotonic()
+
+    def run(self) -> Report:
+        """Runs it; what is broken is in the report."""
+        adopt_orphans()
+        # Twice the limit: room for what is deleted and still open, and for what is being written.
+        missing = own_namespace(self._disk, max(16 << 20, 4 * self._limit))
+        if missing is None:
+            self.ballast = Ballast(self._disk)
+        else:
+            self.report.notes.append(f"{soak_report.DISK_FULL}: {missing}")
+        try:
+            self._soak()
+        except Violation as error:
+            self.report.violations.append(f"{error.kind}: {error.text}")
+        except TimeoutError as error:
+            self.report.violations.append(f"hang: {error}; {self._describe()}")
+        finally:
+            self._close()
+        self._count()
+        if not self.report.violations:
+            leave(self._disk)
+        return self.report
+
+    def moved(self) -> None:
+        """Says that something has gone on, or that there is a reason why nothing does."""
+        now = time.monotonic()
+        self.report.most("longest time without a step, s", round(now - self._moved_at, 1))
+        self._moved_at = now
+
+    def _soak(self) -> None:
+        deadline = self._begun + self._settings.seconds
+        while time.monotonic() < deadline:
+            self._tick()
+            self._chaos.tick(time.monotonic() - self._begun)
+        self._chaos.calm_down()
+        # A stream that ends with nothing is not what is tried here.
+        while self._history.trained == 0:
+            self._tick()
+        self._stop.touch()
+        while self.job is None or not self.job.ended:
+            self._tick()
+        self._check_end()
+
+    def _tick(self) -> None:
+        self.producer.start(self._chaos.options)
+        full = self._chaos.is_full(_AFTER_FULL_S)
+        if self.producer.check(full=full):
+            self.moved()
+        now = time.monotonic()
+        if self.job is None and now >= self._job_at:
+            self._begin_life()
+        self._serve(full=full)
+        if now - self._measured_at >= _DISK_S:
+            self._measured_at = now
+            self._check_disk()
+            self._check_orphans()
+        if now - self._looked_at >= self._settings.look_s:
+            self._looked_at = now
+            self._look()
+        if now - self._said_at >= _SAY_S:
+            self._said_at = now
+            self._say(self.report.line((now - self._begun) / 60))
+        if time.monotonic() - self._moved_at > self._settings.patience_s:
+            raise Violation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
+
+    def _serve(self, *, full: bool) -> None:
+        until = time.monotonic() + _SERVE_S
+        if self.job is None:
+            time.sleep(_SERVE_S)
+            return
+        while not self.job.ended and (left := until - time.monotonic()) > 0:
+            try:
+                alive = self.job.serve(left, self._on_step)
+            except Violation as error:
+                if error.kind != "full" or not full:
+                    raise
+                self.report.done["lives that ended since the disk was full"] += 1
+                alive = False
+            if not alive:
+                self._end_life()
+                return
+
+    def _begin_life(self) -> None:
+        kept = run_checkpoints.found(self._checkpoints)
+        back = min(self._dice.choice([0, 0, 0, 1, 2]), max(0, len(kept) - 1))
+        run_checkpoints.remove(self._checkpoints, kept[:back])
+        origin = kept[back] if kept else None
+        lives, most = self.report.done["lives"], self._settings.ranks
+        dp = most if lives % 2 == 0 else self._dice.randint(max(1, most // 4), most)
+        shape = Shape(lives, dp, self._dice.choice(BATCHES), self._dice.choice([1, 1, 2]))
+        self._history.go_on(origin, dp)
+        self.job = Job(shape, self._rules, self._stream, self._checkpoints, origin, self._said)
+        self.report.done["lives"] += 1
+        if origin is not None:
+            self.report.done["resumes"] += 1
+            self.report.done["resumes from an older checkpoint"] += back > 0
+            self.report.done["resumes with another number of ranks"] += dp != self._history.ranks_before
+        self.moved()
+
+    def _end_life(self) -> None:
+        """Ends what is left of a job of which some was killed."""
+        assert self.job is not None
+        self.job.close()
+        self._orphans.append((self.job.group, time.monotonic()))
+        self.job = None
+        self._job_at = time.monotonic() + self._dice.random() * 0.5
+        self.moved()
+
+    def _on_step(self, step: Step) -> bool:
+        assert self.job is not None
+        if self._stop.exists():
+            self._history.learn_end(self._decided)
+        self._history.train(step, self.job.shape, self.job.steps)
+        self.report.counts["samples trained"] = self._history.trained
+        self.report.done["steps"] += 1
+        self.moved()
+        if self.job.steps % self._rules.every:
+            return False
+        self._history.close()
+        self.report.counts["chunks deleted"] = self._history.check_kept(self._stream, self._checkpoints)
+        self.report.most("samples that the bookkeeping keeps something for", self._history.ledger.size)
+        return True
+
+    def _check_disk(self) -> None:
+        use = measure(self._stream)
+        self._largest = max(self._largest, use.largest)
+        # As docs/retention.md says: the next chunk is taken to be as large as the largest one so far.
+        most = self._limit + self._largest
+        if use.chunks > most:
+            raise Violation("disk", f"chunks and seals take {use.chunks:,} bytes, {most:,} are allowed")
+        if use.temporary > _MOST_TEMPORARY or use.unpublished > _MOST_TEMPORARY * max(self._largest, 1 << 16):
+            raise Violation("disk", f"{use.temporary} files of {use.unpublished:,} bytes are under .tmp")
+        self.report.most("chunks and seals, bytes", use.chunks)
+        self.report.most("under .tmp, bytes", use.unpublished)
+        if self.ballast is not None and not self._chaos.is_full(_DISK_S + 1):
+            self.report.most("disk, deleted but open files too, bytes", used_bytes(self._disk))
+
+    def _check_orphans(self) -> None:
+        left = []
+        for group, since in self._orphans:
+            try:
+                while os.waitpid(-group, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                self.report.most("longest life of a worker without its rank, s", round(time.monotonic() - since, 1))
+                continue
+            if time.monotonic() - since > ORPHAN_S + self._chaos.stopped_s:
+                raise Violation("hang", f"workers of a killed rank are there after {ORPHAN_S:.0f} s")
+            left.append((group, since))
+        self._orphans = left
+
+    def _look(self) -> None:
+        # Once they are at work: until then they open what they need.
+        processes = [] if self.job is None or self.job.steps < _WARM_STEPS else self.job.processes()
+        if self.producer.pid:
+            processes.append((self.producer.pid, "producer"))
+        for leak in self._watch.look(processes):
+            raise Violation("leak", leak)
+
+    def _check_end(self) -> None:
+        """Checks what is left when the stream has ended and all ranks have come to its end."""
+        assert self.job is not None
+        self.job.close()
+        self._history.learn_end(self._decided)
+        self._history.check_whole(self.job.shape)
+        self.report.counts["samples of the stream"] = self._history.total or 0
+        while not self.producer.ended:
+            if not self.producer.check(full=False):
+                time.sleep(0.01)
+            if time.monotonic() - self._moved_at > self._settings.patience_s:
+                raise Violation("hang", f"the producer does not end: {self._describe()}")
+        for group, _ in self._orphans:
+            reap_group(group)
+        self._orphans.clear()
+        findings = verify(self._stream, jobs=1).findings
+        if findings:
+            raise Violation("torn", f"the stream is damaged: {findings[:3]}")
+        left = sorted(path.name for path in (self._stream / ".tmp").glob("*"))
+        if left:
+            raise Violation("leak", f"{left} are left under .tmp")
+        if has_children():
+            raise Violation("leak", "processes are left")
+        if names := left_in_memory(self._disk):
+            raise Violation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
+
+    def _describe(self) -> str:
+        """Returns where everybody is, for those who ask why nothing goes on."""
+        processes = [] if self.job is None else self.job.processes()
+        waiting = "none" if self.job is None else self.job.waiting()
+        told = [f"ranks that have not told of the step: {waiting}", *(describe(pid) for pid, _ in processes)]
+        if self.producer.pid:
+            told.append(f"the producer, {describe(self.producer.pid)}")
+        told.append(f"it said {self.producer.said()[-600:]!r}")
+        try:
+            told.append((self._stream / "head.json").read_text())
+        except OSError as error:
+            told.append(f"head.json: {error}")
+        return "\n    ".join(told)
+
+    def _close(self) -> None:
+        self._chaos.calm_down()
+        self.producer.close()
+        if self.job is not None and not self.job.ended:
+            self.job.doomed = True
+            self._orphans.append((self.job.group, 0.0))
+            self.job.close()
+        for group, _ in self._orphans:
+            reap_group(group)
+        self.report.violations += [f"leak: {leak}" for leak in self._watch.end()]
+
+    def _count(self) -> None:
+        report = self.report
+        report.minutes = (time.monotonic() - self._begun) / 60
+        report.done["producer started"] = self.producer.starts
+        report.done["producer ended since the disk was full"] = self.producer.fulls
+        report.counts["samples that the surviving history has trained"] = self._history.ledger.trained
+        report.counts["limit of chunks and seals, bytes"] = self._limit
+        report.counts["lives of processes long enough to be compared"] = self._watch.compared
+        report.held = {kind: asdict(peak) for kind, peak in sorted(self._watch.peaks.items())}
+        itself = look_at(os.getpid())
+        assert itself is not None
+        report.held["supervisor"] = asdict(itself)

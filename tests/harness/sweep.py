@@ -1,0 +1,78 @@
+"""Runs the sweeps and prints what they counted. As a program: see scripts/test_faults."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from tests.harness.tally import Tally
+
+SWEEPS: Final = {
+    "points": "tests.harness.points.sweep",
+    "pairs": "tests.harness.writers.sweep",
+    "power": "tests.harness.power.sweep",
+    "model": "tests.harness.model.sweep",
+    "network": "tests.harness.network.sweep",
+    "fuzz": "tests.harness.fuzz.sweep",
+    "properties": "tests.harness.properties",
+    "training": "tests.harness.runs.training_sweep",
+    "soak": "tests.harness.soak.sweep",
+}
+"""Each module has `sweep(tally, place, seed, scale)`: it counts in a `Tally`, writes below `place`, and returns."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/test_faults", description=__doc__)
+    parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help=f"{', '.join(SWEEPS)} (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn by chance (default: 0)")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much of it, in (0, 1] (default: 1)")
+    parser.add_argument("--dir", type=Path, default=None, help="where to put everything (default: a temporary one)")
+    parser.add_argument("--json", type=Path, default=None, help="append the counts as one JSON line to this file")
+    args = parser.parse_args(arguments)
+    for name in args.sweeps:
+        if name not in SWEEPS:
+            parser.error(f"there is no sweep {name!r}; there are {', '.join(SWEEPS)}")
+    if not 0 < args.scale <= 1:
+        parser.error(f"--scale must be in (0, 1], got {args.scale}")
+    if args.dir is not None:
+        args.dir.mkdir(parents=True, exist_ok=True)
+    tallies = []
+    for name in args.sweeps or SWEEPS:
+        tally = Tally(name, say=lambda line: print(line, flush=True))
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix=f"faults-{name}-", ignore_cleanup_errors=True) as place:
+            importlib.import_module(SWEEPS[name]).sweep(tally, Path(place), args.seed, args.scale)
+        print(tally, flush=True)
+        tallies.append(tally)
+    _print(tallies)
+    if args.json is not None:
+        counts = {"seed": args.seed, "scale": args.scale, "sweeps": [tally.as_json() for tally in tallies]}
+        with args.json.open("ab") as file:
+            file.write(orjson.dumps(counts) + b"\n")
+    return 1 if any(tally.violations for tally in tallies) else 0
+
+
+def _print(tallies: Sequence[Tally]) -> None:
+    print(f"\n{'sweep':10}{'points':>12}{'trials':>12}{'faults':>12}{'violations':>12}{'seconds':>9}")
+    for one in tallies:
+        counts = "".join(f"{number:>12,}" for number in (one.points, one.trials, one.faults, len(one.violations)))
+        print(f"{one.name:10}{counts}{one.seconds:>9,.0f}")
+    for one in tallies:
+        for name, number in one.more.items():
+            print(f"{one.name}: {number:,} {name}")
+        for note in one.notes:
+            print(f"{one.name}: {note}")
+        for violation in one.violations:
+            print(f"{one.name}: VIOLATION: {violation}")
+    print(f"on {os.cpu_count()} CPUs, {sys.platform}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

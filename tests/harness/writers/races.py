@@ -1,0 +1,250 @@
+"""Several writers of one stream at a time, where file locks do not meet: each is stopped before any of its calls.
+
+They are threads of this process, of which one at a time runs: so all orders of their calls that change files, and of
+those that look at them, can be played, and a race takes milliseconds. What is to hold is in `writers.crashes`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from lazyshard import ChunkWriter
+from lazyshard.errors import ProducerFenced, StreamEnded
+from tests.harness.processes.kill_points import CALLS
+from tests.harness.writers.crashes import CLEAN, CLEAN_WITH_ARRAYS, PER_CHUNK, SAMPLES, Violation, arrays_of, check
+from tests.storage.streams import names
+
+_TO_THE_END: Final = 1 << 30
+_LAST: Final = 99
+"""The writer that comes when the race is over."""
+_MAKES: Final = os.O_CREAT | os.O_TRUNC
+_LOOKS: Final = ("listdir", "scandir", "stat", "lstat")
+"""Functions of `os` that look at names, besides `open`."""
+
+_here = threading.local()
+
+
+class _Killed(BaseException):
+    """Ends a racer at its next change of a file."""
+
+
+class Turn(NamedTuple):
+    """A part of a race.
+
+    Attributes:
+        who: the number of the writer that runs.
+        changes: before how many changes of files it stops again; None to run to its end.
+    """
+
+    who: int
+    changes: int | None = None
+
+
+class Racer:
+    """A writer in a thread of its own, which runs when it is told to.
+
+    Attributes:
+        fenced: whether it has ended because another one had the stream.
+        failure: what else it has ended by.
+        ended: whether it has ended.
+    """
+
+    def __init__(self, directory: Path, *, arrays: bool) -> None:
+        self.fenced = False
+        self.failure: BaseException | None = None
+        self.ended = False
+        self._killed = False
+        self._directory, self._arrays = directory, arrays
+        self._left = 0
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def advance(self, changes: int | None) -> None:
+        """Lets it go on, until it has made so many changes or has ended."""
+        if not self.ended:
+            self._left = _TO_THE_END if changes is None else changes
+            self._go.release()
+            self._stopped.acquire()
+
+    def kill(self) -> None:
+        """Ends it where it is stopped: it changes nothing any more."""
+        self._killed = True
+        self.advance(None)
+
+    def before_change(self) -> None:
+        """Stops it where it has made enough of them."""
+        if not self._left:
+            self._stopped.release()
+            self._go.acquire()
+        if self._killed:
+            raise _Killed
+        self._left -= 1
+
+    def _run(self) -> None:
+        self._go.acquire()
+        _here.racer = self
+        try:
+            _produce(self._directory, arrays=self._arrays)
+        except ProducerFenced:
+            self.fenced = True
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.ended = True
+            self._stopped.release()
+
+
+def _produce(directory: Path, *, arrays: bool) -> None:
+    try:
+        with ChunkWriter(directory, PER_CHUNK, arrays=arrays) as stream:
+            for sample in range(stream.published_samples, SAMPLES):
+                row: dict[str, Any] = {"id": sample}
+                if arrays:
+                    row["x"] = np.array(arrays_of(sample), np.int64)
+                stream.write(row, tokens=sample, source=sample + 1)
+    except StreamEnded:
+        pass
+
+
+@contextmanager
+def without_locks(*, looks: bool = False) -> Iterator[None]:
+    """Has file locks hold nobody off, and racers stop where they are to: before changes of files, and before looks."""
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any, **named: Any) -> Any:
+            racer = getattr(_here, "racer", None)
+            if racer is not None and (looks or name != "open" or arguments[1] & _MAKES):
+                racer.before_change()
+            return call(*arguments, **named)
+
+        return counting
+
+    calls: dict[str, Any] = {name: counted(name, getattr(os, name)) for name in (*CALLS, *(_LOOKS if looks else ()))}
+    with mock.patch.multiple(os, **calls), mock.patch.object(fcntl, "flock", lambda fd, operation: None):
+        yield
+
+
+def race(directory: Path, turns: Iterable[Turn], *, arrays: bool = False) -> tuple[int, ...]:
+    """Plays a race, and one more writer after it. Who has not ended by then is killed.
+
+    Returns:
+        How many turns each writer was stopped in before it had ended.
+
+    Raises:
+        Violation: what is to hold does not.
+    """
+    racers: dict[int, Racer] = {}
+    stops: dict[int, int] = {}
+    try:
+        _play(directory, (*turns, Turn(_LAST)), racers, stops, arrays=arrays)
+        clean = CLEAN_WITH_ARRAYS if arrays else CLEAN
+        if names(directory) != clean:
+            raise Violation(f"left over: {sorted(set(names(directory)) ^ set(clean))}")
+        if all(racer.fenced for who, racer in racers.items() if who != _LAST):
+            raise Violation("nobody has got through")
+    finally:
+        for racer in racers.values():
+            racer.kill()
+    return tuple(stops[who] for who in sorted(stops) if who != _LAST)
+
+
+def _play(
+    directory: Path, turns: Iterable[Turn], racers: dict[int, Racer], stops: dict[int, int], *, arrays: bool
+) -> None:
+    sealed: dict[str, bytes] = {}
+    for who, changes in turns:
+        if who not in racers:
+            racers[who] = Racer(directory, arrays=arrays)
+        racer = racers[who]
+        racer.advance(changes)
+        stops[who] = stops.get(who, 0) + (not racer.ended)
+        if racer.failure is not None:
+            raise Violation(f"writer {who} ends by {type(racer.failure).__name__}: {racer.failure}") from racer.failure
+        sealed = check(directory, sealed)
+
+
+def race_in_pairs(
+    root: Path,
+    *,
+    arrays: bool = False,
+    begun: bool = False,
+    looks: bool = False,
+    step: int = 1,
+    first: int = 0,
+    found: Callable[[str], object],
+) -> int:
+    """Plays two writers, each stopped before any of its changes, of which the first one goes on before the other.
+
+    Args:
+        root: where to.
+        arrays: whether rows hold arrays.
+        begun: whether a third one was killed before, with a chunk that is not sealed yet.
+        looks: whether they are stopped before looks at files too, which count as changes then.
+        step: every how manieth stop of the first one is played.
+        first: before which change that one is stopped first.
+        found: is told each violation.
+
+    Returns:
+        How many pairs were played.
+    """
+    pairs = 0
+    killed = [Turn(2, _unsealed_at(root, arrays, looks))] if begun else []
+    for at in range(first, _TO_THE_END, step):
+        for other in range(_TO_THE_END):
+            stops = _tell(root, [*killed, Turn(0, at), Turn(1, other), Turn(0), Turn(1)], arrays, found, looks)
+            pairs += 1
+            if stops is not None and not stops[1]:
+                break
+        if stops is not None and not stops[0]:
+            return pairs
+    raise AssertionError
+
+
+def race_by_chance(root: Path, seeds: Sequence[int], *, found: Callable[[str], object]) -> None:
+    """Plays three writers that take turns by chance, one race for each seed."""
+    for seed in seeds:
+        dice = random.Random(seed)
+        turns = [Turn(dice.randrange(3), dice.choice((1, 2, 3, 5, 8, 13, 21, 34))) for _ in range(dice.randint(4, 16))]
+        ends = [Turn(who) for who in dice.sample(range(3), 3)]
+        _tell(root, [*turns, *ends], bool(seed % 2), found)
+
+
+def _unsealed_at(root: Path, arrays: bool, looks: bool) -> int:
+    """Returns how many changes a writer makes until the second chunk has its name and no seal."""
+    for changes in range(_TO_THE_END):
+        directory = root / "begun"
+        racer = Racer(directory, arrays=arrays)
+        with without_locks(looks=looks):
+            racer.advance(changes)
+            there = (directory / "chunk_00001.jsonl").exists()
+            racer.kill()
+        shutil.rmtree(directory, ignore_errors=True)
+        if there:
+            return changes
+    raise AssertionError
+
+
+def _tell(
+    root: Path, turns: list[Turn], arrays: bool, found: Callable[[str], object], looks: bool = False
+) -> tuple[int, ...] | None:
+    directory = root / "race"
+    try:
+        with without_locks(looks=looks):
+            return race(directory, turns, arrays=arrays)
+    except Violation as error:
+        found(f"{[tuple(turn) for turn in turns]}{' with arrays' * arrays}{' before looks too' * looks}: {error}")
+        return None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

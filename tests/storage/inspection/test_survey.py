@@ -349,7 +349,7 @@ def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pyte
         return [7, 9]
 
     monkeypatch.setattr(disk_use, "unlisted_chunks", list_for_two_seconds)
-    monkeypatch.setattr(disk_use.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("lazyshard.storage.disk_use.time.monotonic", lambda: clock[0])
     lost = LostChunks()
     for _ in range(50):
         # What is retired meanwhile is not missed.

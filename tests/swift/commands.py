@@ -344,6 +344,7 @@ def start_megatron_sft(
     processes: int = 4,
     plugins: Sequence[str | Path | float] = (),
     environment: Mapping[str, str] | None = None,
+    packages: Path | None = None,
     command: Sequence[str] = ("megatron", "sft"),
     **options: Option,
 ) -> Training:
@@ -355,6 +356,7 @@ def start_megatron_sft(
         processes: of torchrun.
         plugins: more `--external_plugins`, imported before the one that traces.
         environment: more variables.
+        packages: folder of packages that are taken before the installed ones.
         command: the console command, found beside Python, and its arguments before the options.
         options: options of the command.
     """
@@ -365,7 +367,7 @@ def start_megatron_sft(
         "TORCHDYNAMO_DISABLE": "1",
         **(environment or {}),
     }
-    return _start(work, model, command, {**MEGATRON, **options}, plugins, more)
+    return _start(work, model, command, {**MEGATRON, **options}, plugins, more, packages)
 
 
 def start_swift_sft(
@@ -375,12 +377,13 @@ def start_swift_sft(
     processes: int = 2,
     plugins: Sequence[str | Path | float] = (),
     environment: Mapping[str, str] | None = None,
+    packages: Path | None = None,
     command: Sequence[str] = ("swift", "sft"),
     **options: Option,
 ) -> Training:
     """Starts `swift sft`; as `start_megatron_sft`. With one process there is no torchrun."""
     more = {"NPROC_PER_NODE": str(processes)} if processes > 1 else {}
-    return _start(work, model, command, {**SWIFT, **options}, plugins, {**more, **(environment or {})})
+    return _start(work, model, command, {**SWIFT, **options}, plugins, {**more, **(environment or {})}, packages)
 
 
 def megatron_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
@@ -402,6 +405,7 @@ def _start(
     options: Mapping[str, Option],
     plugins: Sequence[str | Path | float],
     environment: Mapping[str, str],
+    packages: Path | None,
 ) -> Training:
     kind = json.loads((model / "config.json").read_bytes())["model_type"]
     complete: dict[str, Option] = {
@@ -413,7 +417,10 @@ def _start(
     }
     program, *leading = command
     arguments = [str(BIN / program), *leading, *_arguments(complete)]
-    return Training(work, arguments, {**_environment(work), **environment}, Path(str(complete["output_dir"])))
+    whole = {**_environment(work), **environment}
+    if packages is not None:
+        whole["PYTHONPATH"] = os.pathsep.join((str(packages), whole["PYTHONPATH"]))
+    return Training(work, arguments, whole, Path(str(complete["output_dir"])))
 
 
 def _arguments(options: Mapping[str, Option]) -> list[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 from filelock import FileLock
@@ -13,6 +14,17 @@ from filelock import FileLock
 from tests.swift.commands import CPU, missing_stack
 
 ModelMaker = Callable[..., Path]
+
+LOWEST: Final = (
+    "ms-swift==4.0.0",
+    "datasets==3.6.0",
+    "fsspec==2025.3.0",
+    "peft==0.18.1",
+    "tokenizers==0.22.2",
+    "transformers==5.2.0",
+    "trl==0.28.0",
+)
+"""The lowest ms-swift that is supported, and the newest of what it needs and does not admit as it is installed here."""
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +54,13 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
 def model(make_model: ModelMaker) -> Path:
     """A qwen3 of two layers."""
     return make_model("qwen3", 2)
+
+
+@pytest.fixture(scope="session")
+def lowest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packages of `LOWEST`, to be taken before the installed ones."""
+    folder = tmp_path_factory.mktemp("lowest")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *LOWEST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder

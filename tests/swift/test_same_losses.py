@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import LazyShardedDataset
-from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
+from tests.swift.commands import RESUMABLE, Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
 from tests.swift.streams import row, write_stream
 
@@ -127,3 +127,48 @@ def test_swift(tmp_path: Path, model: Path) -> None:
     )
     assert_same(stream, ordinary, order, ranks)
     assert_untouched(ordinary)
+
+
+def test_lowest_swift(tmp_path: Path, model: Path, lowest: Path) -> None:
+    ranks, epoch = 2, 72
+    directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
+    order = drawn(directory, ranks, epoch)
+    options: dict[str, Any] = {"packages": lowest, "gradient_accumulation_steps": 2, "num_train_epochs": 1}
+    stream = swift_sft(tmp_path / "lazy", model, dataset=directory, sharded_lazy=True, **options)
+    rows = write_ordered(tmp_path / "rows.jsonl", order)
+    ordinary = swift_sft(tmp_path / "ordinary", model, dataset=rows, **IN_ORDER, **options)
+    assert_same(stream, ordinary, order, ranks)
+    assert_untouched(ordinary)
+    assert json.loads((ordinary.output_dir / "args.json").read_bytes())["swift_version"] == "4.0.0"
+
+
+def test_lowest_megatron(tmp_path: Path, model: Path, lowest: Path) -> None:
+    ranks, stop = 4, 4
+    directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
+    order = drawn(directory, ranks, 9 * 16)
+    # 4.0.0 tells torch's planner of checkpoints True where a newer torch expects a list of what is wrong.
+    plugin = tmp_path / "no_errors.py"
+    plugin.write_text(
+        "from torch.distributed.checkpoint import default_planner\n"
+        "default_planner._validate_global_plan = lambda *_, **__: []\n"
+    )
+    options: dict[str, Any] = {
+        **RESUMABLE,
+        "packages": lowest,
+        "plugins": [plugin],
+        "dataset": directory,
+        "sharded_lazy": True,
+        "global_batch_size": 2 * ranks * MICRO,
+    }
+    first = megatron_sft(tmp_path / "first", model, train_iters=stop, **options)
+    assert first.returncode == 0, first.tail()
+    checkpoint = first.output_dir / f"checkpoint-{stop}"
+    assert position_of(checkpoint)["consumed"] == 16 * stop
+    second = megatron_sft(
+        tmp_path / "second", model, mcore_model=checkpoint, finetune=False, num_train_epochs=EPOCHS, **options
+    )
+    assert second.returncode == 0, second.tail()
+    given: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
+    for batch in (*first.batches, *second.batches):
+        given[batch.dp] += batch.ids
+    assert given == {rank: order[rank::ranks] for rank in range(ranks)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard_swift.hook import EXTENSIONS
-from lazyshard_swift.points import HookPoint
+from lazyshard_swift.ms_swift import HookPoint
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PTH: Final = ROOT / "integrations" / "swift" / "lazyshard_swift.pth"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard.examination import Finding
-from lazyshard_swift import doctor, hook, points, versions
+from lazyshard_swift import doctor, hook, ms_swift
 from tests.swift.stand_ins import make_swift, python
 
 ALL: Final = {"torch": "2.13.0", "transformers": "5.19.0", "megatron-core": "0.16.1", "mcore-bridge": "1.6.5"}
@@ -26,11 +26,11 @@ class Place:
         self.folder = folder
         self.version: str | None = "4.6.0"
         self.distributions: dict[str, str] = dict(ALL)
-        self.points = list(points.POINTS)
+        self.points = list(ms_swift.POINTS)
         self.extensions = {name.rpartition(".")[2] for name in hook.EXTENSIONS.values()}
-        monkeypatch.setattr(versions, "installed", lambda: self.version)
-        monkeypatch.setattr(versions, "folder", lambda: folder / "swift" if self.version is not None else None)
-        monkeypatch.setattr(versions, "distribution_version", lambda name: self.distributions.get(name))
+        monkeypatch.setattr(ms_swift, "version", lambda: self.version)
+        monkeypatch.setattr(ms_swift, "folder", lambda: folder / "swift" if self.version is not None else None)
+        monkeypatch.setattr(ms_swift, "distribution_version", lambda name: self.distributions.get(name))
         monkeypatch.setattr(doctor, "__file__", str(folder / "lazyshard_swift" / "doctor.py"))
         monkeypatch.setattr(site, "getsitepackages", lambda: [str(folder / "site")])
         monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
@@ -47,7 +47,7 @@ class Place:
         assert sections == [
             name
             for name in ("versions", "start-up", "extensions", "hook points", "verdict")
-            if name != "hook points" or not (self.version is None or versions.is_too_old(self.version))
+            if name != "hook points" or not (self.version is None or ms_swift.is_too_old(self.version))
         ]
         found = {finding.subject: finding for finding in findings}
         assert len(found) == len(findings)
@@ -193,6 +193,6 @@ print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torc
     result, imported = done.stdout.splitlines()
     found: dict[str, dict[str, Any]] = {finding["subject"]: finding for finding in json.loads(result)["findings"]}
     assert imported == "[]"
-    assert found["ms-swift"]["answer"].startswith(f"{versions.installed()} in {versions.folder()}")
+    assert found["ms-swift"]["answer"].startswith(f"{ms_swift.version()} in {ms_swift.folder()}")
     assert {finding["ok"] for finding in found.values() if finding["section"] == "hook points"} == {True}
     assert found["finder"]["ok"] is found["lazyshard_swift.pth"]["ok"] is True

@@ -1,14 +1,18 @@
+from __future__ import annotations
+
 import contextlib
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import pytest
 
-from lazyshard_swift import hooked, points, versions
+from lazyshard_swift import hooked, ms_swift
+from lazyshard_swift.hooked import wrap
 from tests.swift.stand_ins import PTH, make_packages, make_swift, package_folder, python
 
 UNAFFECTED: Final = "Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
@@ -42,8 +46,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None, folder: Path | None = None) -> None:
-    monkeypatch.setattr(versions, "installed", lambda: version)
-    monkeypatch.setattr(versions, "folder", lambda: folder)
+    monkeypatch.setattr(ms_swift, "version", lambda: version)
+    monkeypatch.setattr(ms_swift, "folder", lambda: folder)
 
 
 @contextlib.contextmanager
@@ -81,7 +85,7 @@ def test_last_outcome_counts(engine: types.ModuleType, monkeypatch: pytest.Monke
 def test_failure_is_told_once(
     engine: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lacking = [point for point in points.POINTS if point.name != "_show_dataset"]
+    lacking = [point for point in ms_swift.POINTS if point.name != "_show_dataset"]
     install(monkeypatch, "4.6.0", make_swift(tmp_path, lacking))
     del vars(engine)["value"]
     hooked.extend(engine, "engine_extension")
@@ -123,8 +127,8 @@ def test_of_an_ms_swift_that_is_too_old_nothing_is_touched_but_to_refuse_the_fla
     assert vars(engine)["value"] == 1
     assert hooked.outcomes() == ()
     for number, name in enumerate(hooked.REFUSING):
-        monkeypatch.setitem(sys.modules, name, sys.modules["engine_extension"])
-        hooked.extend(engine, name)
+        engine.__name__ = name
+        hooked.extend(engine, "engine_extension")
         assert vars(engine)["value"] == 2 + number
     assert caplog.messages == []
 
@@ -211,7 +215,7 @@ for name in ("launcher", "huggingface"):
     module = sys.modules[f"lazyshard_swift.{name}"] = types.ModuleType(name)
     module.extend = lambda target: target.gone if target.__file__.endswith(FAILING) else None
 """
-    make_swift(tmp_path, points.POINTS)
+    make_swift(tmp_path, ms_swift.POINTS)
     make_packages(tmp_path, ["elsewhere"], "def __getattr__(name):\n    return print\n")
     done = python(
         f"FAILING = {failing!r}\n{stand_ins}{JOB}",
@@ -224,3 +228,96 @@ for name in ("launcher", "huggingface"):
     module = "swift." + failing.removesuffix(".py").replace("/", ".")
     assert f"Could not be hooked: {module} (" in done.stderr
     assert done.stderr.startswith("lazyshard: warning: ms-swift 4.6.0 is installed, ")
+
+
+def make_owner() -> Any:
+    class Base:
+        def inherited(self) -> str:
+            return "inherited"
+
+    class Owner(Base):
+        value = 3
+
+        def first(self, number: int) -> int:
+            """Doc of the first."""
+            return number
+
+        def second(self) -> str:
+            return "second"
+
+    return Owner
+
+
+def adding(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*arguments: Any) -> str:
+            return f"{original(*arguments)} {text}"
+
+        return replacement
+
+    return make
+
+
+def failing(original: Callable[..., Any]) -> Callable[..., Any]:
+    raise RuntimeError(f"cannot wrap {original.__name__}")
+
+
+def test_functions_are_replaced_and_pass_for_the_originals() -> None:
+    owner = make_owner()
+    original = owner.first
+    wrap(owner, {"first": adding("a"), "second": adding("b")})
+    assert (owner().first(1), owner().second()) == ("1 a", "second b")
+    assert (owner.first.__name__, owner.first.__doc__, owner.first.__wrapped__) == (
+        "first",
+        "Doc of the first.",
+        original,
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["first", "third"], "no third"),
+        (["third", "first", "fourth"], "no third, no fourth"),
+        (["first", "value"], "no value"),
+        # One of its base's would be replaced for all of its other classes too, or hidden for this one.
+        (["first", "inherited"], "no inherited"),
+    ],
+)
+def test_nothing_is_replaced_if_one_is_missing(names: list[str], missing: str) -> None:
+    owner = make_owner()
+    before = dict(vars(owner))
+    with pytest.raises(AttributeError, match=f"^Owner has {missing}$"):
+        wrap(owner, dict.fromkeys(names, adding("a")))
+    assert dict(vars(owner)) == before
+
+
+def test_nothing_is_replaced_if_one_cannot_be_made() -> None:
+    owner = make_owner()
+    before = dict(vars(owner))
+    with pytest.raises(RuntimeError, match="cannot wrap second"):
+        wrap(owner, {"first": adding("a"), "second": failing})
+    assert dict(vars(owner)) == before
+
+
+def test_functions_of_a_module_are_replaced_too() -> None:
+    module = ModuleType("some.module")
+    vars(module)["first"] = lambda: "first"
+    wrap(module, {"first": adding("a")})
+    assert module.first() == "first a"
+    with pytest.raises(AttributeError, match=r"^some\.module has no second$"):
+        wrap(module, {"second": adding("a")})
+
+
+def test_wrapped_twice_both_count() -> None:
+    owner = make_owner()
+    wrap(owner, {"second": adding("a")})
+    wrap(owner, {"second": adding("b")})
+    assert owner().second() == "second a b"
+
+
+def test_nothing_to_wrap_is_no_error() -> None:
+    owner = make_owner()
+    before = dict(vars(owner))
+    wrap(owner, {})
+    assert dict(vars(owner)) == before

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, Literal
 
-from lazyshard_swift import settings, versions
+from lazyshard_swift import ms_swift, settings
 from lazyshard_swift.errors import refused
 from lazyshard_swift.logs import caution, notice
 from lazyshard_swift.settings_checks import check_combinations
@@ -220,8 +220,8 @@ def check(args: Any) -> None:
     from lazyshard_swift import exits
 
     exits.install()
-    if versions.is_too_old(versions.installed()):
-        raise refused("sharded_lazy", f"--sharded_lazy true needs ms-swift {versions.needed()}")
+    if ms_swift.is_too_old(ms_swift.version()):
+        raise refused("sharded_lazy", f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
     if isinstance(args.dataset, str):
         args.dataset = [args.dataset]
     args.dataset = [os.path.expanduser(name) for name in args.dataset]

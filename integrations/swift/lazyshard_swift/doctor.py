@@ -14,7 +14,7 @@ from typing import Final
 
 from lazyshard import __version__
 from lazyshard.examination import Finding
-from lazyshard_swift import hook, points, versions
+from lazyshard_swift import hook, ms_swift
 
 _OPTIONS: Final = "lazyshard_swift.arguments"
 """The extension without which ms-swift does not know the option."""
@@ -26,32 +26,32 @@ _ANY: Final = ("torch", "transformers")
 
 def applies() -> bool:
     """Returns whether there is an ms-swift to work with."""
-    return versions.installed() is not None
+    return ms_swift.version() is not None
 
 
 def examine() -> list[Finding]:
     """Returns the findings; the entry point of the group `lazyshard.doctor`."""
-    version = versions.installed()
-    folder = versions.folder()
-    needed = {points.SWIFT: _ANY, points.MEGATRON: (*_ANY, *_megatron_needs(version))}
-    looked_up = version is not None and folder is not None and not versions.is_too_old(version)
-    found = points.check(points.POINTS, folder) if folder is not None and looked_up else []
+    version = ms_swift.version()
+    folder = ms_swift.folder()
+    needed = {ms_swift.SWIFT: _ANY, ms_swift.MEGATRON: (*_ANY, *_megatron_needs(version))}
+    looked_up = version is not None and folder is not None and not ms_swift.is_too_old(version)
+    found = ms_swift.check_points(ms_swift.POINTS, folder) if folder is not None and looked_up else []
     return [
-        *_versions(version, folder, needed[points.MEGATRON]),
+        *_versions(version, folder, needed[ms_swift.MEGATRON]),
         *_startup(),
         *_extensions(),
         *(Finding("hook points", checked.point.title, _answer(checked), checked.problem is None) for checked in found),
         *(
             Finding("verdict", f"{command} --sharded_lazy true", text, ok)
-            for command in (points.MEGATRON, points.SWIFT)
+            for command in (ms_swift.MEGATRON, ms_swift.SWIFT)
             for text, ok in [_verdict(command, version, needed[command], found)]
         ),
     ]
 
 
 def _megatron_needs(version: str | None) -> tuple[str, ...]:
-    bridged = (versions.release(version or "") or versions.BRIDGE_SINCE) >= versions.BRIDGE_SINCE
-    return versions.MEGATRON if bridged else versions.MEGATRON[:1]
+    bridged = (ms_swift.release(version or "") or ms_swift.BRIDGE_SINCE) >= ms_swift.BRIDGE_SINCE
+    return ms_swift.DEPENDENCIES if bridged else ms_swift.DEPENDENCIES[:1]
 
 
 def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -> Iterator[Finding]:
@@ -59,18 +59,18 @@ def _versions(version: str | None, folder: Path | None, needed: Iterable[str]) -
     yield Finding(section, "python", f"{platform.python_version()} in {sys.executable}")
     yield Finding(section, "lazyshard", __version__)
     if version is None:
-        yield Finding(section, versions.DISTRIBUTION, f"not installed: pip install '{versions.REQUIREMENT}'", False)
-    elif versions.is_supported(version):
-        yield Finding(section, versions.DISTRIBUTION, f"{version} in {folder}", True)
+        yield Finding(section, ms_swift.DISTRIBUTION, f"not installed: pip install '{ms_swift.REQUIREMENT}'", False)
+    elif ms_swift.is_supported(version):
+        yield Finding(section, ms_swift.DISTRIBUTION, f"{version} in {folder}", True)
     else:
         yield Finding(
             section,
-            versions.DISTRIBUTION,
-            f"{version} in {folder}; lazyshard is made for {versions.SUPPORTED}: pip install '{versions.REQUIREMENT}'",
+            ms_swift.DISTRIBUTION,
+            f"{version} in {folder}; lazyshard is made for {ms_swift.SUPPORTED}: pip install '{ms_swift.REQUIREMENT}'",
             False,
         )
-    for name in (*_ANY, *versions.MEGATRON):
-        there = versions.distribution_version(name)
+    for name in (*_ANY, *ms_swift.DEPENDENCIES):
+        there = ms_swift.distribution_version(name)
         if name in needed:
             yield Finding(section, name, there or f"not installed: pip install {name}", there is not None)
         else:
@@ -102,13 +102,13 @@ def _is_there(extension: str) -> bool:
     return Path(__file__).with_name(f"{extension.rpartition('.')[2]}.py").is_file()
 
 
-def _answer(checked: points.Checked) -> str:
+def _answer(checked: ms_swift.Checked) -> str:
     place = checked.file if checked.line is None else f"{checked.file}:{checked.line}"
     return f"{place} ({checked.point.purpose})" if checked.problem is None else f"{place}: {checked.problem}"
 
 
 def _verdict(
-    command: str, version: str | None, needed: Iterable[str], found: Iterable[points.Checked]
+    command: str, version: str | None, needed: Iterable[str], found: Iterable[ms_swift.Checked]
 ) -> tuple[str, bool]:
     """Returns what the command would do, and whether that is what is wanted."""
     own = [checked for checked in found if command in checked.point.commands]
@@ -118,11 +118,11 @@ def _verdict(
         for module, extension in hook.EXTENSIONS.items()
         if any(checked.point.module == module for checked in own) and not _is_there(extension)
     }
-    missing = [name for name in needed if versions.distribution_version(name) is None]
+    missing = [name for name in needed if ms_swift.distribution_version(name) is None]
     if version is None:
         return "cannot start: ms-swift is not installed", False
-    if versions.is_too_old(version):
-        return f"stops before training: needs ms-swift {versions.needed()}", False
+    if ms_swift.is_too_old(version):
+        return f"stops before training: needs ms-swift {ms_swift.needed()}", False
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return f"does not start, with or without the option: {_listed(missing)} {verb} not installed", False
@@ -132,7 +132,7 @@ def _verdict(
         return f"refuses the option, which ms-swift does not know: {_lacks(bad, version)}", False
     if bad:
         return f"stops before training: {_lacks(bad, version)}", False
-    if not versions.is_supported(version):
+    if not ms_swift.is_supported(version):
         return f"may run: all hook points are there, but nobody has tried it with ms-swift {version}", False
     return "runs: every rank reads its own chunks", True
 
@@ -143,8 +143,8 @@ def _lacks(bad: Iterable[str], version: str) -> str:
     verb = "is" if len(names) == 1 else "are"
     remedy = (
         "install lazyshard and ms-swift again"
-        if versions.is_supported(version)
-        else f"pip install '{versions.REQUIREMENT}'"
+        if ms_swift.is_supported(version)
+        else f"pip install '{ms_swift.REQUIREMENT}'"
     )
     return f"{_listed(names)} {verb} missing; {remedy}"
 

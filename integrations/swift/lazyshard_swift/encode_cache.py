@@ -19,7 +19,7 @@ from lazyshard.data.encode_cache_opening import cache_place
 from lazyshard.data.shared import Stats
 from lazyshard.format import Encoding
 from lazyshard.format.byte_size import parse_size
-from lazyshard_swift import packed, versions
+from lazyshard_swift import ms_swift, packed
 from lazyshard_swift.encoded import Encode, EncodedRows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import digest, of_producer
@@ -50,7 +50,7 @@ def options(args: Any, template: Any) -> dict[str, Any]:
     directory = args.sharded_lazy_encode_cache
     if directory is None:
         return {}
-    if versions.release(versions.installed() or "") is None:
+    if ms_swift.release(ms_swift.version() or "") is None:
         raise _refused("what is kept is found again by the version of ms-swift, which this one does not tell")
     if getattr(template, "use_model", False):
         raise _refused(
@@ -106,7 +106,7 @@ def _is_setting(name: str, value: Any) -> bool:
 @functools.cache
 def _variables() -> frozenset[str]:
     """Returns the variables of the environment that the templates of the installed ms-swift read."""
-    place = versions.folder()
+    place = ms_swift.folder()
     names = set(_READ_BY_QWEN)
     for file in sorted((place / "template").rglob("*.py")) if place is not None else ():
         for name in _READ.findall(file.read_text(encoding="utf-8")):

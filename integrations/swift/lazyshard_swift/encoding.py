@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lazyshard.format import Encoding
-from lazyshard_swift import versions
+from lazyshard_swift import ms_swift
 from lazyshard_swift.encoded_values import pack
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.fingerprint import of_producer
@@ -51,7 +51,7 @@ def open_encoder(
         from swift.arguments import BaseArguments
         from swift.utils import parse_args
     except ImportError as cause:
-        raise SettingsRefused(f"--encode swift needs ms-swift {versions.needed()}: {cause}") from cause
+        raise SettingsRefused(f"--encode swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
     given = dict(options)
     mode = given.pop("mode", MODES[0])
     if mode not in MODES:

@@ -13,7 +13,7 @@ import orjson
 import xxhash
 
 from lazyshard.format import Encoding
-from lazyshard_swift import versions
+from lazyshard_swift import ms_swift
 
 _ATTRIBUTES: Final = {
     "max_length": "max_length",
@@ -47,7 +47,7 @@ def fingerprint(template: Any) -> dict[str, Any]:
     meta = template.template_meta
     facts: dict[str, Any] = {
         "kind": "swift",
-        "ms_swift": versions.installed(),
+        "ms_swift": ms_swift.version(),
         "template": meta.template_type,
         "system": meta.default_system,
         "template_text": digest(_texts(meta)),

@@ -33,7 +33,7 @@ MARK = "lazyshard_swift"
 
 EXTENSIONS: "dict[str, str]" = {
     "swift.cli.main": "lazyshard_swift.launcher",
-    "swift.cli.utils": "lazyshard_swift.help",
+    "swift.cli.utils": "lazyshard_swift.launcher",
     "swift.arguments.base_args.data_args": "lazyshard_swift.arguments",
     "swift.pipelines.train.sft": "lazyshard_swift.pipeline",
     "swift.megatron.trainers.base": "lazyshard_swift.megatron",

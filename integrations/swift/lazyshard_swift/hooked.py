@@ -1,4 +1,4 @@
-"""What was extended in this process and what failed, and the one warning about it.
+"""What was extended in this process and what failed, the one warning about it, and how functions are wrapped.
 
 ms-swift goes on unharmed whatever fails here: an extension that raises has undone its own changes, and what it raised
 is kept with the record. Whoever depends on an extension asks `failures` and says so in its own words.
@@ -13,17 +13,18 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from lazyshard_swift import points, versions
+from lazyshard_swift import ms_swift
 
 WARNED: Final = "LAZYSHARD_SWIFT_WARNED"
 """Environment variable that is set once the warning was given, for the processes that are started from here on."""
 
-REFUSING: Final = ("lazyshard_swift.launcher", "lazyshard_swift.arguments")
-"""Extensions that refuse the flag where ms-swift is too old for it; nothing else of such an ms-swift is touched."""
+REFUSING: Final = ("swift.cli.main", "swift.llm.argument.base_args.data_args")
+"""What is extended of an ms-swift that is too old for the flag, to refuse it there; nothing else of it is touched."""
 
 _RANKS: Final = ("RANK", "NODE_RANK", "GROUP_RANK")
 """Environment variables that are 0 or unset in the one process that warns. RANK alone would not do: it is unset in the
@@ -70,8 +71,8 @@ def extend(module: ModuleType, extension: str) -> None:
         module: the module of ms-swift, whose code has just run.
         extension: the name of the module that extends it.
     """
-    too_old = versions.is_too_old(_installed())
-    if too_old and extension not in REFUSING:
+    too_old = ms_swift.is_too_old(_installed())
+    if too_old and module.__name__ not in REFUSING:
         return
     try:
         importlib.import_module(extension).extend(module)
@@ -79,7 +80,7 @@ def extend(module: ModuleType, extension: str) -> None:
     except Exception as error:
         outcome = Outcome(module.__name__, extension, False, _reason(error, module))
     _outcomes[module.__name__] = outcome
-    if not outcome.ok or not (too_old or versions.is_supported(_installed() or "")):
+    if not outcome.ok or not (too_old or ms_swift.is_supported(_installed() or "")):
         warn_once()
 
 
@@ -110,15 +111,15 @@ def _reason(error: Exception, module: ModuleType) -> str:
 
 @functools.cache
 def _installed() -> str | None:
-    return versions.installed()
+    return ms_swift.version()
 
 
 def _warning() -> str:
     """Returns the text, on one line."""
-    version = versions.installed() or "of an unknown version"
+    version = ms_swift.version() or "of an unknown version"
     missing = [*_missing(), *(f"{failed.module} ({failed.extension}: {failed.reason})" for failed in failures())]
     text = (
-        f"ms-swift {version} is installed, lazyshard is made for {versions.SUPPORTED}. "
+        f"ms-swift {version} is installed, lazyshard is made for {ms_swift.SUPPORTED}. "
         + (f"Could not be hooked: {'; '.join(missing)}. " if missing else "All hook points are there. ")
         + "Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
     )
@@ -126,8 +127,27 @@ def _warning() -> str:
 
 
 def _missing() -> list[str]:
-    folder = versions.folder()
+    folder = ms_swift.folder()
     if folder is None:
         return []
-    found = points.check(points.POINTS, folder)
+    found = ms_swift.check_points(ms_swift.POINTS, folder)
     return [f"{checked.point.title} ({checked.problem})" for checked in found if checked.problem is not None]
+
+
+Maker: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Takes ms-swift's function and returns what stands in its place."""
+
+
+def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:
+    """Replaces functions of a class or a module.
+
+    Raises:
+        AttributeError: one of them is not there; nothing was replaced.
+    """
+    missing = [name for name in makers if not callable(vars(owner).get(name))]
+    if missing:
+        raise AttributeError(f"{owner.__name__} has no {', no '.join(missing)}")
+    originals = {name: vars(owner)[name] for name in makers}
+    made = {name: functools.wraps(originals[name])(make(originals[name])) for name, make in makers.items()}
+    for name, replacement in made.items():
+        setattr(owner, name, replacement)

@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from lazyshard_swift.history import consumed_after, ends_epoch
+from lazyshard_swift.hooked import wrap
 from lazyshard_swift.pipeline import is_stream
 from lazyshard_swift.wording import stopped
-from lazyshard_swift.wrapping import wrap
 
 
 def extend(module: ModuleType) -> None:

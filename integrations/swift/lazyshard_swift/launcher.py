@@ -1,9 +1,14 @@
-"""`megatron sft` and `swift sft` themselves: they start `torchrun`, or one Python, and wait for it.
+"""The command line of ms-swift: `megatron sft` and `swift sft` themselves, and the help of `swift sft`.
 
-Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's command dies alone and leaves the training behind as an
-orphan. With the flag on it hands the signal down and waits for the end. Where Megatron is not installed ms-swift fails
-at an import, before anything of ours has run; what to install is told here, behind what torchrun prints of it. An
-ms-swift that is too old for the flag is refused here, before it starts anything.
+They start `torchrun`, or one Python, and wait for it. Sent SIGTERM, as Slurm, Kubernetes and `kill` do, ms-swift's
+command dies alone and leaves the training behind as an orphan. With the flag on it hands the signal down and waits for
+the end. Where Megatron is not installed ms-swift fails at an import, before anything of ours has run; what to install
+is told here, behind what torchrun prints of it. An ms-swift that is too old for the flag is refused here, before it
+starts anything.
+
+`swift sft --help` shows all arguments, ours among them, as `swift pt --help` and `megatron sft --help` do. ms-swift's
+script for it asks a small parser first, which knows `--tuner_backend` only and answers `--help` by itself. Before that
+it sets up the visible device, which is where we come in.
 """
 
 from __future__ import annotations
@@ -13,12 +18,16 @@ import importlib.util
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from lazyshard_swift import versions
+from lazyshard_swift import ms_swift
+from lazyshard_swift.hooked import wrap
+
+_HELP: Final = "swift.cli.utils"
+"""The module of ms-swift that the help goes through; the other one starts the training."""
 
 _FLAG: Final = "__sharded_lazy"
 
@@ -28,8 +37,18 @@ _MEGATRON: Final = "_megatron"
 _IMPORTED: Final = {"megatron-core": "megatron.core", "mcore-bridge": "mcore_bridge"}
 """What is imported of a distribution that Megatron in ms-swift needs."""
 
+_SCRIPT: Final = ("cli", "sft.py")
+
 
 def extend(module: ModuleType) -> None:
+    """Extends one of the two modules of the command line."""
+    if module.__name__ == _HELP:
+        wrap(module, {"try_use_single_device_mode": _then_help})
+    else:
+        _extend_main(module)
+
+
+def _extend_main(module: ModuleType) -> None:
     """Has ms-swift's `cli_main` start its child through us if the flag is on."""
     original = module.subprocess
     if not callable(getattr(original, "run", None)):
@@ -55,10 +74,10 @@ def flag_is_on(arguments: Sequence[str]) -> bool:
 def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
         return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
-    if versions.is_too_old(versions.installed()):
+    if ms_swift.is_too_old(ms_swift.version()):
         from lazyshard_swift.exits import REFUSED
 
-        _tell(f"--sharded_lazy true needs ms-swift {versions.needed()}")
+        _tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
         return subprocess.CompletedProcess(list(arguments), REFUSED)
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -105,13 +124,13 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
 
 def _missing(arguments: Sequence[str]) -> list[str]:
     """Returns what must be installed for a command to begin at all; nothing where that is not known."""
-    version = versions.installed()
-    if version is None or (versions.release(version) or versions.BRIDGE_SINCE) < versions.BRIDGE_SINCE:
+    version = ms_swift.version()
+    if version is None or (ms_swift.release(version) or ms_swift.BRIDGE_SINCE) < ms_swift.BRIDGE_SINCE:
         # Earlier ones fetch Megatron-LM by themselves.
         return []
     if not any(word.endswith(".py") and Path(word).parent.name == _MEGATRON for word in arguments):
         return []
-    return [name for name in versions.MEGATRON if not _is_there(_IMPORTED[name])]
+    return [name for name in ms_swift.DEPENDENCIES if not _is_there(_IMPORTED[name])]
 
 
 def _is_there(module: str) -> bool:
@@ -124,3 +143,32 @@ def _is_there(module: str) -> bool:
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"lazyshard: {text}", file=sys.stderr, flush=True)
+
+
+def asks_for_help(script: str | None, arguments: Sequence[str]) -> bool:
+    """Returns whether this process is the script of `swift sft`, asked for help.
+
+    Args:
+        script: path of the file that is run, None where it is none.
+        arguments: the command line after it.
+    """
+    return script is not None and Path(script).parts[-2:] == _SCRIPT and not {"-h", "--help"}.isdisjoint(arguments)
+
+
+def _then_help(original: Callable[..., Any]) -> Callable[..., Any]:
+    def then_help(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        if asks_for_help(getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[1:]):
+            _show_help()
+        return result
+
+    return then_help
+
+
+def _show_help() -> None:
+    """Lets ms-swift parse the command line, which prints the help and exits; comes back where that cannot be."""
+    try:
+        from swift.pipelines import sft_main
+    except ImportError:
+        return
+    sft_main()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lazyshard.errors import MeasureRefused
-from lazyshard_swift import versions
+from lazyshard_swift import ms_swift
 from lazyshard_swift.rows import RowEncoder
 
 Measure = Callable[[dict[str, Any]], int]
@@ -33,7 +33,7 @@ def open_template(
     try:
         from swift import get_processor, get_template
     except ImportError as cause:
-        raise MeasureRefused(f"--model needs ms-swift {versions.needed()}: {cause}") from cause
+        raise MeasureRefused(f"--model needs ms-swift {ms_swift.needed()}: {cause}") from cause
     try:
         made = get_template(get_processor(model, model_type=model_type), template_type=template, max_length=max_length)
         made.set_mode("train")

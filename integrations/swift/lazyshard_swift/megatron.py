@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lazyshard_swift.hooked import wrap
 from lazyshard_swift.pipeline import is_stream
 from lazyshard_swift.wording import stopped
-from lazyshard_swift.wrapping import wrap
 
 if TYPE_CHECKING:
     from lazyshard_swift.checkpoints import Checkpoints

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from lazyshard_swift import hooked, settings, versions
+from lazyshard_swift import hooked, ms_swift, settings
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.wrapping import wrap
+from lazyshard_swift.hooked import wrap
 
 _STREAMS: Final = ("lazyshard_swift.stream", "lazyshard_swift.blend", "lazyshard_swift.grouped")
 """The modules of our data sets."""
@@ -118,7 +118,7 @@ def _check_hooks(args: Any) -> None:
     if reasons:
         raise SettingsRefused(
             f"--sharded_lazy true cannot work with this ms-swift: {'; '.join(reasons)}. Supported is "
-            f"{versions.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
+            f"{ms_swift.SUPPORTED}; `lazyshard doctor swift` shows what is missing",
             argument="sharded_lazy",
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import arguments, exits, versions
+from lazyshard_swift import arguments, exits, ms_swift
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.defaults import DEFAULTS
 
@@ -280,7 +280,7 @@ def test_errors_have_their_codes_before_the_first_check(classes: Any, installed:
 def test_ms_swift_that_is_too_old_refuses_the_flag_and_nothing_else(
     classes: Any, installed: list[bool], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    monkeypatch.setattr(versions, "installed", lambda: version)
+    monkeypatch.setattr(ms_swift, "version", lambda: version)
     assert parse(classes.SftArguments, "--dataset a --max_length 9").seen == ["a"]
     with pytest.raises(SettingsRefused) as refused:
         parse(classes.SftArguments, "--dataset stream --sharded_lazy true --max_length 9")

@@ -10,7 +10,7 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
-from lazyshard_swift import encode_cache, versions
+from lazyshard_swift import encode_cache, ms_swift
 from lazyshard_swift.blend_streams import Streams
 from lazyshard_swift.encode_cache import facts, for_stream, options, tell
 from lazyshard_swift.encoded import EncodedRows
@@ -84,7 +84,7 @@ def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.Monk
     (tmp_path / "template" / "templates").mkdir(parents=True)
     text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
     (tmp_path / "template" / "templates" / "one.py").write_text(text)
-    monkeypatch.setattr(versions, "folder", lambda: tmp_path)
+    monkeypatch.setattr(ms_swift, "folder", lambda: tmp_path)
     encode_cache._variables.cache_clear()
     try:
         for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
@@ -114,7 +114,7 @@ def test_template_that_needs_the_model_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [None, "unknown"])
 def test_ms_swift_of_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    monkeypatch.setattr(versions, "installed", lambda: version)
+    monkeypatch.setattr(ms_swift, "version", lambda: version)
     with pytest.raises(SettingsRefused) as refused:
         options(arguments(), template())
     assert refused.value.argument == "sharded_lazy_encode_cache"

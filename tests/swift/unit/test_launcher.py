@@ -141,7 +141,7 @@ def test_megatron_that_is_not_installed_is_told(
     missing: str | None,
 ) -> None:
     """Of one that fails, as ms-swift's own traceback does not say what to install."""
-    monkeypatch.setattr("lazyshard_swift.versions.installed", lambda: version)
+    monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda: version)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in there else None)
     script = tmp_path / folder / "sft.py"
     script.parent.mkdir()
@@ -164,7 +164,7 @@ def test_megatron_that_is_not_installed_is_told(
 def test_ms_swift_that_is_too_old_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str
 ) -> None:
-    monkeypatch.setattr("lazyshard_swift.versions.installed", lambda: version)
+    monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda: version)
     script = "raise SystemExit('started')"
     for flag, code in (("true", exits.REFUSED), ("false", 1)):
         command = [sys.executable, "-S", "-c", script, "--sharded_lazy", flag]
@@ -259,7 +259,7 @@ def test_signal_is_handed_down_and_the_childs_end_waited_for(tmp_path: Path, num
 def test_command_of_an_ms_swift_that_is_too_old_ends_with_2_before_it_starts_anything(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text("print('started')")
     variables = environment(PYTHONPATH=os.pathsep.join((environment()["PYTHONPATH"], str(tmp_path))))
-    of_3 = "from lazyshard_swift import versions; versions.installed = lambda: '3.12.6'"
+    of_3 = "from lazyshard_swift import ms_swift; ms_swift.version = lambda: '3.12.6'"
     done = subprocess.run(
         [sys.executable, "-c", of_3 + COMMAND, "sft", "--sharded_lazy", "true"],
         env=variables,
@@ -298,3 +298,57 @@ def test_signal_that_the_command_ignores_stays_ignored(tmp_path: Path) -> None:
         os.kill(command.process.pid, signal.SIGHUP)
         os.kill(command.process.pid, signal.SIGTERM)
         assert command.end() == (7, "SIGTERM\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ("/site-packages/swift/cli/sft.py", ["--help"], True),
+        ("/site-packages/swift/cli/sft.py", ["--model", "m", "-h"], True),
+        ("/site-packages/swift/cli/sft.py", ["--model", "m"], False),
+        ("/site-packages/swift/cli/pt.py", ["--help"], False),
+        ("/home/user/sft.py", ["--help"], False),
+        (None, ["--help"], False),
+    ],
+)
+def test_help_is_asked_for_by_the_script_of_swift_sft_only(
+    script: str | None, arguments: list[str], expected: bool
+) -> None:
+    assert launcher.asks_for_help(script, arguments) is expected
+
+
+class Asked(Exception):
+    """Raised by the stand-in for ms-swift's parser."""
+
+
+def of_swift_sft(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *, full_parser: bool = True) -> ModuleType:
+    """Returns `swift.cli.utils` after the extension, in a process that looks like that of `swift sft`."""
+    module = ModuleType("swift.cli.utils")
+    module.try_use_single_device_mode = lambda: "stock"  # type: ignore[attr-defined]
+    launcher.extend(module)
+
+    def sft_main() -> None:
+        raise Asked
+
+    pipelines = ModuleType("swift.pipelines")
+    if full_parser:
+        pipelines.sft_main = sft_main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "swift.pipelines", pipelines)
+    main = ModuleType("__main__")
+    main.__file__ = "/site-packages/swift/cli/sft.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["sft.py", *arguments])
+    return module
+
+
+def test_the_full_parser_answers_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Asked):
+        of_swift_sft(monkeypatch, ["--help"]).try_use_single_device_mode()
+
+
+def test_a_training_run_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_swift_sft(monkeypatch, ["--model", "m"]).try_use_single_device_mode() == "stock"
+
+
+def test_help_without_a_full_parser_is_left_to_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_swift_sft(monkeypatch, ["--help"], full_parser=False).try_use_single_device_mode() == "stock"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard_swift import hook, points, versions
-from lazyshard_swift.points import POINTS, HookPoint, check
+from lazyshard_swift import hook, ms_swift
+from lazyshard_swift.ms_swift import POINTS, HookPoint, check_points
 from tests.swift.stand_ins import make_swift, package_folder, python, write
 
 METHOD = HookPoint("a method", "swift.pipelines.train.sft", "SwiftSft", "_show_dataset", ("self", "train_dataset"))
@@ -14,10 +14,10 @@ NAME = HookPoint("a name", "swift.trainers.mixin", "", "BatchSamplerShard", None
 
 
 def test_installed_ms_swift_has_all_hook_points() -> None:
-    folder, version = versions.folder(), versions.installed()
+    folder, version = ms_swift.folder(), ms_swift.version()
     assert folder is not None and version is not None, "ms-swift is not installed; run `scripts/environment full`"
-    assert versions.is_supported(version)
-    found = check(POINTS, folder)
+    assert ms_swift.is_supported(version)
+    found = check_points(POINTS, folder)
     assert [(checked.point.title, checked.problem) for checked in found if checked.problem is not None] == []
     for checked in found:
         assert checked.line is not None
@@ -28,8 +28,8 @@ def test_installed_ms_swift_has_all_hook_points() -> None:
 def test_nothing_of_ms_swift_is_imported() -> None:
     code = """
 import sys
-from lazyshard_swift import points, versions
-points.check(points.POINTS, versions.folder())
+from lazyshard_swift import ms_swift
+ms_swift.check_points(ms_swift.POINTS, ms_swift.folder())
 print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torch", "transformers"}])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -53,7 +53,7 @@ def test_commands() -> None:
 
 
 def test_tree_that_has_all(tmp_path: Path) -> None:
-    found = check(POINTS, make_swift(tmp_path, POINTS))
+    found = check_points(POINTS, make_swift(tmp_path, POINTS))
     assert [checked.point for checked in found] == list(POINTS)
     assert {checked.problem for checked in found} == {None}
     assert found[0].file == "swift/cli/main.py"
@@ -62,13 +62,13 @@ def test_tree_that_has_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.title)
 def test_tree_that_lacks_one(point: HookPoint, tmp_path: Path) -> None:
     folder = make_swift(tmp_path, [other for other in POINTS if other != point])
-    bad = [checked for checked in check(POINTS, folder) if checked.problem is not None]
+    bad = [checked for checked in check_points(POINTS, folder) if checked.problem is not None]
     assert [(checked.point, checked.line) for checked in bad] == [(point, None)]
 
 
 def one(point: HookPoint, source: str, folder: Path) -> tuple[int | None, str | None]:
     path = folder.joinpath(*point.module.split(".")).with_suffix(".py")
-    (checked,) = check([point], write(path, source) and folder / "swift")
+    (checked,) = check_points([point], write(path, source) and folder / "swift")
     return checked.line, checked.problem
 
 
@@ -167,8 +167,8 @@ def test_warnings_about_their_source_are_not_ours(tmp_path: Path) -> None:
     ],
 )
 def test_versions(version: str, release: tuple[int, int] | None, supported: bool, too_old: bool) -> None:
-    assert versions.release(version) == release
-    assert (versions.is_supported(version), versions.is_too_old(version)) == (supported, too_old)
+    assert ms_swift.release(version) == release
+    assert (ms_swift.is_supported(version), ms_swift.is_too_old(version)) == (supported, too_old)
 
 
 def without_files(folder: Path) -> None:
@@ -184,15 +184,15 @@ def with_other_version_file(folder: Path) -> None:
     [(lambda folder: None, "4.5.0.dev0"), (without_files, None), (with_other_version_file, None)],
 )
 def test_checkout_without_metadata(damage: Callable[[Path], None], version: str | None, tmp_path: Path) -> None:
-    folder = make_swift(tmp_path, points.POINTS, "4.5.0.dev0")
+    folder = make_swift(tmp_path, ms_swift.POINTS, "4.5.0.dev0")
     damage(folder)
-    code = "from lazyshard_swift import versions; print(versions.folder(), versions.installed())"
+    code = "from lazyshard_swift import ms_swift; print(ms_swift.folder(), ms_swift.version())"
     done = python(code, tmp_path, package_folder())
     assert (done.stdout, done.stderr) == (f"{folder} {version}\n", "")
 
 
 @pytest.mark.parametrize("before", ["", "import sys, types; sys.modules['swift'] = types.ModuleType('swift')"])
 def test_no_ms_swift(before: str) -> None:
-    code = f"{before}\nfrom lazyshard_swift import versions; print(versions.folder(), versions.installed())"
+    code = f"{before}\nfrom lazyshard_swift import ms_swift; print(ms_swift.folder(), ms_swift.version())"
     done = python(code, package_folder())
     assert (done.stdout, done.stderr) == ("None None\n", "")

@@ -1,28 +1,115 @@
-"""The hook points: what of ms-swift is extended or relied on, and whether an installed ms-swift has it.
+"""The installed ms-swift: its version, which are supported, and whether it has what is extended or relied on.
 
-Looked up in the source files with `ast`: importing ms-swift takes ten seconds, and needs all that it needs.
+Found without importing it, which takes ten seconds and needs all that it needs: the hook points are looked up in its
+source files with `ast`.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import importlib.util
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard_swift.hook import EXTENSIONS
+DISTRIBUTION: Final = "ms-swift"
+PACKAGE: Final = "swift"
+
+SUPPORTED: Final = "4.0 to 4.6"
+"""The releases that `lazyshard_swift` is made for, in words."""
+
+REQUIREMENT: Final = "ms-swift>=4.0,<4.7"
+"""What pip is to be asked for."""
+
+_OLDEST: Final = (4, 0)
+_NEWEST: Final = (4, 6)
+
+DEPENDENCIES: Final = ("megatron-core", "mcore-bridge")
+"""The distributions that ms-swift's Megatron needs."""
+
+BRIDGE_SINCE: Final = (4, 1)
+"""The first release that needs mcore-bridge for it."""
+
+_VERSION_LINE: Final = re.compile(r"^__version__ *= *['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def folder() -> Path | None:
+    """Returns the folder of the package `swift`, ms-swift's or another one of this name; None where there is none."""
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except (ImportError, ValueError):
+        # ValueError: what is in sys.modules by this name has no specification.
+        return None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
+
+
+def version() -> str | None:
+    """Returns the version of ms-swift, of the distribution or else of a checkout; None where there is none."""
+    told = distribution_version(DISTRIBUTION)
+    if told is not None:
+        return told
+    place = folder()
+    try:
+        # A checkout on PYTHONPATH has no metadata; and OpenStack's package of the same name has no such file.
+        line = _VERSION_LINE.search((place / "version.py").read_text(encoding="utf-8")) if place is not None else None
+    except (OSError, ValueError):
+        return None
+    return line[1] if line is not None else None
+
+
+def distribution_version(name: str) -> str | None:
+    """Returns the version of an installed distribution, None where it is not installed."""
+    try:
+        # None where the metadata are damaged, whatever the annotation says.
+        return importlib.metadata.version(name) or None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Returns the first two numbers of a version.
+
+    >>> release("4.6.0.dev0"), release("unknown")
+    ((4, 6), None)
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers is not None else None
+
+
+def is_supported(version: str) -> bool:
+    """Says whether `lazyshard_swift` is made for this version of ms-swift."""
+    found = release(version)
+    return found is not None and _OLDEST <= found <= _NEWEST
+
+
+def is_too_old(version: str | None) -> bool:
+    """Says whether this version of ms-swift is older than all that are supported."""
+    found = release(version) if version is not None else None
+    return found is not None and found < _OLDEST
+
+
+def needed() -> str:
+    """Returns which version is needed, which is installed and what to do: the end of a sentence."""
+    found = version()
+    there = "none is installed" if found is None else f"ms-swift {found} is installed"
+    oldest = ".".join(map(str, _OLDEST))
+    return f">= {oldest}.0 (supported: {SUPPORTED}), {there}: pip install '{REQUIREMENT}'"
+
 
 MEGATRON: Final = "megatron sft"
 SWIFT: Final = "swift sft"
 
 _COMMAND_OF: Final = {
-    "lazyshard_swift.help": SWIFT,
-    "lazyshard_swift.huggingface": SWIFT,
-    "lazyshard_swift.megatron": MEGATRON,
+    "swift.cli.utils": SWIFT,
+    "swift.trainers.mixin": SWIFT,
+    "swift.megatron.trainers.base": MEGATRON,
 }
-"""Extensions that one command alone needs; the others serve both."""
+"""Modules of ms-swift that one command alone needs; the others serve both."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +139,7 @@ class HookPoint:
     @property
     def commands(self) -> tuple[str, ...]:
         """The commands that need it."""
-        command = _COMMAND_OF.get(EXTENSIONS[self.module])
+        command = _COMMAND_OF.get(self.module)
         return (MEGATRON, SWIFT) if command is None else (command,)
 
 
@@ -120,7 +207,7 @@ POINTS: Final = (
 """Those of the releases that are supported."""
 
 
-def check(points: Iterable[HookPoint], folder: Path) -> list[Checked]:
+def check_points(points: Iterable[HookPoint], folder: Path) -> list[Checked]:
     """Returns what the sources have of the hook points.
 
     Args:

@@ -23,7 +23,7 @@ from lazyshard.format.tokens import MAX_TOKENS
 
 Kind = Literal["function", "tokenizer", "template"]
 
-_TEMPLATE: Final = "lazyshard_swift.measuring:open_template"
+_TEMPLATE: Final = "lazyshard_swift.encoding:open_template"
 """Takes model, template, max_length, model_type and the digest of the tokenizer's files; returns measure and text.
 Named and not imported: what knows ms-swift stands above this."""
 

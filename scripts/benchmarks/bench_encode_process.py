@@ -18,8 +18,7 @@ from typing import Any
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard_swift.encoded import EncodedRows, encoders
-from lazyshard_swift.encoded_values import pack
-from lazyshard_swift.fingerprint import of_producer
+from lazyshard_swift.encoding import of_producer, pack
 from lazyshard_swift.rows import RowEncoder
 from scripts.benchmarks.bench_read import BATCH
 from scripts.benchmarks.bench_template_process import load_template, make_model

@@ -185,7 +185,7 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
         ("lazyshard.config.checks", "from lazyshard.data import steps", "config may not import data"),
         ("lazyshard.config.checks", "import torch", "config may not import torch"),
         ("lazyshard.measure.pool", "from lazyshard.data import dataset", "measure may not import data"),
-        ("lazyshard.measure.measures", "import lazyshard_swift.measuring", "measure may not import swift"),
+        ("lazyshard.measure.measures", "import lazyshard_swift.encoding", "measure may not import swift"),
         ("lazyshard.plan.deal", "print(1)", "plan is pure and may not call print()"),
         ("lazyshard.format.head", "import os.path", "format is pure and may not import os"),
         ("lazyshard.format.head", "open('x')", "format is pure and may not call open()"),

@@ -20,7 +20,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import RowEncoder
-from tests.swift.unit.test_encoded_values import same
+from tests.swift.unit.test_encoded import same
 
 
 def make_template(model: str, options: dict[str, str], folder: Path, **more: Any) -> Any:

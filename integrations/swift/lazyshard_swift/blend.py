@@ -19,7 +19,7 @@ from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare, blend_shares
 from lazyshard.format.blend_state import BlendState
-from lazyshard_swift import encode_cache, packed, settings
+from lazyshard_swift import encoded, rows, settings
 from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
 from lazyshard_swift.encoded import Encode, encoders
 from lazyshard_swift.errors import ResumeRefused
@@ -239,11 +239,11 @@ def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream
         ended, samples = False, sum(one.samples for one in facts)
     plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
     streams = replace(streams, units=units_of(args, streams, plan))
-    cache = encode_cache.options(args, template)
+    cache = encoded.cache_options(args, template)
     stream = BlendStream(
         plan,
         streams,
-        encoders(directories, template, raw, packed.packing_length(args)),
+        encoders(directories, template, raw, rows.packing_length(args)),
         max_wait=args.sharded_lazy_max_wait,
         on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         samples_per_chunk=args.sharded_lazy_samples_per_chunk,

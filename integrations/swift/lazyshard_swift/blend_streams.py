@@ -11,8 +11,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
 from lazyshard.storage.urls import stream_name
 from lazyshard_swift import parallel
-from lazyshard_swift.encode_cache import for_stream
-from lazyshard_swift.encoded import Encode
+from lazyshard_swift.encoded import Encode, for_stream
 from lazyshard_swift.errors import SettingsRefused, StreamTooShort
 from lazyshard_swift.logs import notice
 from lazyshard_swift.ordering import stream_unit

@@ -1,24 +1,38 @@
-"""Encoded streams in training: the template is not asked, but compared with what the rows were encoded with.
+"""Samples that need no template any more: encoded streams, and the cache of encoded samples on the node.
 
-Rows that the producer has cut (`--split`) or padded (`--pad`) are said to be so by the fact `form`. With
-``--padding_free`` ms-swift's collator puts samples one behind the other, and gives each positions of its own. So the
-documents of a sequence are given to it as those of a pack are, in a list, which keeps them apart (see `packed`).
+Of an encoded stream the template is not asked, but compared with what the rows were encoded with. Rows that the
+producer has cut (`--split`) or padded (`--pad`) are said to be so by the fact `form`. With ``--padding_free`` the
+collator of ms-swift puts samples one behind the other, and gives each positions of its own. So the documents of a
+sequence are given to it as those of a pack are, in a list, which keeps them apart (see `rows`).
+
+`--sharded_lazy_encode_cache DIR` keeps what ms-swift's template makes of raw rows, for all processes of the node. What
+is kept is found again only by a run that would make the same of a row. What decides about that is more than an encoded
+stream tells of itself (`encoding.fingerprint`): columns, variables of the environment that templates read, plugins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import xxhash
+
+from lazyshard.data.encode_cache_opening import cache_place
+from lazyshard.data.shared import Stats
 from lazyshard.format import Encoding
+from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import differences
 from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
 from lazyshard.storage.manifest import read_manifest
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import packed
-from lazyshard_swift.encoded_values import unpack
+from lazyshard_swift import ms_swift, rows
+from lazyshard_swift.encoding import OF_ROWS, digest, fingerprint, of_producer, unpack
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.fingerprint import OF_ROWS, fingerprint
+from lazyshard_swift.logs import notice
 
 Encode: TypeAlias = Callable[..., Any]
 
@@ -30,6 +44,17 @@ LENGTHS: Final = "lengths"
 
 _LEFT_OUT: Final = {SPLIT: (FORM, "max_length", "truncation_strategy"), PAD: (FORM,)}
 """By form: what need not be alike. How long a row might be before it was cut is nothing for who trains the pieces."""
+
+_READ: Final = re.compile(r"""(?:get_env_args|environ\.get|getenv)\(\s*['"](\w+)['"]""")
+"""How ms-swift's templates read a variable of the environment; its `get_env_args` takes the name in capitals."""
+
+_READ_BY_QWEN: Final = (
+    *("IMAGE_FACTOR", "MIN_PIXELS", "MAX_PIXELS", "MAX_RATIO", "FRAME_FACTOR", "SPATIAL_MERGE_SIZE"),
+    *("VIDEO_MIN_PIXELS", "VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MIN_FRAMES", "FPS_MAX_FRAMES"),
+    *("IMAGE_MIN_TOKEN_NUM", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MIN_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "MODEL_SEQ_LEN"),
+    "FORCE_QWENVL_VIDEO_READER",
+)
+"""By the packages that its templates use for pictures and videos (ms-swift 4.6: `swift/model/models/qwen.py`)."""
 
 
 def encoders(
@@ -55,7 +80,7 @@ def encoders(
             found.append(raw)
             forms.append(None)
         else:
-            check(directory, manifest.encoding, fingerprint(template))
+            check_encoding(directory, manifest.encoding, fingerprint(template))
             forms.append(manifest.encoding.get(FORM))
             apart = bool(getattr(template, "padding_free", False))
             found.append(EncodedRows(packing_length, forms[-1], apart=apart))
@@ -93,7 +118,7 @@ class EncodedRows:
             ValueError: it is a pack and was to be none, or the other way round; or it has more tokens than a pack may
                 have.
         """
-        sample = packed.encode(row, self._packing_length, unpack)
+        sample = rows.encode_packs(row, self._packing_length, unpack)
         if self._form == SPLIT:
             return _documents(sample) if self._apart else _begun(sample)
         return _padded(sample) if self._form == PAD else sample
@@ -127,7 +152,7 @@ def _padded(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {LENGTH: tokens, LENGTHS: [tokens]}
 
 
-def check(directory: str, stream: Encoding, own: Encoding) -> None:
+def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
     """Compares what a stream's rows were encoded with to what this run would encode them with.
 
     Raises:
@@ -148,3 +173,96 @@ def check(directory: str, stream: Encoding, own: Encoding) -> None:
             f"produce it anew with those of this run",
             argument="dataset",
         )
+
+
+def cache_options(args: Any, template: Any) -> dict[str, Any]:
+    """Returns what a data set of raw rows is told of the cache; nothing without one.
+
+    Args:
+        args: ms-swift's.
+        template: in its training mode.
+
+    Raises:
+        SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
+    """
+    directory = args.sharded_lazy_encode_cache
+    if directory is None:
+        return {}
+    if ms_swift.release(ms_swift.version() or "") is None:
+        raise _cache_refused("what is kept is found again by the version of ms-swift, which this one does not tell")
+    if getattr(template, "use_model", False):
+        raise _cache_refused(
+            f"the template {template.template_meta.template_type} encodes with the model itself, which training "
+            f"changes: leave it out"
+        )
+    for stream in args.dataset:
+        try:
+            cache_place(directory, stream)
+        except ValueError as cause:
+            raise _cache_refused(f"{cause}") from cause
+    size = args.sharded_lazy_encode_cache_size
+    more = {} if size is None else {"encode_cache_bytes": parse_size(size)}
+    return {"encode_cache": directory, "encode_fingerprint": cache_facts(args, template), **more}
+
+
+def for_stream(options: Mapping[str, Any], encode: Encode | None) -> dict[str, Any]:
+    """Returns the options of a stream's data set, without a cache where its rows are encoded, or not to be."""
+    raw = encode is not None and not isinstance(encode, EncodedRows)
+    return {name: value for name, value in options.items() if raw or not name.startswith("encode_")}
+
+
+def cache_facts(args: Any, template: Any) -> Encoding:
+    """Returns all that decides about what is made of a row, as plain facts."""
+    columns = args.columns if isinstance(args.columns, dict) else None
+    kind = type(template)
+    return {
+        **of_producer(template, columns, not getattr(args, "disable_auto_column_mapping", False)),
+        "keep_unused": not args.remove_unused_columns,
+        "packing_length": rows.packing_length(args),
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "attributes": digest({name: value for name, value in vars(template).items() if _is_setting(name, value)}),
+        "environment": digest({name: os.environ[name] for name in sorted(_variables()) if name in os.environ}),
+        "plugins": digest([_content(name) for name in _plugin_names(getattr(args, "external_plugins", None))]),
+    }
+
+
+def tell_cache(directory: str, stats: Sequence[Stats]) -> None:
+    """Tells how much of what a rank drew of its streams was in the cache."""
+    encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
+    left = sum(one.not_cached for one in stats)
+    more = f"; {left} of what it encoded could not be cached" if left else ""
+    notice(f"--sharded_lazy_encode_cache {directory}: this rank encoded {encoded} rows and found {found} encoded{more}")
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Returns whether an attribute of a template is a plain one, such as templates keep of their settings."""
+    if isinstance(value, list | tuple):
+        return not name.startswith("_") and all(_is_setting(name, one) for one in value)
+    return not name.startswith("_") and (value is None or type(value) in (str, bool, int, float))
+
+
+@functools.cache
+def _variables() -> frozenset[str]:
+    """Returns the variables of the environment that the templates of the installed ms-swift read."""
+    place = ms_swift.folder()
+    names = set(_READ_BY_QWEN)
+    for file in sorted((place / "template").rglob("*.py")) if place is not None else ():
+        for name in _READ.findall(file.read_text(encoding="utf-8")):
+            names |= {name, name.upper()}
+    return frozenset(names)
+
+
+def _plugin_names(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def _content(name: str) -> str:
+    """Returns a digest of a plugin: what it registers may encode otherwise once it is changed."""
+    try:
+        return xxhash.xxh3_64_hexdigest(Path(name).read_bytes())
+    except OSError:
+        return name
+
+
+def _cache_refused(reason: str) -> SettingsRefused:
+    return SettingsRefused(f"--sharded_lazy_encode_cache: {reason}", argument="sharded_lazy_encode_cache")

@@ -11,7 +11,7 @@ from lazyshard.data.dealt_order import is_dealt
 from lazyshard.data.rank import Rank
 from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import encode_cache, packed, parallel, settings
+from lazyshard_swift import encoded, parallel, rows, settings
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoded import encoders
 from lazyshard_swift.errors import SettingsRefused
@@ -35,7 +35,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
     attend()
-    packed.prepare(args, template)
+    rows.prepare_packing(args, template)
     rank = parallel.data_parallel_rank(args)
     if len(args.dataset) > 1:
         from lazyshard_swift.blend import open_blend
@@ -43,12 +43,12 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         return open_blend(args, rank, template, _encoder(args, template))
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
-    (encoder,) = encoders([directory], template, _encoder(args, template), packed.packing_length(args))
+    (encoder,) = encoders([directory], template, _encoder(args, template), rows.packing_length(args))
     options: dict[str, Any] = {
         "max_wait": args.sharded_lazy_max_wait,
         "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
-        "cache": encode_cache.options(args, template),
+        "cache": encoded.cache_options(args, template),
     }
     if is_asked(args):
         from lazyshard_swift.grouped import GroupedStream, read_lengths, sampler_of
@@ -104,7 +104,7 @@ def facts_of(args: Any, directory: str, rank: Rank) -> Facts:
     facts = parallel.agree_on(mine, directory)
     if resume_checkpoint(args) is None:
         # One that goes on need not fetch a chunk that it has trained; its rows are looked at all the same.
-        packed.check_stream(args, reader, facts.samples)
+        rows.check_packs(args, reader, facts.samples)
     return facts
 
 
@@ -114,7 +114,7 @@ def _encoder(args: Any, template: Any) -> RowEncoder:
         columns=args.columns if isinstance(args.columns, dict) else None,
         auto_columns=not getattr(args, "disable_auto_column_mapping", False),
         keep_unused=not args.remove_unused_columns,
-        packing_length=packed.packing_length(args),
+        packing_length=rows.packing_length(args),
     )
 
 

@@ -21,7 +21,7 @@ from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired, StateMismatch, redact
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
-from lazyshard_swift import encode_cache, parallel, settings
+from lazyshard_swift import encoded, parallel, settings
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate
@@ -36,7 +36,7 @@ TOLD_EVERY_S: Final = 60.0
 """How often the log tells how much of what is published was trained."""
 
 NO_CACHE: Final[Mapping[str, Any]] = MappingProxyType({})
-"""What `lazyshard_swift.encode_cache.options` returns where no cache is asked for."""
+"""What `lazyshard_swift.encoded.cache_options` returns where no cache is asked for."""
 
 
 class TrainStream(Dataset[Any]):
@@ -48,7 +48,7 @@ class TrainStream(Dataset[Any]):
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
-        cache: options of the cache of encoded samples; see `lazyshard_swift.encode_cache`.
+        cache: options of the cache of encoded samples; see `lazyshard_swift.encoded`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TrainStream(Dataset[Any]):
             num_samples=ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
             on_bad_sample=on_bad_sample,
-            **encode_cache.for_stream(cache, encoder),
+            **encoded.for_stream(cache, encoder),
             **{**common, **own},
         )
         self._dataset.reader.quiet = True
@@ -163,7 +163,7 @@ class TrainStream(Dataset[Any]):
     def tell_cache(self) -> None:
         """Tells, at the end of a training, how much of what this rank drew was in the cache, if there is one."""
         if self._cache is not None:
-            encode_cache.tell(self._cache, self.stats())
+            encoded.tell_cache(self._cache, self.stats())
 
     def first_sample(self) -> Any | None:
         """Returns the first sample that the first rank trains if it is there already, without waiting."""

@@ -24,7 +24,7 @@ from lazyshard.format import EncodedRow, check_row, encode_encoded_pack, encode_
 from lazyshard.format.arrays import fill_row, pack_row
 from lazyshard.plan import pack_samples
 from lazyshard_swift.encoded import EncodedRows
-from lazyshard_swift.encoded_values import pack as pack_values
+from lazyshard_swift.encoding import pack as pack_values
 from lazyshard_swift.rows import RowEncoder
 
 CAPACITY = 300

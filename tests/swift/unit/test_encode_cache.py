@@ -10,10 +10,9 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
-from lazyshard_swift import encode_cache, ms_swift
+from lazyshard_swift import ms_swift
 from lazyshard_swift.blend_streams import Streams
-from lazyshard_swift.encode_cache import facts, for_stream, options, tell
-from lazyshard_swift.encoded import EncodedRows
+from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, cache_options, for_stream, tell_cache
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.parallel import Facts
 from tests.swift.unit.runs import hugging_face
@@ -33,30 +32,30 @@ def arguments(**changes: Any) -> Any:
 
 
 def test_data_set_is_told_nothing_without_a_cache() -> None:
-    assert options(arguments(sharded_lazy_encode_cache=None), template()) == {}
+    assert cache_options(arguments(sharded_lazy_encode_cache=None), template()) == {}
 
 
 def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
     args = arguments(sharded_lazy_encode_cache_size="20GB")
-    assert options(args, template()) == {
+    assert cache_options(args, template()) == {
         "encode_cache": "/dev/shm/cache",
         "encode_cache_bytes": 20 * 10**9,
-        "encode_fingerprint": facts(args, template()),
+        "encode_fingerprint": cache_facts(args, template()),
     }
-    assert "encode_cache_bytes" not in options(arguments(), template())
+    assert "encode_cache_bytes" not in cache_options(arguments(), template())
 
 
 def test_directory_in_that_of_a_stream_is_refused() -> None:
     args = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
     with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /two, where only what is"):
-        options(args, template())
+        cache_options(args, template())
 
 
 def test_same_settings_make_the_same_facts() -> None:
-    made = facts(arguments(), template())
-    assert made == facts(arguments(), template())
+    made = cache_facts(arguments(), template())
+    assert made == cache_facts(arguments(), template())
     # What a template remembers of its work is no setting.
-    assert made == facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
+    assert made == cache_facts(arguments(), template(_cache={"a": 1}, model=object(), _seen=3))
 
 
 @pytest.mark.parametrize(
@@ -70,14 +69,14 @@ def test_same_settings_make_the_same_facts() -> None:
     ],
 )
 def test_each_argument_that_decides_about_samples_makes_other_facts(changes: dict[str, Any]) -> None:
-    assert facts(arguments(**changes), template()) != facts(arguments(), template())
+    assert cache_facts(arguments(**changes), template()) != cache_facts(arguments(), template())
 
 
 @pytest.mark.parametrize(
     "changes", [{"max_length": 513}, {"padding_free": True}, {"num_frames": 8}, {"sizes": [1, 2]}, {"packing": True}]
 )
 def test_each_setting_of_the_template_makes_other_facts(changes: dict[str, Any]) -> None:
-    assert facts(arguments(), template(**changes)) != facts(arguments(), template())
+    assert cache_facts(arguments(), template(**changes)) != cache_facts(arguments(), template())
 
 
 def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,38 +84,38 @@ def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.Monk
     text = "a = get_env_args('hd_num', int, 3)\nb = os.environ.get(\n    'CFG_SCALE', 3.0)\nc = os.getenv(\"Mixed\")\n"
     (tmp_path / "template" / "templates" / "one.py").write_text(text)
     monkeypatch.setattr(ms_swift, "folder", lambda: tmp_path)
-    encode_cache._variables.cache_clear()
+    _variables.cache_clear()
     try:
         for name in ("HD_NUM", "CFG_SCALE", "Mixed", "MAX_PIXELS"):
-            before = facts(arguments(), template())
+            before = cache_facts(arguments(), template())
             monkeypatch.setenv(name, "7")
-            assert facts(arguments(), template()) != before, name
-        before = facts(arguments(), template())
+            assert cache_facts(arguments(), template()) != before, name
+        before = cache_facts(arguments(), template())
         monkeypatch.setenv("SOMETHING_ELSE", "7")
-        assert facts(arguments(), template()) == before
+        assert cache_facts(arguments(), template()) == before
     finally:
-        encode_cache._variables.cache_clear()
+        _variables.cache_clear()
 
 
 def test_plugin_that_was_changed_makes_other_facts(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("a = 1")
-    before = facts(arguments(external_plugins=[str(plugin)]), template())
+    before = cache_facts(arguments(external_plugins=[str(plugin)]), template())
     plugin.write_text("a = 2")
-    assert facts(arguments(external_plugins=[str(plugin)]), template()) != before
-    assert facts(arguments(external_plugins=["missing.py"]), template()) != before
+    assert cache_facts(arguments(external_plugins=[str(plugin)]), template()) != before
+    assert cache_facts(arguments(external_plugins=["missing.py"]), template()) != before
 
 
 def test_template_that_needs_the_model_is_refused() -> None:
     with pytest.raises(SettingsRefused, match="encodes with the model itself"):
-        options(arguments(), template(use_model=True))
+        cache_options(arguments(), template(use_model=True))
 
 
 @pytest.mark.parametrize("version", [None, "unknown"])
 def test_ms_swift_of_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setattr(ms_swift, "version", lambda: version)
     with pytest.raises(SettingsRefused) as refused:
-        options(arguments(), template())
+        cache_options(arguments(), template())
     assert refused.value.argument == "sharded_lazy_encode_cache"
 
 
@@ -139,8 +138,10 @@ def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
 
 def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(encode_cache, "notice", told.append)
-    tell("/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, from_cache=0, not_cached=2)])
+    monkeypatch.setattr("lazyshard_swift.encoded.notice", told.append)
+    tell_cache(
+        "/c", [Stats(0, 0, 0.0, encoded=3, from_cache=4), Stats(0, 0, 0.0, encoded=1, from_cache=0, not_cached=2)]
+    )
     assert told == [
         "--sharded_lazy_encode_cache /c: this rank encoded 4 rows and found 4 encoded; 2 of what it encoded could not "
         "be cached"
@@ -148,7 +149,7 @@ def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_are_taken_by_a_data_set(tmp_path: Path) -> None:
-    given = options(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
+    given = cache_options(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
     dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, **given)
     assert dataset[3] == {"input_ids": [-3], "length": 1}
     assert dataset.stats().not_cached == 0

@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import SkipSample
 from lazyshard.format import check_row, encode_pack, encode_row
 from lazyshard.storage.retire import retire
-from lazyshard_swift import packed
+from lazyshard_swift import rows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.opening import open_train_stream
 from tests.storage.streams import produce
@@ -122,12 +122,12 @@ def test_packs_made_while_training_are_lists_of_the_same_rows_with_their_borders
 
 
 def test_a_pack_becomes_the_list_of_its_rows() -> None:
-    found = packed.encode(pack({"id": 3}, {"id": 5}), 4, encode)
+    found = rows.encode_packs(pack({"id": 3}, {"id": 5}), 4, encode)
     assert found == [{"input_ids": [3, 3], "lengths": [2]}, {"input_ids": [5, 5], "lengths": [2]}]
 
 
 def test_a_row_is_what_it_was_without_packing() -> None:
-    assert packed.encode({"id": 3, "tokens": 1}, None, encode) == {"input_ids": [3], "lengths": [1]}
+    assert rows.encode_packs({"id": 3, "tokens": 1}, None, encode) == {"input_ids": [3], "lengths": [1]}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_row_is_what_it_was_without_packing() -> None:
 )
 def test_what_cannot_be_trained_says_why(row: Any, most: int | None, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        packed.encode(row, most, encode)
+        rows.encode_packs(row, most, encode)
 
 
 @pytest.mark.parametrize("make", [megatron, hugging_face])
@@ -174,4 +174,4 @@ def test_a_stream_whose_first_chunks_are_gone_is_known_by_its_last_row(tmp_path:
     directory = write_packs(tmp_path / "packs", 6)
     retire(directory, 1, 3)
     with pytest.raises(SettingsRefused, match="give --packing true"):
-        packed.check_stream(arguments(directory), StreamReader(directory), 6)
+        rows.check_packs(arguments(directory), StreamReader(directory), 6)

@@ -18,7 +18,6 @@ import lazyshard.errors
 import lazyshard_producer.errors
 import lazyshard_producer.exits
 import lazyshard_swift.errors
-import lazyshard_swift.exits
 from lazyshard.format.head import STATES
 from lazyshard_producer.display import figures
 from lazyshard_producer.holding.limits import Kept
@@ -34,7 +33,7 @@ TROUBLES: Final = troubles_of_files.TROUBLES | troubles_of_producing.TROUBLES | 
 EXITS: Final[dict[str, ModuleType]] = {
     "`lazyshard-producer`": lazyshard_producer.exits,
     "`lazyshard`": lazyshard.cli.exits,
-    "ms-swift": lazyshard_swift.exits,
+    "ms-swift": lazyshard_swift.errors,
 }
 ROOTS: Final = {"LazyShardError", "FormatInvalid"}
 """Not raised themselves, so there is no example of them."""
@@ -88,7 +87,7 @@ def exit_codes(module: ModuleType) -> set[int]:
 def exit_code(where: str, error: BaseException) -> int | None:
     """The code in which an error ends a command."""
     if where == "ms-swift":
-        return lazyshard_swift.exits.code_of(error)
+        return lazyshard_swift.errors.code_of(error)
     if where == "`lazyshard`":
         return lazyshard.cli.exits.exit_code(error)
     return lazyshard_producer.exits.exit_code(error)

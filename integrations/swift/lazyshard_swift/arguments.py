@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, Literal
 
+from lazyshard.storage.urls import stream_name
 from lazyshard_swift import ms_swift, settings
-from lazyshard_swift.errors import refused
-from lazyshard_swift.logs import caution, notice
+from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.settings_checks import check_combinations
 
 
@@ -206,20 +206,21 @@ def check(args: Any) -> None:
     if not args.sharded_lazy:
         for name in [args.dataset] if isinstance(args.dataset, str) else args.dataset:
             if os.path.exists(os.path.join(name, "stream.json")):
+                # Only now: what a run without the flag does not need is not loaded.
+                from lazyshard_swift.parallel import caution
+
                 caution(
                     f"--dataset {name} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes the "
                     f"directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
                 )
         return
     if not settings.is_training(args):
+        from lazyshard_swift.parallel import notice
+
         notice("--sharded_lazy is for commands that train; it is put aside here")
         args.sharded_lazy = False
         return
-    # Only now, with the flag on: what a run without it does not need is not loaded.
-    from lazyshard.storage.urls import stream_name
-    from lazyshard_swift import exits
-
-    exits.install()
+    install_exits()
     if ms_swift.is_too_old(ms_swift.version()):
         raise refused("sharded_lazy", f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
     if isinstance(args.dataset, str):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lazyshard.errors import CursorTaken
 from lazyshard.storage.durable import sync_directory
 from lazyshard_swift import cursors, parallel
-from lazyshard_swift.logs import caution
+from lazyshard_swift.parallel import caution
 from lazyshard_swift.position import Position
 from lazyshard_swift.position_files import load_if_there, save, saved_in, unmark
 from lazyshard_swift.run_plan import RunPlan

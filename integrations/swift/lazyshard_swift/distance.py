@@ -6,8 +6,7 @@ from typing import Final
 
 from lazyshard.plan import window_for_distance, window_positions
 from lazyshard.plan.shuffle_distance import expected_neighbours, largest_distance
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.wording import each_of
+from lazyshard_swift.errors import SettingsRefused, each_of
 
 _NAME: Final = "sharded_lazy_shuffle_distance"
 

@@ -32,7 +32,7 @@ from lazyshard.storage.urls import stream_path
 from lazyshard_swift import ms_swift, rows
 from lazyshard_swift.encoding import OF_ROWS, digest, fingerprint, of_producer, unpack
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.logs import notice
+from lazyshard_swift.parallel import notice
 
 Encode: TypeAlias = Callable[..., Any]
 

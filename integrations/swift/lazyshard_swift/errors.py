@@ -1,8 +1,59 @@
-"""Errors of the integration. They extend `lazyshard.LazyShardError`, so one `except` takes them all."""
+"""Errors of the integration, and how a run ends that cannot go on.
+
+They extend `lazyshard.LazyShardError`, so one `except` takes them all. A rank ends with one message instead of a
+traceback, a code that tells why, and nothing left. `torchrun` shows the codes in its report (``exitcode  : 75``) and
+itself exits with 1; without it, `swift sft` exits with the rank's code:
+
+    2   the arguments or the checkpoint do not fit the stream, another run has the cursor, or the object store refuses
+    5   the stream is damaged, or too many of its rows are bad
+    75  what was waited for, or the object store's answer, did not come in time; the same command can be tried again
+        (EX_TEMPFAIL of sysexits.h)
+    130 Ctrl-C
+"""
 
 from __future__ import annotations
 
-from lazyshard.errors import FormatInvalid, LazyShardError
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final
+
+from lazyshard.errors import (
+    ChunkRetired,
+    CursorTaken,
+    FormatInvalid,
+    LazyShardError,
+    RankInvalid,
+    StateInvalid,
+    StateMismatch,
+    StoreRefused,
+    StoreUnavailable,
+    StreamMismatch,
+    WaitTimeout,
+)
+
+REFUSED: Final = 2
+DAMAGED: Final = 5
+TIMED_OUT: Final = 75
+INTERRUPTED: Final = 130
+
+_LINGER_S: Final = 3.0
+"""Ranks that wait for the same chunk give up within moments of each other. `torchrun` ends the others as soon as it
+sees the first one end, so each stays this long for the others to come to their own end."""
+
+_FINISH_S: Final = 10.0
+"""How long the interpreter may take to wind up (other libraries' exit handlers, communicators) before it is cut off."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+_installed = False
 
 
 class SettingsRefused(LazyShardError, ValueError):
@@ -33,3 +84,156 @@ class StreamTooShort(LazyShardError, ValueError):
 
     directory: str | None = None
     samples: int | None = None
+
+
+def ranks(number: int) -> str:
+    """Returns so many ranks in words.
+
+    >>> ranks(1), ranks(4)
+    ('1 data-parallel rank', '4 data-parallel ranks')
+    """
+    return f"{number} data-parallel rank{'' if number == 1 else 's'}"
+
+
+def each_of(number: int) -> str:
+    """Returns in words for whom something is that each rank has.
+
+    >>> each_of(1), each_of(4)
+    ('the only data-parallel rank', 'each of 4 data-parallel ranks')
+    """
+    return "the only data-parallel rank" if number == 1 else f"each of {ranks(number)}"
+
+
+def install_exits() -> None:
+    """Sees to the end of this process, once."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        code = _say(error)
+        if code is None:
+            previous(kind, error, trace)
+            return
+        _leave(code)
+
+    sys.excepthook = hook
+    _die_with_launcher()
+
+
+def end_within(seconds: float, error: BaseException) -> threading.Timer:
+    """Has this process end as by an error of ours, unless the timer that is returned is cancelled in time."""
+
+    def end() -> None:
+        code = _say(error)
+        _cut_off(TIMED_OUT if code is None else code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def code_of(error: BaseException) -> int | None:
+    """Returns the exit code for an error of ours, or for one that happened while ours was being handled."""
+    ours = _ours(error)
+    if ours is None:
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else None
+    if isinstance(ours, (StoreUnavailable, WaitTimeout)):
+        return TIMED_OUT
+    refusals = (
+        StoreRefused,
+        SettingsRefused,
+        ResumeRefused,
+        PositionInvalid,
+        StreamMismatch,
+        StreamTooShort,
+        RankInvalid,
+        ChunkRetired,
+        CursorTaken,
+        StateInvalid,
+        StateMismatch,
+    )
+    return REFUSED if isinstance(ours, refusals) else DAMAGED
+
+
+def _ours(error: BaseException) -> LazyShardError | None:
+    return next((link for link in _chain(error) if isinstance(link, LazyShardError)), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields the error and what led to it: ms-swift's own clean-up may fail after our error."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _say(error: BaseException) -> int | None:
+    code = code_of(error)
+    if code is None:
+        return None
+    ours = _ours(error)
+    rank = os.environ.get("RANK")
+    who = "lazyshard" if rank is None else f"lazyshard: rank {rank}"
+    # An error from a DataLoader worker has its traceback in its text.
+    text = "interrupted" if ours is None else f"error: {_message(ours)}"
+    # torch.distributed puts a buffer in the place of sys.stderr while it calls us, and loses it when we exit.
+    print(f"\n{who}: {text} (exit code {code})", file=sys.__stderr__, flush=True)
+    return code
+
+
+def _message(error: LazyShardError) -> str:
+    """Returns what an error says; of one that a DataLoader worker raised, which is a traceback, the end."""
+    text = str(error).strip()
+    name = f"\n{type(error).__module__}.{type(error).__qualname__}: "
+    if text.startswith("Caught ") and name in text:
+        text = text.partition(name)[2]
+    # The library speaks of its own argument.
+    return text.replace("wait longer with max_wait", "wait longer with --sharded_lazy_max_wait")
+
+
+def _leave(code: int) -> None:
+    """Ends the process, in order if that is possible in time."""
+    # torchrun sends SIGTERM to the other ranks when it sees the first one end; they have their own end to come to.
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _kill_children()
+    if code == TIMED_OUT and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        time.sleep(_LINGER_S)
+    cut = threading.Timer(_FINISH_S, _cut_off, (code,))
+    cut.daemon = True
+    cut.start()
+    raise SystemExit(code)
+
+
+def _kill_children() -> None:
+    """Ends the DataLoader workers, which may be waiting for data; torch would give each of them 5 s."""
+    with contextlib.suppress(ValueError):
+        # Torch raises an error where a worker dies that it did not send away.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def _cut_off(code: int) -> None:
+    _kill_children()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _die_with_launcher() -> None:
+    """Has the kernel end this rank if `torchrun` is killed; without that it would train on alone, or hang."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    try:
+        libc: Any = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass

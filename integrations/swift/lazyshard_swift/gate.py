@@ -13,7 +13,7 @@ from typing import Final
 
 from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkMissing, ChunkRetired, StoreUnavailable, WaitTimeout
-from lazyshard_swift import exits, parallel
+from lazyshard_swift import errors, parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 
 _LOOK_S: Final = 5.0
@@ -82,7 +82,7 @@ class Gate:
 
         A rank that has seen the data in the last moment trains, and waits for the others in its first collective.
         """
-        timer = exits.end_within(_SAVE_S, error)
+        timer = errors.end_within(_SAVE_S, error)
         if not parallel.all_come(f"gave up before {stop}"):
             timer.cancel()
             return False

@@ -10,8 +10,8 @@ from typing import Any
 
 from lazyshard_swift.history import consumed_after, ends_epoch
 from lazyshard_swift.hooked import wrap
+from lazyshard_swift.parallel import stopped
 from lazyshard_swift.pipeline import is_stream
-from lazyshard_swift.wording import stopped
 
 
 def extend(module: ModuleType) -> None:
@@ -76,7 +76,7 @@ def _attach(trainer: Any, stream: Any) -> None:
     from transformers import TrainerCallback
 
     from lazyshard_swift.checkpoints import Checkpoints
-    from lazyshard_swift.logs import notice
+    from lazyshard_swift.parallel import notice
 
     class Steps(TrainerCallback):  # type: ignore[misc]
         """Checks where a resumed run goes on, and sees to the end of one whose stream has ended."""

@@ -75,7 +75,7 @@ def _run(arguments: Sequence[str], *rest: Any, **options: Any) -> Any:
     if rest or options or not flag_is_on(arguments):
         return subprocess.run(arguments, *rest, **options)  # noqa: S603 - as ms-swift would
     if ms_swift.is_too_old(ms_swift.version()):
-        from lazyshard_swift.exits import REFUSED
+        from lazyshard_swift.errors import REFUSED
 
         _tell(f"--sharded_lazy true needs ms-swift {ms_swift.needed()}")
         return subprocess.CompletedProcess(list(arguments), REFUSED)

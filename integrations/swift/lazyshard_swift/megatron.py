@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lazyshard_swift.hooked import wrap
+from lazyshard_swift.parallel import stopped
 from lazyshard_swift.pipeline import is_stream
-from lazyshard_swift.wording import stopped
 
 if TYPE_CHECKING:
     from lazyshard_swift.checkpoints import Checkpoints
@@ -132,7 +132,7 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
         return
     if left is None or args.train_iters == state.iteration + left:
         return
-    from lazyshard_swift.logs import notice
+    from lazyshard_swift.parallel import notice
 
     planned, args.train_iters = args.train_iters, state.iteration + left
     if hasattr(state, "max_steps"):
@@ -205,7 +205,7 @@ def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
 
 def _finish(trainer: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
-    from lazyshard_swift.logs import notice
+    from lazyshard_swift.parallel import notice
 
     ours: _Steps = trainer._lazyshard
     args, state, module = trainer.args, trainer.state, _trainer_module()

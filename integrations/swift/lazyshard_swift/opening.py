@@ -16,8 +16,7 @@ from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoded import encoders
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.grouping import TOLD, is_asked
-from lazyshard_swift.logs import attend, notice
-from lazyshard_swift.parallel import FOREIGN, Facts
+from lazyshard_swift.parallel import FOREIGN, Facts, attend, notice
 from lazyshard_swift.planning import decide, resume_checkpoint
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import how_it_goes_on

@@ -8,13 +8,11 @@ from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import auto_unit, named_unit
 from lazyshard_swift import settings
 from lazyshard_swift.distance import window_of
-from lazyshard_swift.errors import ResumeRefused
+from lazyshard_swift.errors import ResumeRefused, each_of
 from lazyshard_swift.grouping import GROUPED, is_asked
-from lazyshard_swift.logs import notice
 from lazyshard_swift.own_checks import parse_unit
-from lazyshard_swift.parallel import Facts
+from lazyshard_swift.parallel import Facts, notice
 from lazyshard_swift.position import BLENDED, Position
-from lazyshard_swift.wording import each_of
 
 
 def order_of(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:

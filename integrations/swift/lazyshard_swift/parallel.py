@@ -1,7 +1,12 @@
-"""Which data-parallel rank this process is, and what all ranks must agree upon before they start."""
+"""Which data-parallel rank this process is, what all ranks agree upon, and what is told once for all of them.
+
+Lines go through ms-swift's logger, which is silent on all but the first rank of a node.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -9,7 +14,7 @@ import torch.distributed as dist
 
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
-from lazyshard.errors import StreamMismatch
+from lazyshard.errors import StreamMismatch, redact
 from lazyshard_swift import settings
 
 _T = TypeVar("_T")
@@ -22,6 +27,8 @@ _POLL_S: Final = 0.5
 
 FOREIGN: Final = "first-row-"
 """Begins the identity of a stream that has no id: a digest of its first row follows."""
+
+_FORMAT: Final = "[%(levelname)s:lazyshard] %(message)s"
 
 
 def stream_id_of(stream: str) -> str | None:
@@ -128,3 +135,52 @@ def barrier() -> None:
 def is_first() -> bool:
     """Returns whether this is the one process that writes for all."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def notice(text: str) -> None:
+    """Tells something once for the whole job."""
+    _swift_logger().info("lazyshard: %s", redact(text))
+
+
+def caution(text: str) -> None:
+    """Tells something once for the whole job that goes wrong unless somebody acts."""
+    _swift_logger().warning("lazyshard: %s", redact(text))
+
+
+def attend() -> None:
+    """Makes the lines of the library itself visible, such as those of a rank that waits, on every rank.
+
+    Where the program has set up the logger `lazyshard`, or the root logger, it stays so.
+    """
+    logger = logging.getLogger("lazyshard")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def stopped(why: str, left: str = "", *, step: int, planned: int, trained: int, checkpoint: str | None) -> str:
+    """Returns the line of a run that stops before the steps that were asked for.
+
+    Args:
+        why: what has ended, or what did not come.
+        left: what of the streams was not trained; empty where more may come.
+        step: the last one that was trained.
+        planned: steps that were asked for.
+        trained: samples that were trained since the run began.
+        checkpoint: the one of the last step; None where none is saved yet, or none is asked for.
+    """
+    saved = "" if checkpoint is None else f". Checkpoint: {checkpoint}"
+    return (
+        f"{why}: training stops after step {step} of {planned}, on all ranks alike, with {trained} samples trained"
+        f"{left}{saved}"
+    )
+
+
+def _swift_logger() -> Any:
+    try:
+        from swift.utils import get_logger
+    except ImportError:
+        return logging.getLogger("lazyshard")
+    return get_logger()

@@ -91,8 +91,7 @@ def show(pipeline: Any, stream: Any, val_dataset: Any) -> None:
         stream: the training data.
         val_dataset: the validation data, None for none.
     """
-    from lazyshard_swift.logs import notice
-    from lazyshard_swift.parallel import is_first
+    from lazyshard_swift.parallel import is_first, notice
 
     if is_first():
         sample = stream.first_sample()

@@ -12,17 +12,15 @@ from lazyshard.plan import window_positions
 from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
 from lazyshard_swift.distance import check_reach, told
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
 from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
-from lazyshard_swift.logs import notice
 from lazyshard_swift.ordering import order_of, unit_of
-from lazyshard_swift.parallel import Facts, stream_id_of
+from lazyshard_swift.parallel import Facts, notice, stream_id_of
 from lazyshard_swift.position import Position
 from lazyshard_swift.position_files import TRACKER, check_whole, load
 from lazyshard_swift.position_fits import check_fits
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.skipping import parse_skips, without
-from lazyshard_swift.wording import each_of
 
 
 def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:

@@ -15,11 +15,11 @@ from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.storage.run_state import course_of, draws_of, with_consumed
+from lazyshard_swift.errors import ranks
 from lazyshard_swift.history import end_of_epochs
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.position import Position, stamp
 from lazyshard_swift.settings import Progress
-from lazyshard_swift.wording import ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate
 from lazyshard_swift.grouping import GROUPED
-from lazyshard_swift.logs import notice
+from lazyshard_swift.parallel import notice
 from lazyshard_swift.run_plan import RunPlan
 
 ENDLESS: Final = 2**50
@@ -131,7 +131,7 @@ class TrainStream(Dataset[Any]):
         return [self._dataset.stats()]
 
     def why_it_stops(self, consumed: int, step_samples: int) -> tuple[str, str]:
-        """Returns why the gate allows no further step, and what was not trained, for `lazyshard_swift.wording.stopped`.
+        """Returns why the gate allows no further step, and what was not trained, for `parallel.stopped`.
 
         Args:
             consumed: samples that were trained since the run began.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import arguments, exits, ms_swift
+from lazyshard_swift import arguments, errors, ms_swift
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.defaults import DEFAULTS
 
@@ -82,9 +82,9 @@ def write_module(folder: Path, name: str, source: str) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Calls of `exits.install`, which are not let through."""
+    """Calls of `install_exits`, which are not let through."""
     calls: list[bool] = []
-    monkeypatch.setattr(exits, "install", lambda: calls.append(True))
+    monkeypatch.setattr(arguments, "install_exits", lambda: calls.append(True))
     return calls
 
 
@@ -286,7 +286,7 @@ def test_ms_swift_that_is_too_old_refuses_the_flag_and_nothing_else(
         parse(classes.SftArguments, "--dataset stream --sharded_lazy true --max_length 9")
     assert refused.value.argument == "sharded_lazy"
     assert all(words in str(refused.value) for words in (version, "4.0.0", "pip install"))
-    assert exits.code_of(refused.value) == exits.REFUSED
+    assert errors.code_of(refused.value) == errors.REFUSED
     assert installed == [True]
 
 

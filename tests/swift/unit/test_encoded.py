@@ -19,8 +19,7 @@ from lazyshard.format.arrays import pack_row
 from lazyshard_swift.blend_streams import Streams
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoding import fingerprint, of_producer, pack, unpack
-from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.exits import code_of
+from lazyshard_swift.errors import SettingsRefused, code_of
 from lazyshard_swift.parallel import Facts
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift import exits, launcher
+from lazyshard_swift import errors, launcher
 from lazyshard_swift.launcher import flag_is_on
 from tests.swift.unit.programs import environment
 
@@ -166,13 +166,13 @@ def test_ms_swift_that_is_too_old_is_refused(
 ) -> None:
     monkeypatch.setattr("lazyshard_swift.ms_swift.version", lambda: version)
     script = "raise SystemExit('started')"
-    for flag, code in (("true", exits.REFUSED), ("false", 1)):
+    for flag, code in (("true", errors.REFUSED), ("false", 1)):
         command = [sys.executable, "-S", "-c", script, "--sharded_lazy", flag]
         result = extended().subprocess.run(command, **({"stderr": subprocess.DEVNULL} if code == 1 else {}))
         assert (result.returncode, result.args) == (code, command)
         told = capsys.readouterr().err
-        assert told.count("\n") == (code == exits.REFUSED)
-        assert all(words in told for words in (version, "4.0.0", "pip install")) == (code == exits.REFUSED)
+        assert told.count("\n") == (code == errors.REFUSED)
+        assert all(words in told for words in (version, "4.0.0", "pip install")) == (code == errors.REFUSED)
 
 
 def test_command_that_is_not_there_leaves_the_signals_alone(tmp_path: Path) -> None:

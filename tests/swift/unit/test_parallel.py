@@ -1,4 +1,4 @@
-"""`logs`: what is told once goes through ms-swift's logger, the library's own lines are seen on every rank."""
+"""`parallel`: what is told once goes through ms-swift's logger, the library's own lines are seen on every rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lazyshard_swift import logs
+from lazyshard_swift import parallel
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def clean() -> Iterator[logging.Logger]:
 
 
 def test_notice_goes_through_ms_swifts_logger(notices: list[str]) -> None:
-    logs.notice("100% of {what} %s is there")
+    parallel.notice("100% of {what} %s is there")
     assert notices == ["lazyshard: 100% of {what} %s is there"]
 
 
@@ -34,14 +34,14 @@ def test_notice_without_ms_swift_is_not_an_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "swift.utils", None)
     with caplog.at_level(logging.INFO, "lazyshard"):
-        logs.notice("told")
+        parallel.notice("told")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("lazyshard", "lazyshard: told")]
 
 
 def test_lines_of_the_library_are_seen_once(capsys: pytest.CaptureFixture[str]) -> None:
     with clean() as logger:
-        logs.attend()
-        logs.attend()
+        parallel.attend()
+        parallel.attend()
         logger.warning("rank %d of %d: waiting", 1, 2)
         assert capsys.readouterr().err == "[WARNING:lazyshard] rank 1 of 2: waiting\n"
         # A handler that ms-swift gives to the root logger later does not make it two.
@@ -57,7 +57,7 @@ def test_logging_that_the_program_has_set_up_stays_so(capsys: pytest.CaptureFixt
         handler.setFormatter(logging.Formatter("own %(message)s"))
         logging.getLogger(name).addHandler(handler)
         before = logger.handlers[:]
-        logs.attend()
+        parallel.attend()
         logger.warning("waiting")
         assert capsys.readouterr().err == "own waiting\n"
         assert (logger.handlers, logger.propagate) == (before, True)

@@ -1,4 +1,4 @@
-"""`exits`: which error leads to which code, and how a process ends with it."""
+"""`errors`: which error leads to which code, and how a process ends with it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from lazyshard.data.rank import Rank
 from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
@@ -27,9 +29,13 @@ from lazyshard.errors import (
     TooManyBadSamples,
     WaitTimeout,
 )
-from lazyshard_swift import exits
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
+from lazyshard_swift import errors
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort, each_of, ranks
+from lazyshard_swift.parallel import stopped
+from lazyshard_swift.planning import decide
+from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 from tests.swift.unit.programs import python
+from tests.swift.unit.runs import facts, megatron
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,7 @@ from tests.swift.unit.programs import python
     ],
 )
 def test_code_of_an_error(error: BaseException, code: int | None) -> None:
-    assert exits.code_of(error) == code
+    assert errors.code_of(error) == code
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_code_of_an_error(error: BaseException, code: int | None) -> None:
     ],
 )
 def test_code_of_arguments_that_do_not_fit_the_stream(error: BaseException) -> None:
-    assert exits.code_of(error) == 2
+    assert errors.code_of(error) == 2
 
 
 def raised(*chain: BaseException, by: str = "cause") -> BaseException:
@@ -82,21 +88,21 @@ def raised(*chain: BaseException, by: str = "cause") -> BaseException:
 
 @pytest.mark.parametrize("by", ["cause", "context"])
 def test_error_that_led_to_another_one_counts(by: str) -> None:
-    assert exits.code_of(raised(WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"), by=by)) == 75
-    assert exits.code_of(raised(ChunkCorrupt("c"), RuntimeError("a"), by=by)) == 5
-    assert exits.code_of(raised(RuntimeError("a"), ValueError("b"), by=by)) is None
+    assert errors.code_of(raised(WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"), by=by)) == 75
+    assert errors.code_of(raised(ChunkCorrupt("c"), RuntimeError("a"), by=by)) == 5
+    assert errors.code_of(raised(RuntimeError("a"), ValueError("b"), by=by)) is None
 
 
 def test_the_last_of_ours_in_a_chain_counts() -> None:
-    assert exits.code_of(raised(ChunkMissing("gone"), ResumeRefused("take a later checkpoint"))) == 2
-    assert exits.code_of(raised(RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt(), by="context")) == 75
-    assert exits.code_of(raised(ValueError("a"), KeyboardInterrupt(), by="context")) == 130
+    assert errors.code_of(raised(ChunkMissing("gone"), ResumeRefused("take a later checkpoint"))) == 2
+    assert errors.code_of(raised(RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt(), by="context")) == 75
+    assert errors.code_of(raised(ValueError("a"), KeyboardInterrupt(), by="context")) == 130
 
 
 def test_chain_that_goes_round_comes_to_an_end() -> None:
     first, second = RuntimeError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
-    assert exits.code_of(first) is None
+    assert errors.code_of(first) is None
 
 
 def test_error_that_was_dealt_with_does_not_count() -> None:
@@ -107,7 +113,7 @@ def test_error_that_was_dealt_with_does_not_count() -> None:
         except SkipSample:
             raise ValueError("a bug of the model") from None
     except ValueError as error:
-        assert exits.code_of(error) is None
+        assert errors.code_of(error) is None
 
 
 def caught(kind: type[LazyShardError], text: str, worker: int = 0) -> LazyShardError:
@@ -135,24 +141,24 @@ def caught(kind: type[LazyShardError], text: str, worker: int = 0) -> LazyShardE
     ],
 )
 def test_message_of_an_error(error: LazyShardError, message: str) -> None:
-    assert exits._message(error) == message
+    assert errors._message(error) == message
 
 
 def test_timeout_speaks_of_our_argument() -> None:
     text = "waiting for chunk 3. Gave up: see to its producer, or wait longer with max_wait"
     expected = "waiting for chunk 3. Gave up: see to its producer, or wait longer with --sharded_lazy_max_wait"
-    assert exits._message(WaitTimeout(text)) == expected
-    assert exits._message(caught(WaitTimeout, text)) == expected
+    assert errors._message(WaitTimeout(text)) == expected
+    assert errors._message(caught(WaitTimeout, text)) == expected
 
 
 PROGRAM = """
 import os, sys
 from lazyshard.errors import *
 from lazyshard_swift.errors import *
-from lazyshard_swift import exits
-exits.install()
-exits.install()
-exits._LINGER_S = 0.01
+from lazyshard_swift import errors
+errors.install_exits()
+errors.install_exits()
+errors._LINGER_S = 0.01
 {before}
 {failure}
 """
@@ -183,7 +189,7 @@ def test_process_ends_with_one_message_and_the_code(failure: str, code: int, mes
 
 
 def test_process_that_cannot_save_in_time_ends_with_the_error() -> None:
-    ended = run("import time; exits.end_within(0.01, WaitTimeout('no chunk 3')); time.sleep(60)")
+    ended = run("import time; errors.end_within(0.01, WaitTimeout('no chunk 3')); time.sleep(60)")
     assert (ended.returncode, ended.stderr) == (75, "\nlazyshard: error: no chunk 3 (exit code 75)\n")
 
 
@@ -205,8 +211,8 @@ def test_hook_that_was_there_before_is_called_for_other_errors_alone() -> None:
     program = (
         "import sys\n"
         "sys.excepthook = lambda kind, error, trace: print('before:', error)\n"
-        "from lazyshard_swift import exits\n"
-        "exits.install()\n"
+        "from lazyshard_swift import errors\n"
+        "errors.install_exits()\n"
         "{}"
     )
     other = python(program.format("raise ValueError('a bug')"))
@@ -222,7 +228,7 @@ def test_exit_handlers_run_and_what_was_printed_is_not_lost() -> None:
 
 
 def test_process_that_does_not_wind_up_is_cut_off() -> None:
-    before = "import atexit, signal; exits._FINISH_S = 0.05; atexit.register(signal.pause)"
+    before = "import atexit, signal; errors._FINISH_S = 0.05; atexit.register(signal.pause)"
     ended = run("raise WaitTimeout('no chunk')", before + "; sys.stdout.write('printed')")
     assert (ended.returncode, ended.stdout) == (75, "printed")
 
@@ -235,7 +241,7 @@ def test_ranks_that_wait_for_the_same_chunk_let_each_other_come_to_the_end() -> 
         "    print(seconds)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep = linger\n"
-        "exits._LINGER_S = 3.0"
+        "errors._LINGER_S = 3.0"
     )
     several = run("raise WaitTimeout('no chunk')", before, RANK="1", WORLD_SIZE="2")
     assert (several.returncode, several.stdout) == (75, "3.0\n")
@@ -303,8 +309,8 @@ def test_rank_ends_with_the_launcher() -> None:
         "import os, signal, sys\n"
         # Waited for and not handled: it may come at once, while a handler could not print.
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-        "from lazyshard_swift import exits\n"
-        "exits.install()\n"
+        "from lazyshard_swift import errors\n"
+        "errors.install_exits()\n"
         "print('ready', flush=True)\n"
         "print(signal.sigwait([signal.SIGTERM]).name, flush=True)\n"
         "'''\n"
@@ -325,13 +331,40 @@ def test_rank_ends_with_the_launcher() -> None:
 
 def test_hook_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks: list[Any] = []
-    monkeypatch.setattr(exits, "_installed", False)
-    monkeypatch.setattr(exits, "_die_with_launcher", lambda: hooks.append(sys.excepthook))
+    monkeypatch.setattr(errors, "_installed", False)
+    monkeypatch.setattr(errors, "_die_with_launcher", lambda: hooks.append(sys.excepthook))
     before = sys.excepthook
     try:
-        exits.install()
-        exits.install()
+        errors.install_exits()
+        errors.install_exits()
         assert hooks == [sys.excepthook]
         assert sys.excepthook is not before
     finally:
         sys.excepthook = before
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "told"), [(None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")]
+)
+def test_end_of_a_stream(checkpoint: str | None, told: str) -> None:
+    """As the README has it."""
+    args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
+    why, left = decide(args, "/streams/one", facts(203), Rank(0, 2)).end(200, 203, 8)
+    assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == (
+        "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
+        f"samples trained and 3 left over, fewer than the 8 of a step{told}"
+    )
+
+
+def test_one_rank_is_told_in_the_singular() -> None:
+    assert (ranks(1), ranks(4)) == ("1 data-parallel rank", "4 data-parallel ranks")
+    assert (each_of(1), each_of(4)) == ("the only data-parallel rank", "each of 4 data-parallel ranks")
+
+
+def test_a_run_that_goes_on_with_one_rank_says_so() -> None:
+    saved = SimpleNamespace(consumed=160, step=20, dp_size=2, batch_size=2)
+    plan = SimpleNamespace(saved=saved, rank=SimpleNamespace(dp_size=1), batch_size=2, one_pass=False, skipped=())
+    assert how_it_goes_on(cast("RunPlan", plan)) == (
+        "goes on after 160 samples, in step 21; with 1 data-parallel rank and micro batches of 2, before with 2 and 2: "
+        "what is left of the epoch is dealt anew, each sample once"
+    )

@@ -1,140 +1,195 @@
-"""Runs the benchmarks, and makes one table and pictures of what they found.
-
-Run by `scripts/bench`. Each benchmark appends a JSON line to NAME.json in the folder that is given, and says what it
-has to say to NAME.txt; the last line of each counts. With --draw nothing is run: table and pictures are made anew of
-what is there.
-"""
+"""The table of `scripts/bench`: which rows there are, which of them run, and what is said of them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import logging
+import os
+import platform
+import statistics
 import sys
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from scripts.benchmarks.bench_figures import BENCHMARKS, Figure, figures_of, markdown
-from scripts.benchmarks.bench_plots import PlotMissing, draw
+from scripts.benchmarks.bench_encode import ENCODE
+from scripts.benchmarks.bench_harness import ROOT, Benchmark, Environments, Failed, Result, Row, Setting, measure
+from scripts.benchmarks.bench_loaders import LOADERS
+from scripts.benchmarks.bench_producer import PRODUCER
+from scripts.benchmarks.bench_read import READ
+from scripts.benchmarks.bench_resume import RESUME
+from scripts.benchmarks.bench_settled import BALANCE, BLEND, PACK, STARTUP
+from scripts.benchmarks.bench_wait import WAIT
 
-SCRIPTS: Final = Path(__file__).resolve().parents[1]
+BENCHMARKS: Final = (READ, PRODUCER, RESUME, WAIT, ENCODE, LOADERS, BLEND, PACK, BALANCE, STARTUP)
 
-QUICK: Final = {
-    "read": ["--rows", "10000", "--rounds", "2", "--chunk-files", "200"],
-    "resume": ["--chunks", "200000", "--rows", "160000", "--rounds", "2"],
-    "producer": ["--rows", "10000", "--rounds", "2"],
-    "startup": ["--pairs", "10"],
-    "loaders": ["--rows-a", "10000", "--rows-b", "40", "--rounds", "2"],
-    "scatter": ["--ranks", "2", "4", "--steps", "16", "--rounds", "2"],
-    "template": ["--samples", "400", "--rows", "2000", "--rounds", "2"],
-    "wait": ["--rounds", "1", "--latencies", "20", "--settle", "1", "--seconds", "2"],
-    "blend": ["--rows", "10000", "--rounds", "2"],
-    "pack": ["--samples", "1000", "--rounds", "2"],
-    "balance": ["--stripes", "1", "--global-batches", "1", "--rounds", "1"],
-}
-"""To see that all of it works, in minutes; the figures are not worth anything."""
-
-WITH_PEERS: Final = ("resume", "producer", "loaders", "pack")
-WITHOUT_DIR: Final = ("startup", "pack", "balance")
-"""Have no --dir."""
+Chosen = list[tuple[Benchmark, list[Row]]]
 
 
-def command_of(name: str, args: argparse.Namespace) -> list[str]:
-    """Returns the command line of a benchmark."""
-    command = [str(SCRIPTS / f"bench_{name}"), "--json", str(args.out / f"{name}.json")]
-    if args.quick:
-        command += QUICK[name]
-    if args.dir and name not in WITHOUT_DIR:
-        command += ["--dir", str(args.dir)]
-    if name in WITH_PEERS:
-        command += ["--no-peers"] if args.no_peers else []
-        command += ["--peers", str(args.peers)] if args.peers and not args.no_peers else []
-    return command
-
-
-def run(name: str, args: argparse.Namespace) -> str:
-    """Runs a benchmark; returns "" or what went wrong."""
-    said = args.out / f"{name}.txt"
-    start = time.monotonic()
-    print(f"scripts/bench_{name} ...", flush=True)
-    with said.open("w") as file:
-        code = subprocess.run(command_of(name, args), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"scripts/bench_{name}: {time.monotonic() - start:,.0f} s, see {said}", flush=True)
-    return f"scripts/bench_{name} ended with exit code {code}; see {said}" if code else ""
-
-
-def last_line(path: Path) -> dict[str, object]:
-    """Returns the last of the JSON lines of a file.
+def choose(names: Sequence[str], benchmarks: Sequence[Benchmark]) -> Chosen:
+    """Returns the rows with these names, or below them; all where there are none.
 
     Raises:
-        ValueError: there is none, or it is not a JSON object.
+        ValueError: there is no such row.
     """
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
-    if not lines:
-        raise ValueError(f"{path}: no line")
-    found = json.loads(lines[-1])
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object in the last line, found {lines[-1][:40]!r}")
-    return found
+
+    def named(row: str) -> list[str]:
+        return [name for name in names if row == name or row.startswith(f"{name}.")]
+
+    of = {f"{benchmark.name}.{row.name}": (benchmark, row) for benchmark in benchmarks for row in benchmark.rows}
+    used = {name for row in of for name in named(row)}
+    if unknown := [name for name in names if name not in used]:
+        raise ValueError(f"no row is called {', '.join(unknown)}; --list shows all")
+    chosen: Chosen = []
+    for benchmark in benchmarks:
+        rows = [row for row in benchmark.rows if not names or named(f"{benchmark.name}.{row.name}")]
+        if rows:
+            chosen.append((benchmark, rows))
+    return chosen
 
 
-def collect(names: Sequence[str], folder: Path) -> tuple[list[Figure], list[str], list[str]]:
-    """Returns the figures of the benchmarks, what is said of where they ran, and what could not be read."""
-    figures: list[Figure] = []
-    about: list[str] = []
-    problems: list[str] = []
-    for name in names:
-        path = folder / f"{name}.json"
-        if not path.exists():
-            problems.append(f"{path}: not there; run scripts/bench --only {name}")
-            continue
+def number(value: float) -> str:
+    """Returns three significant digits, without an exponent.
+
+    >>> number(1234.5), number(0.1234), number(0.00001234)
+    ('1,234', '0.123', '0.0000123')
+    """
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return text if "e" not in text else f"{value:.7f}".rstrip("0")
+
+
+def listed(chosen: Chosen) -> list[str]:
+    """Returns the table of what is measured."""
+    lines = ["| row | subject | beside | figure | least ratio |", "|---|---|---|---|---|"]
+    for benchmark, rows in chosen:
+        lines.append(f"| **{benchmark.name}** | {benchmark.about} | | | |")
+        for row in rows:
+            beside = row.against if isinstance(row.against, str) else f"at most {number(row.against)}"
+            goal = "" if row.goal is None else number(row.goal)
+            lines.append(f"| {benchmark.name}.{row.name} | {row.subject} | {beside} | {row.unit} | {goal} |")
+    return lines
+
+
+def _side(name: str, values: Sequence[float], unit: str) -> str:
+    return f"{name}: {number(statistics.median(values))} {unit}"
+
+
+def told(name: str, result: Result) -> str:
+    """Returns the line of a result: medians, and the ratio with the lowest and the highest."""
+    row = result.row
+    goal = "" if row.goal is None else number(row.goal)
+    if result.reason:
+        return f"| {name} | {row.subject} | | | {goal} | left out |"
+    ratios = result.ratios
+    beside = (
+        _side(row.against, result.against, row.unit)
+        if isinstance(row.against, str)
+        else f"at most {number(row.against)}"
+    )
+    spread = f"{number(statistics.median(ratios))} ({number(min(ratios))} to {number(max(ratios))})"
+    verdict = "**missed**" if result.missed else "met" if goal else ""
+    return f"| {name} | {_side(row.subject, result.subject, row.unit)} | {beside} | {spread} | {goal} | {verdict} |"
+
+
+def run(chosen: Chosen, args: argparse.Namespace) -> tuple[dict[str, Result], list[str]]:
+    """Runs what was chosen and prints it as it comes; returns the results by name, and what failed."""
+    environments = None if args.no_peers else Environments(args.peers.resolve())
+    results: dict[str, Result] = {}
+    failures: list[str] = []
+    print("| row | subject | beside | ratio (lowest to highest) | least | |\n|---|---|---|---|---|---|", flush=True)
+    for benchmark, rows in chosen:
+        with tempfile.TemporaryDirectory(dir=args.dir, ignore_cleanup_errors=True) as place:
+            setting = Setting(Path(place).resolve(), args.quick, environments, args.rounds)
+            try:
+                found = measure(benchmark, rows, setting)
+            except Failed as cause:
+                failures.append(f"{benchmark.name}: {cause}")
+                continue
+        for result in found:
+            name = f"{benchmark.name}.{result.row.name}"
+            results[name] = result
+            print(told(name, result), flush=True)
+    return results, failures
+
+
+def versions(packages: Iterable[str] = ("orjson", "numpy", "torch", "ms-swift")) -> str:
+    """Returns names and versions of those packages that are installed."""
+    found = []
+    for name in packages:
         try:
-            line = last_line(path)
-            figures += figures_of(name, line)
-        except ValueError as error:
-            problems.append(f"{path}: {error}")
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
             continue
-        load = f", load {line['load']:.1f} at the start" if isinstance(line.get("load"), float) else ""
-        about.append(f"- {name}: {line.get('machine', 'machine not named')}{load}")
-    return figures, about, problems
+    return ", ".join(found)
 
 
-def main() -> int:
-    """Runs what is asked for and returns the exit code."""
-    present = [name for name in BENCHMARKS if (SCRIPTS / f"bench_{name}").exists()]
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=present, default=present, metavar="NAME", help=f"of {', '.join(present)}"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results: runs/bench")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
-    parser.add_argument("--draw", action="store_true", help="run nothing; make table and pictures of what is there")
-    parser.add_argument("--dir", type=Path, default=None, help="where the benchmarks put their files")
-    parser.add_argument("--peers", type=Path, default=None, help="directory with the environments of other loaders")
-    parser.add_argument("--no-peers", action="store_true", help="without other loaders and writers")
-    args = parser.parse_args()
-    # The benchmarks change to the root of the repository.
-    args.out = args.out.resolve()
-    args.dir, args.peers = (path and path.resolve() for path in (args.dir, args.peers))
-    args.out.mkdir(parents=True, exist_ok=True)
-    problems = [] if args.draw else [problem for name in args.only if (problem := run(name, args))]
-    figures, about, unread = collect(args.only, args.out)
-    problems += unread
-    table = args.out / "results.md"
-    table.write_text("\n".join(["# Benchmarks", "", *about, "", markdown(figures)]))
-    print(markdown(figures))
-    print(f"table: {table}")
+def facts(name: str, result: Result) -> dict[str, Any]:
+    """Returns a result for JSON."""
+    row = result.row
+    told_of = {"row": name, "subject": row.subject, "against": row.against, "unit": row.unit, "goal": row.goal}
+    if result.reason:
+        return told_of | {"left_out": result.reason}
+    figures = {"subject_figures": result.subject, "against_figures": result.against}
+    return told_of | figures | {"ratios": result.ratios, "missed": result.missed}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments, checked."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures, side by side, what judges lazyshard.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="rows, or what their names begin with (all)")
+    parser.add_argument("--list", action="store_true", help="show the rows and run nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and one round, to see that it works")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds that are counted (5; with --quick 1)")
+    parser.add_argument("--dir", type=Path, help="an existing directory for all files (a temporary one)")
+    peers = ROOT / ".venv-peers"
+    parser.add_argument("--peers", type=Path, default=peers, metavar="DIR", help="environments of other packages")
+    parser.add_argument("--no-peers", action="store_true", help="leave out what needs other packages")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append all figures as one JSON line")
+    args = parser.parse_args(arguments)
+    if args.rounds is None:
+        args.rounds = 1 if args.quick else 5
+    if args.rounds < 1:
+        parser.error(f"--rounds is at least 1, got {args.rounds}")
+    if args.dir and not args.dir.is_dir():
+        parser.error(f"--dir {args.dir} is no directory; make it first")
     try:
-        print("pictures: " + ", ".join(str(path) for path in draw(figures, args.out)))
-    except PlotMissing as error:
-        print(f"no pictures: {error}", file=sys.stderr)
-    for problem in problems:
-        print(f"scripts/bench: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+        args.chosen = choose(args.names, BENCHMARKS)
+    except ValueError as cause:
+        parser.error(str(cause))
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is asked for and returns the exit code."""
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    if args.list:
+        print("\n".join(listed(args.chosen)))
+        return 0
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions()}"
+    load = os.getloadavg()[0]
+    # That ranks do not divide a stream's samples is meant so.
+    logging.getLogger("lazyshard").setLevel(logging.ERROR)
+    print(f"{machine}; load {load:.1f} at the start; medians of {args.rounds} rounds\n")
+    results, failures = run(args.chosen, args)
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+    for reason in dict.fromkeys(result.reason for result in results.values() if result.reason):
+        print(f"left out: {reason}")
+    for failure in failures:
+        print(f"scripts/bench: {failure}", file=sys.stderr)
+    if args.json:
+        line = {"machine": machine, "load": load, "rows": [facts(name, one) for name, one in results.items()]}
+        with args.json.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    missed = [name for name, result in results.items() if result.missed]
+    if args.check and missed:
+        print(f"missed: {', '.join(missed)}")
+    return 1 if failures or (args.check and missed) else 0
 
 
 if __name__ == "__main__":

@@ -1,39 +1,57 @@
-"""The process of `scripts/bench_encode`: passes through a raw stream, one of the same rows encoded, and a cache.
+"""The process of `scripts/bench encode`: passes through a raw stream, one of the same rows encoded, and a cache.
 
-    python bench_encode_process.py SETTINGS
-
-SETTINGS is JSON: `place`, an empty folder; `stream`, raw chat rows; `rounds`. The last line that it prints is JSON:
-seconds of processor a pass. A process of its own, since ms-swift says much when it is imported.
+With ms-swift's own template and a small tokenizer that has learnt the words of the rows.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from swift import get_processor, get_template
+from transformers import AutoTokenizer
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoding import of_producer, pack
 from lazyshard_swift.rows import RowEncoder
-from scripts.benchmarks.bench_read import BATCH
-from scripts.benchmarks.bench_template_process import load_template, make_model
+from scripts.benchmarks.bench_data import BATCH, chunk_files
+from tests.swift.cpu import tiny_model
+
+_VOCABULARY: Final = 16_000
+"""Tokens: enough for four or five bytes of the rows in each, as usual tokenizers have it."""
+
+_LEARNT_ROWS: Final = 1_000
+_LONGEST: Final = 1 << 20
+"""Tokens of a row; none has as many."""
 
 
-def write_encoded(raw: Path, encoded: Path, encoder: RowEncoder, template: Any) -> int:
-    """Encodes all rows of a stream into another one; returns their tokens."""
-    reader, tokens = StreamReader(raw), 0
+def load_template(model: Path, stream: Path) -> Any:
+    """Makes the folder of a model whose tokenizer has learnt the words of the rows; returns its template to train."""
+    tiny_model.main([str(model), "qwen3", "1"])
+    with chunk_files(stream)[0].open("rb") as file:
+        rows = [json.loads(line) for line in itertools.islice(file, _LEARNT_ROWS)]
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    AutoTokenizer.from_pretrained(model).train_new_from_iterator(texts, _VOCABULARY).save_pretrained(model)
+    template = get_template(get_processor(str(model), model_type="qwen3"), template_type="qwen2_5", max_length=_LONGEST)
+    template.set_mode("train")
+    return template
+
+
+def write_encoded(raw: Path, encoded: Path, encoder: RowEncoder, template: Any) -> None:
+    """Encodes all rows of a stream into another one."""
+    reader = StreamReader(raw)
     options: dict[str, Any] = {"arrays": True, "encoding": of_producer(template, None, True)}
     with ChunkWriter(encoded, reader.samples_per_chunk, **options) as writer:
         for number in range(reader.refresh().samples):
             sample = encoder(reader.read(number))
-            tokens += sample["length"]
             writer.write(pack(sample), tokens=sample["length"])
-    return tokens
 
 
 def in_batches(directory: Path, encode: Any, **options: Any) -> list[Any]:
@@ -52,6 +70,22 @@ def never(row: Any) -> Any:
     raise RuntimeError("a row was encoded although it is in the cache")
 
 
+class Meter:
+    """Calls an encoder and adds up the seconds of processor in it."""
+
+    def __init__(self, encode: Callable[[Any], Any]) -> None:
+        self._encode = encode
+        self.seconds = 0.0
+
+    def __call__(self, row: Any) -> Any:
+        """Returns what the encoder returns."""
+        start = time.process_time()
+        try:
+            return self._encode(row)
+        finally:
+            self.seconds += time.process_time() - start
+
+
 def timed(what: Callable[[], Any]) -> tuple[float, Any]:
     """Returns the seconds of processor that something takes, and what it returns."""
     # What was made before is not collected in the time of what comes now.
@@ -62,39 +96,35 @@ def timed(what: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - start, found
 
 
-def main() -> int:
-    """Does what the first argument says."""
-    settings = json.loads(sys.argv[1])
-    raw, place = Path(settings["stream"]), Path(settings["place"])
-    encoded = place / "encoded"
-    make_model(place / "model", raw)
-    template = load_template(place / "model")
+def passes(stream: str, place: str, rounds: int) -> dict[str, list[float]]:
+    """Returns microseconds of processor a row by what was done, one for each round behind the first.
+
+    Raises:
+        RuntimeError: two of them did not make the same samples.
+    """
+    raw, encoded = Path(stream), Path(place) / "encoded"
+    template = load_template(Path(place) / "model", raw)
     fly = RowEncoder(template)
-    tokens = write_encoded(raw, encoded, fly, template)
+    write_encoded(raw, encoded, fly, template)
     (ready,) = encoders([str(encoded)], template, fly)
     if not isinstance(ready, EncodedRows):
         raise RuntimeError("the encoded stream is not taken for one")
-    cache = {"encode_cache": place / "cache", "encode_fingerprint": of_producer(template, None, True)}
+    cache = {"encode_cache": Path(place) / "cache", "encode_fingerprint": of_producer(template, None, True)}
     in_batches(raw, fly, **cache)
-    found: dict[str, list[float]] = {"on the fly": [], "encoded": [], "cached": []}
-    for number in range(settings["rounds"] + 1):
-        on_the_fly, expected = timed(lambda: in_batches(raw, fly))
-        from_encoded, samples = timed(lambda: in_batches(encoded, ready))
-        if samples != expected:
-            raise RuntimeError("samples of the encoded stream are not those that the template makes")
-        # Its memory is free for the next pass, as it was for this one.
-        del samples
-        from_cache, samples = timed(lambda: in_batches(raw, never, **cache))
-        if samples != expected:
-            raise RuntimeError("samples of the cache are not those that the template makes")
-        count = len(samples)
-        del samples, expected
+    found: dict[str, list[float]] = {"on the fly": [], "of that loading": [], "encoded": [], "cached": []}
+    for number in range(rounds + 1):
+        meter = Meter(fly)
+        on_the_fly, expected = timed(functools.partial(in_batches, raw, meter))
+        taken = [on_the_fly, on_the_fly - meter.seconds]
+        count = len(expected)
+        for work in (lambda: in_batches(encoded, ready), lambda: in_batches(raw, never, **cache)):
+            seconds, samples = timed(work)
+            if samples != expected:
+                raise RuntimeError("other samples than those that the template makes")
+            # Its memory is free for the next pass, as it was for this one.
+            del samples
+            taken.append(seconds)
         if number:
-            for name, seconds in zip(found, (on_the_fly, from_encoded, from_cache), strict=True):
-                found[name].append(seconds)
-    print(json.dumps({"seconds": found, "tokens": tokens / count}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            for values, seconds in zip(found.values(), taken, strict=True):
+                values.append(seconds / count * 1e6)
+    return found

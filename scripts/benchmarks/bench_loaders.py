@@ -1,153 +1,155 @@
 """How fast rows get to a training loop: ours beside other loaders, each in its own format and environment.
 
-Run by `scripts/bench_loaders`. Two data sets: A, text as chat data has it, about 2 KB a row in the mean; B, images of
-about 1 MB in base64. Five cases: one process in order, shuffled, and at random; two workers in order and shuffled, in
-batches of 8 whose rows reach the main process as dicts. Whatever the loader, every row that came is counted, the ids
-are added up, and one row is compared with the source; where that does not agree, the benchmark fails.
+Two data sets: text as chat data has it, about 2 KB a row in the mean, and images of about 1 MB in base64. Five cases:
+one process in order, shuffled, and at random; two workers in order and shuffled, in batches of 8 whose rows reach the
+main process as dicts. Whatever the loader, every row that came is counted, the ids are added up, and one row is
+compared with the source. Time counts by the clock, from the construction of the loader to the last row, imports left
+out; the processor time and the memory (proportional shares) of all processes are told with `--json`.
 
-Each run is a process of its own, and the loaders take turns, so that a noisy machine disturbs all alike. The floor,
-`orjson.loads` over the memory-mapped lines in one process, is taken anew in each round of each case, and a ratio is
-within a round; medians are shown with the lowest and the highest. Time counts from the construction of the loader to
-the last row, after the imports. Processor time is that of all processes, and so is the memory: proportional shares
-(PSS), looked at every 50 ms, imports included; pages of mapped files count in it, whoever keeps them, and are told
-apart.
-
+`minimal` is no loader but what one could come to: row offsets known, files mapped, parsed with orjson, nothing checked.
 Files are best in memory: --dir /dev/shm.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
-import os
-import platform
-import sys
-import tempfile
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
-import orjson
+from scripts.benchmarks.bench_data import SAMPLES_PER_CHUNK, chunk_files, make_images, make_stream, write_offsets
+from scripts.benchmarks.bench_formats import SHARD_BYTES
+from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Missing, Row, Setting, Side, child
 
-from scripts.benchmarks.bench_loaders_cases import BATCH, CASES
-from scripts.benchmarks.bench_loaders_data import CHUNKS_B, make_data
-from scripts.benchmarks.bench_loaders_peers import FLOOR, LOADERS, OURS, Loader, LoaderFailed, WrongRows
-from scripts.benchmarks.bench_loaders_report import case_table, loader_table, ratio_table, summary, worse
-from scripts.benchmarks.bench_loaders_rounds import Rounds
-from scripts.benchmarks.bench_read import SAMPLES_PER_CHUNK
-from scripts.benchmarks.bench_report import folder
+CASES: Final = ("order", "shuffled", "random", "loader", "loader-shuffled")
+IMAGE_CHUNKS: Final = 8
 
+RANDOM_ROWS: Final = {"text": 20_000, "images": 400}
+"""At most so many rows are drawn at random: some loaders read a few hundred a second."""
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the arguments, checked."""
-    names = [loader.name for loader in LOADERS if loader.name not in (FLOOR, OURS)]
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench_loaders", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows-a", type=int, default=200_000, help=f"of A; a multiple of {SAMPLES_PER_CHUNK:,}")
-    parser.add_argument("--rows-b", type=int, default=800, help=f"of B; a multiple of {CHUNKS_B}")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each loader and case")
-    parser.add_argument("--data", nargs="+", choices=("A", "B"), default=("A", "B"), help="which data")
-    parser.add_argument("--case", nargs="+", choices=CASES, default=tuple(CASES), metavar="CASE", help=", ".join(CASES))
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=names,
-        default=tuple(names),
-        metavar="LOADER",
-        help=f"beside ours and the floor: {', '.join(names)}",
-    )
-    parser.add_argument("--dir", type=folder, default=None, help="where to put everything (default: a temporary one)")
-    parser.add_argument("--peers", type=Path, default=None, help="directory with the environments of other loaders")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process is given up")
-    parser.add_argument("--json", type=Path, default=None, help="append the results as one JSON line to this file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where we are behind, or below what is asked")
-    parser.add_argument("--packages", action="store_true", help="print the packages that need environments, and end")
-    args = parser.parse_args(arguments)
-    if args.rounds < 1:
-        parser.error(f"--rounds is at least 1, got {args.rounds}")
-    for option, value, unit in (("--rows-a", args.rows_a, SAMPLES_PER_CHUNK), ("--rows-b", args.rows_b, CHUNKS_B)):
-        if value < unit or value % unit:
-            parser.error(f"{option} is a multiple of {unit:,}, got {value:,}")
-    return args
+PACKAGES: Final = {
+    "parsing": "",
+    "minimal": "",
+    "lazyshard": "",
+    "lazyshard-dicts": "",
+    "torchdata": "torchdata",
+    "datasets": "datasets",
+    "datasets-streaming": "datasets",
+    "mosaicml-streaming": "mosaicml-streaming",
+    "litdata": "litdata",
+    "webdataset": "webdataset",
+    "grain": "grain",
+    "megatron-energon": "megatron-energon",
+}
+"""Loaders, and the package whose environment and format each needs."""
+
+NO_RANDOM: Final = ("datasets-streaming", "webdataset", "megatron-energon")
+"""Loaders that read nothing but rows in turn."""
+
+AS_THEY_ARE: Final = ("", "torchdata")
+"""Packages that read the rows as they are."""
+
+LEAST: Final = 0.97
+"""Of their speed: loaders are not told apart by less, since repeated runs differ by as much."""
 
 
-def available(wanted: Sequence[Loader], environments: Path | None) -> tuple[list[Loader], dict[str, str]]:
-    """Returns those loaders that can run, and why the others cannot."""
-    found: list[Loader] = []
-    reasons: dict[str, str] = {}
-    for loader in wanted:
-        if not loader.package or (environments and (environments / loader.package / "loaders").exists()):
-            found.append(loader)
-        elif environments is None:
-            reasons[loader.name] = "no environments of other loaders were asked for"
-        else:
-            log = environments / f"{loader.package}.log"
-            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-            complaints = [line.strip() for line in lines if "error" in line.lower()] or lines[-1:] or ["no environment"]
-            reasons[loader.name] = f"{loader.package} is not installed: {complaints[-1]}"
-    return found, reasons
+class Loaders:
+    """The loaders as sides.
+
+    Args:
+        setting: of the benchmark.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._rows = {"text": setting.size(60_000, 2_000), "images": setting.size(400, 16)}
+        self._native = functools.cache(self._convert)
+
+    def _stream(self, data: str) -> Path:
+        place, rows = self._setting.place / data, self._rows[data]
+        return make_stream(place, rows) if data == "text" else make_images(place, rows, rows // IMAGE_CHUNKS)
+
+    def _python(self, package: str) -> str:
+        return self._setting.python(package) if package else ""
+
+    def _convert(self, data: str, package: str) -> str:
+        """Writes the rows in the format of a package; returns where."""
+        native = str(self._setting.place / f"{data}.{package}")
+        files = [str(path) for path in chunk_files(self._stream(data))]
+        settings = {"package": package, "files": files, "out": native, "shard_bytes": SHARD_BYTES}
+        child("bench_formats.write", settings, self._setting.place, self._python(package))
+        return native
+
+    def side(self, loader: str, data: str, case: str) -> Side:
+        """Returns one loader in one case."""
+        package = PACKAGES[loader]
+
+        def turn() -> Figures:
+            stream, rows = self._stream(data), self._rows[data]
+            drawn = list(range(rows))
+            if case == "random":
+                drawn = random.Random(0).sample(drawn, min(rows, RANDOM_ROWS[data]))
+            settings: dict[str, Any] = {
+                "loader": loader,
+                "data": str(stream),
+                "native": self._native(data, package) if package not in AS_THEY_ARE else "",
+                "offsets": str(write_offsets(stream, self._setting.place / f"{data}.offsets")),
+                "case": case,
+                "drawn": len(drawn),
+                "rows": rows,
+                "samples_per_chunk": SAMPLES_PER_CHUNK if data == "text" else rows // IMAGE_CHUNKS,
+                "probe": drawn[len(drawn) * 2 // 3],
+            }
+            found = child(
+                "bench_loaders_process.read", {"settings": settings}, self._setting.place, self._python(package)
+            )
+            came = (found.pop("rows"), found.pop("ids"), json.loads(found.pop("probe")))
+            expected = (len(drawn), sum(drawn), self._row(stream, settings["probe"], settings["samples_per_chunk"]))
+            if came != expected:
+                raise (Missing if package else Failed)(f"{loader}, {data}, {case}: returned other rows than there are")
+            return {unit: value / len(drawn) if unit.endswith("us") else value for unit, value in found.items()}
+
+        return turn
+
+    @staticmethod
+    def _row(stream: Path, number: int, samples_per_chunk: int) -> Any:
+        chunk, line = divmod(number, samples_per_chunk)
+        with chunk_files(stream)[chunk].open("rb") as file:
+            return json.loads(next(text for at, text in enumerate(file) if at == line))
 
 
-def main() -> int:
-    """Runs everything and returns the exit code."""
-    args = parse(sys.argv[1:])
-    wanted = [loader for loader in LOADERS if loader.name in (FLOOR, OURS, *args.only)]
-    if args.packages:
-        print("\n".join(dict.fromkeys(loader.package for loader in wanted if loader.package)))
-        return 0
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    load = os.getloadavg()[0]
-    print(f"{machine}, orjson {orjson.__version__}; load {load:.1f} at the start")
-    loaders, reasons = available(wanted, args.peers)
-    versions = {loader.name: loader.version(args.peers or Path()) for loader in loaders}
-    with tempfile.TemporaryDirectory(dir=args.dir) as name:
-        place = Path(name)
-        data = [make_data(place, which, args.rows_a if which == "A" else args.rows_b) for which in args.data]
-        for one in data:
-            size = one.bytes / one.rows
-            print(f"{one.which}: {one.rows:,} rows, {size:,.0f} bytes in the mean, in {one.chunks} chunks")
-        rounds = Rounds(loaders, args.peers or Path(), place, args.case, args.timeout)
-        try:
-            found = rounds.run(data, args.rounds)
-        except (LoaderFailed, WrongRows) as error:
-            print(f"scripts/bench_loaders: {error}", file=sys.stderr)
-            return 1
-    found.left_out |= reasons
-    names = [loader.name for loader in loaders]
-    for which in args.data:
-        print("\n" + "\n".join(ratio_table(found, which, args.case, names)))
-        for case in args.case:
-            print("\n" + "\n".join(case_table(found, which, case, names)))
-    print("\n" + "\n".join(loader_table(loaders, versions, found)))
-    print(f"\nbatches of {BATCH}; {args.rounds} rounds; load {os.getloadavg()[0]:.1f} at the end")
-    for loader, reason in found.left_out.items():
-        print(f"left out: {loader}: {reason}")
-    behind = worse(found, loaders)
-    for line in behind:
-        print(f"worse than asked for: {line}")
-    if args.json:
-        conversions = [
-            {"data": which, "loader": loader, "seconds": seconds, "mb": size}
-            for (which, loader), (seconds, size) in found.conversions.items()
-        ]
-        results: dict[str, object] = {
-            "machine": machine,
-            "load": load,
-            "rows": {one.which: one.rows for one in data},
-            "rounds": args.rounds,
-            "loaders": {
-                one.name: {"version": versions[one.name], "settings": one.settings, "reference": one.reference}
-                for one in loaders
-            },
-            "conversions": conversions,
-            "results": [summary(found, key) for key in found.taken],
-            "left_out": found.left_out,
-            "worse": behind,
-        }
-        with args.json.open("a") as file:
-            file.write(json.dumps(results) + "\n")
-    return 1 if args.check and behind else 0
+def _loaders(case: str) -> list[str]:
+    return [name for name in PACKAGES if case != "random" or name not in NO_RANDOM]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def prepare(setting: Setting) -> Mapping[str, Side]:
+    """Returns the sides: `DATA, CASE: LOADER`."""
+    loaders = Loaders(setting)
+    return {
+        f"{data}, {case}: {name}": loaders.side(name, data, case)
+        for data in ("text", "images")
+        for case in CASES
+        for name in PACKAGES
+    }
+
+
+def _rows() -> Iterator[Row]:
+    """Yields the rows. Of images in one process only a part of the floor is asked for, which parses JSON too."""
+    yield Row("images.order", "images, order: lazyshard", "images, order: parsing", "us", 0.9)
+    for data, cases in (("text", CASES), ("images", CASES[3:])):
+        for case in cases:
+            ours = f"{data}, {case}: lazyshard"
+            for name in _loaders(case):
+                if name not in ("lazyshard", "parsing") and not (name == "lazyshard-dicts" and case in CASES[:3]):
+                    goal = None if name in ("minimal", "lazyshard-dicts") else LEAST
+                    yield Row(f"{data}.{case}.{name}", ours, f"{data}, {case}: {name}", "us", goal)
+
+
+LOADERS: Final = Benchmark(
+    "loaders",
+    "rows of 2 KB and of 1 MB into a training loop, beside other loaders: one process, and two workers",
+    tuple(_rows()),
+    prepare,
+)

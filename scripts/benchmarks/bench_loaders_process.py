@@ -1,109 +1,334 @@
-"""One process of `scripts/bench_loaders`: reads all rows once, or converts them, in the environment of that loader.
+"""One process of `scripts/bench loaders`: reads all rows once, in the environment of that loader.
 
-`python -m scripts.benchmarks.bench_loaders_process WHAT NAME SETTINGS`, where WHAT is `read` or `convert`, NAME the
-loader and SETTINGS the JSON of `bench_loaders_cases.Settings`. What it found is the last line that it prints: JSON. The
-start of the interpreter and the imports are not counted; the construction of the loader and the start of its workers
-are.
+Each loader is used as its documentation advises for speed: files are local, uncompressed and not hashed again when
+read; batches are made in the workers; shuffles are of 4 chunks, or of a buffer of as many rows. Each is imported where
+it is used.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import json
-import os
-import sys
+import pickle
+import random
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from scripts.benchmarks.bench_loaders_cases import Row, Settings
-from scripts.benchmarks.bench_loaders_tree import memory, processor_s
+from scripts.benchmarks.bench_formats import Row, all_rows, streaming
+from scripts.benchmarks.bench_loaders_rows import MapRows, chunk_files
+from scripts.benchmarks.bench_process import processor_s, session_mb
 
-MODULES = {
-    "lazyshard": "ours",
-    "lazyshard-dicts": "ours",
-    "bytes": "floors",
-    "orjson": "floors",
-    "minimal": "floors",
-    "torchdata": "floors",
-    "datasets": "arrow",
-    "datasets-streaming": "arrow",
-    "mosaicml-streaming": "shards",
-    "litdata": "shards",
-    "grain": "records",
-    "webdataset": "tars",
-    "megatron-energon": "tars",
+BATCH: Final = 8
+WORKERS: Final = 2
+WINDOW_CHUNKS: Final = 4
+Opened = Callable[[], Iterable[Any]]
+"""Constructs a loader and returns its rows, or its batches; only this is measured."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the process is told.
+
+    Attributes:
+        loader: one of `LOADERS`.
+        data: directory of the stream with the rows.
+        native: the rows in the format of this loader; "" where it reads them as they are.
+        offsets: file that says where each row begins.
+        case: order, shuffled, random, loader (two workers) or loader-shuffled.
+        drawn: how many rows are read, fewer than all at random.
+        rows: how many there are; row i has the id i.
+        samples_per_chunk: rows of each chunk file.
+        probe: id of the row that is returned as a whole.
+    """
+
+    loader: str
+    data: str
+    native: str
+    offsets: str
+    case: str
+    drawn: int
+    rows: int
+    samples_per_chunk: int
+    probe: int
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether the rows come in another order than written."""
+        return self.case.endswith("shuffled")
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether worker processes read."""
+        return self.case.startswith("loader")
+
+    @property
+    def window_rows(self) -> int:
+        """Rows that are shuffled together."""
+        return min(self.rows, WINDOW_CHUNKS * self.samples_per_chunk)
+
+    @property
+    def order(self) -> list[int]:
+        """The ids that are read where they are asked for one by one."""
+        if self.case == "random":
+            return random.Random(0).sample(range(self.rows), self.drawn)
+        return list(range(self.rows))
+
+
+def parsing(settings: Settings) -> tuple[Opened, bool]:
+    """`orjson.loads` over the lines: no digests, no order, no index."""
+    return lambda: all_rows(chunk_files(settings.data)), False
+
+
+def map_style(settings: Settings, module: str, loader: str) -> tuple[Opened, bool]:
+    """The least data set: by itself, or in a loader of torch's kind."""
+    loader_of: Any = getattr(importlib.import_module(module), loader)
+    order = settings.order
+    if settings.case == "shuffled":
+        random.Random(0).shuffle(order)
+
+    def opened() -> Iterable[Any]:
+        dataset = MapRows(settings.data, settings.offsets)
+        if not settings.in_workers:
+            return map(dataset.__getitem__, order)
+        found: Iterable[Any] = loader_of(
+            dataset, batch_size=BATCH, shuffle=settings.shuffled, num_workers=WORKERS, collate_fn=list
+        )
+        return found
+
+    return opened, settings.in_workers
+
+
+def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
+    """`ds[i]`, `ds.__getitems__` in batches where shuffled, or torch's DataLoader; every row's digest is checked.
+
+    Args:
+        settings: what to read, and how.
+        late: whether rows cross from the workers as they lie on disk, to be parsed in the main process.
+    """
+    dataset_of = importlib.import_module("lazyshard").LazyShardedDataset
+    loader_of = importlib.import_module("torch.utils.data").DataLoader
+    order, batched = settings.order, settings.in_workers or settings.shuffled
+
+    def opened() -> Iterable[Any]:
+        window = WINDOW_CHUNKS if settings.shuffled else 0
+        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "shuffle_window": window, "late_parsing": late}
+        dataset = dataset_of(settings.data, **options)
+        if settings.in_workers:
+            indices = dataset.rank_indices
+            found: Iterable[Any] = loader_of(dataset, BATCH, sampler=indices, num_workers=WORKERS, collate_fn=list)
+            return found
+        if batched:
+            return map(dataset.__getitems__, (order[at : at + BATCH] for at in range(0, len(order), BATCH)))
+        return map(dataset.__getitem__, order)
+
+    return opened, batched
+
+
+def datasets(settings: Settings) -> tuple[Opened, bool]:
+    """`Dataset`, memory-mapped Arrow, by itself or in torch's DataLoader."""
+    load = importlib.import_module("datasets").load_from_disk
+    loader_of = importlib.import_module("torch.utils.data").DataLoader
+    order = settings.order
+
+    def opened() -> Iterable[Any]:
+        dataset: Any = load(settings.native)
+        if settings.in_workers:
+            dataset = loader_of(dataset, BATCH, shuffle=settings.shuffled, num_workers=WORKERS, collate_fn=list)
+        elif settings.case == "random":
+            return map(dataset.__getitem__, order)
+        elif settings.shuffled:
+            dataset = dataset.shuffle(seed=0, keep_in_memory=True)
+        found: Iterable[Any] = dataset
+        return found
+
+    return opened, settings.in_workers
+
+
+def datasets_streaming(settings: Settings) -> tuple[Opened, bool]:
+    """`IterableDataset` over the same files, a shard for each chunk, by itself or in torch's DataLoader."""
+    load = importlib.import_module("datasets").load_from_disk
+    # It imports torch itself, when it is first iterated: imports are not counted.
+    loader_of = importlib.import_module("torch.utils.data").DataLoader
+    shards = len(chunk_files(settings.data))
+
+    def opened() -> Iterable[Any]:
+        dataset: Any = load(settings.native).to_iterable_dataset(num_shards=shards)
+        if settings.shuffled:
+            dataset = dataset.shuffle(seed=0, buffer_size=settings.window_rows)
+        found: Iterable[Any] = dataset
+        return loader_of(dataset, BATCH, num_workers=WORKERS, collate_fn=list) if settings.in_workers else found
+
+    return opened, settings.in_workers
+
+
+def mosaicml(settings: Settings) -> tuple[Opened, bool]:
+    """`StreamingDataset` of MDS, by itself or in its StreamingDataLoader."""
+    package = streaming()
+    order = settings.order
+
+    def opened() -> Iterable[Any]:
+        dataset = package.StreamingDataset(
+            local=settings.native,
+            batch_size=BATCH,
+            num_canonical_nodes=1,
+            shuffle=settings.shuffled,
+            shuffle_block_size=settings.window_rows,
+        )
+        if settings.in_workers:
+            # It counts the rows of a batch by the first of its columns.
+            loader = package.StreamingDataLoader(
+                dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=lambda rows: {"rows": rows}
+            )
+            return (batch["rows"] for batch in loader)
+        found: Iterable[Any] = dataset
+        return map(dataset.__getitem__, order) if settings.case == "random" else found
+
+    return opened, settings.in_workers
+
+
+def litdata(settings: Settings) -> tuple[Opened, bool]:
+    """`StreamingDataset`, by itself or in its StreamingDataLoader."""
+    package = importlib.import_module("litdata")
+    order = settings.order
+
+    def opened() -> Iterable[Any]:
+        dataset = package.StreamingDataset(settings.native, shuffle=settings.shuffled, drop_last=False)
+        if settings.in_workers:
+            dataset = package.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=list)
+        found: Iterable[Any] = dataset
+        return map(dataset.__getitem__, order) if settings.case == "random" else found
+
+    return opened, settings.in_workers
+
+
+def _from_tar(sample: Row) -> Row:
+    row: Row = importlib.import_module("orjson").loads(sample["json"])
+    if "image" in sample:
+        row["image"] = sample["image"].decode("ascii")
+    return row
+
+
+def webdataset(settings: Settings) -> tuple[Opened, bool]:
+    """`WebDataset` of tars, by itself or in its WebLoader."""
+    package = importlib.import_module("webdataset")
+    shards = sorted(str(path) for path in Path(settings.native).glob("*.tar"))
+
+    def opened() -> Iterable[Any]:
+        dataset = package.WebDataset(shards, shardshuffle=len(shards) if settings.shuffled else False, seed=0)
+        if settings.shuffled:
+            dataset = dataset.shuffle(settings.window_rows)
+        found: Any = dataset.map(_from_tar)
+        if settings.in_workers:
+            found = package.WebLoader(found.batched(BATCH, collation_fn=list), batch_size=None, num_workers=WORKERS)
+        rows: Iterable[Any] = found
+        return rows
+
+    return opened, settings.in_workers
+
+
+def energon(settings: Settings) -> tuple[Opened, bool]:
+    """Its loader over crude samples of tars, which a cooker parses; in order as for validation."""
+    package = importlib.import_module("megatron.energon")
+
+    @package.stateless  # type: ignore[untyped-decorator]
+    def cook(sample: Row) -> Any:
+        return package.TextSample(**package.basic_sample_keys(sample), text=_from_tar(sample))
+
+    class Rows(package.DefaultTaskEncoder):  # type: ignore[name-defined, misc]
+        decoder = None
+        cookers = (package.Cooker(cook),)
+
+        @package.stateless  # type: ignore[untyped-decorator]
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+        @package.stateless  # type: ignore[untyped-decorator]
+        def batch(self, samples: list[Any]) -> list[Row]:
+            return [sample.text for sample in samples]
+
+    def opened() -> Iterable[Any]:
+        workers = package.WorkerConfig(rank=0, world_size=1, num_workers=WORKERS if settings.in_workers else 0)
+        options = {"split_part": "train", "worker_config": workers, "batch_size": BATCH, "task_encoder": Rows()}
+        dataset_of = package.get_val_dataset
+        if settings.shuffled:
+            options |= {"shuffle_buffer_size": settings.window_rows, "max_samples_per_sequence": 100, "repeat": False}
+            dataset_of = package.get_train_dataset
+        found: Iterable[Any] = package.get_loader(dataset_of(settings.native, **options))
+        return found
+
+    return opened, True
+
+
+def grain(settings: Settings) -> tuple[Opened, bool]:
+    """`MapDataset` of ArrayRecord, one by one; as an `IterDataset`, with worker processes or without."""
+    package = importlib.import_module("grain")
+    files = sorted(str(path) for path in Path(settings.native).iterdir())
+    order = settings.order
+
+    def opened() -> Iterable[Any]:
+        dataset: Any = package.MapDataset.source(package.sources.ArrayRecordDataSource(files)).map(pickle.loads)
+        if settings.shuffled:
+            dataset = dataset.shuffle(seed=0)
+        if settings.case == "random":
+            return map(dataset.__getitem__, order)
+        # No reading threads, since the files are in memory.
+        options = package.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        if settings.in_workers:
+            batches = dataset.batch(BATCH, batch_fn=list).to_iter_dataset(options)
+            dataset = batches.mp_prefetch(package.MultiprocessingOptions(num_workers=WORKERS))
+        else:
+            dataset = dataset.to_iter_dataset(options)
+        found: Iterable[Any] = dataset
+        return found
+
+    return opened, settings.in_workers
+
+
+LOADERS: Final[dict[str, Callable[[Settings], tuple[Opened, bool]]]] = {
+    "parsing": parsing,
+    "minimal": lambda settings: map_style(settings, "torch.utils.data", "DataLoader"),
+    "lazyshard": lazyshard,
+    "lazyshard-dicts": lambda settings: lazyshard(settings, late=False),
+    "torchdata": lambda settings: map_style(settings, "torchdata.stateful_dataloader", "StatefulDataLoader"),
+    "datasets": datasets,
+    "datasets-streaming": datasets_streaming,
+    "mosaicml-streaming": mosaicml,
+    "litdata": litdata,
+    "webdataset": webdataset,
+    "megatron-energon": energon,
+    "grain": grain,
 }
-"""Where each loader is: `bench_loaders_` and this."""
 
 
-def count(rows: Iterable[Row], probe: int) -> tuple[int, int, Row | None]:
-    """Takes rows one by one; returns their number, the sum of their ids, and the one with the id `probe`."""
+def read(settings: dict[str, Any]) -> dict[str, Any]:
+    """Reads everything once; returns what came and what it took: us, processor us, MB of all processes at the end."""
+    told = Settings(**settings)
+    opened, batched = LOADERS[told.loader](told)
+    orjson = importlib.import_module("orjson")
     number = ids = 0
-    kept = None
-    for row in rows:
-        found = row["id"]
-        number += 1
-        ids += found
-        if found == probe:
-            kept = row
-    return number, ids, kept
-
-
-def count_batches(batches: Iterable[list[Row]], probe: int) -> tuple[int, int, Row | None]:
-    """The same for batches."""
-    return count(itertools.chain.from_iterable(batches), probe)
-
-
-def read(module: Any, name: str, settings: Settings) -> dict[str, Any]:
-    """Reads everything once and returns what came and what it took."""
-    opened, batched = module.READERS[name](settings)
-    probe = settings.probe
+    kept: Row = {}
     processor, clock = processor_s(), time.perf_counter()
-    if batched is None:
-        # A floor that makes no rows.
-        number, ids, kept, first_s = opened(), 0, None, 0.0
-    else:
-        # Asked for its iterator once: some begin anew each time.
-        rows = itertools.islice(opened(), None)
-        first = list(itertools.islice(rows, 1))
-        first_s = time.perf_counter() - clock
-        number, ids, kept = (count_batches if batched else count)(itertools.chain(first, rows), probe)
+    rows = itertools.chain.from_iterable(opened()) if batched else opened()
+    for row in rows:
+        number += 1
+        ids += row["id"]
+        if row["id"] == told.probe:
+            kept = row
     seconds = time.perf_counter() - clock
     used = processor_s() - processor
     # Workers that wait for the next epoch are still there.
-    held = memory(os.getsid(0))
-    getattr(module, "CLEANERS", {}).get(name, lambda: None)()
-    import orjson
-
-    if kept is not None:
-        # webdataset adds fields of its own.
-        kept = {name: value for name, value in kept.items() if not name.startswith("__")}
-    # NumPy's integers are integers too.
-    text = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
-    found = {"rows": int(number), "ids": int(ids), "probe": text}
-    return found | {"seconds": seconds, "first_s": first_s, "processor_s": used, "memory": held}
-
-
-def convert(module: Any, name: str, settings: Settings) -> dict[str, Any]:
-    """Makes the format of this loader and returns what it took."""
-    processor, clock = processor_s(), time.perf_counter()
-    module.CONVERTERS[name](settings)
-    return {"seconds": time.perf_counter() - clock, "processor_s": processor_s() - processor}
-
-
-def main() -> int:
-    """Does what the arguments say."""
-    what, name, text = sys.argv[1:]
-    module = importlib.import_module(f"scripts.benchmarks.bench_loaders_{MODULES[name]}")
-    found = {"read": read, "convert": convert}[what](module, name, Settings(**json.loads(text)))
-    if MODULES[name] != "ours" and "lazyshard" in sys.modules:
-        raise AssertionError(f"{name} has imported lazyshard")
-    print("\n" + json.dumps(found), flush=True)
-    # Some loaders leave threads and processes behind that take seconds to end.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    held = session_mb()
+    # webdataset adds fields of its own; NumPy's integers are integers too.
+    kept = {name: value for name, value in kept.items() if not name.startswith("__")}
+    probe = orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return {
+        "rows": number,
+        "ids": int(ids),
+        "probe": probe,
+        "us": seconds * 1e6,
+        "processor us": used * 1e6,
+        "MB": held,
+    }

@@ -2,243 +2,116 @@
 
 All read the same rows in order, in batches of 8 parsed rows, without worker processes. For each there is a way to leave
 the state of a run that has consumed a number of rows, and one to construct it anew, load that state and get the next
-batch; only the latter is measured. Run by `bench_resume_process.py` within those environments: each function imports
-its loader before it returns what is to be measured.
+batch; only the latter is measured. Runs in the environments of these packages: each is imported where it is used.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-import mmap
 import pickle
-from array import array
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.benchmarks.bench_formats import Row, rows_of, streaming, write_mds
+from scripts.benchmarks.bench_loaders_rows import MapRows, RowsInTurn, chunk_files
+from scripts.benchmarks.bench_process import forget_peak, memory_mb, peak_mb
+
 BATCH: Final = 8
 
 Settings = dict[str, Any]
-"""`data`: directory of the rows; `offsets`: file that says where each row of the chunks begins, u64 of shape (chunks,
-rows + 1); `state`: file of the state; `consumed`: rows; `save`: whether to leave the state, or to go on; `saved`: ranks
-before; `rank`, `ranks`: afterwards."""
+"""`data`: directory of the rows; `offsets`: file that says where each of them begins; `state`: file of the state;
+`consumed`: rows; `save`: whether to leave the state or to go on; `saved`: ranks before; `rank`, `ranks`: after it."""
 
-Rows = list[dict[str, Any]]
-
-First = Callable[[], list[int]]
-"""Goes on and returns the ids of the first batch."""
+Made = tuple[Callable[[], Any], Callable[[Any], Iterator[list[Row]]]]
+"""Makes a loader that has `state_dict` and `load_state_dict`; returns its batches."""
 
 
-def chunk_files(data: str) -> list[str]:
-    """Returns the files with the rows, in order."""
-    return sorted(str(path) for path in Path(data).glob("chunk_*.jsonl"))
+def saved_state(settings: Settings) -> Any:
+    """Returns the state of the run that stopped."""
+    return pickle.loads(Path(settings["state"]).read_bytes())
 
 
-def stopped_after(batches: Iterator[Any], settings: Settings, state: Callable[[], Any]) -> None:
-    """Consumes batches as a training loop does, and leaves the state then."""
-    for _ in itertools.islice(batches, settings["consumed"] // BATCH):
-        pass
-    Path(settings["state"]).write_bytes(pickle.dumps(state()))
+def opened(settings: Settings, rank: int, ranks: int) -> Any:
+    """Returns our data set."""
+    lazyshard = importlib.import_module("lazyshard")
+    return lazyshard.LazyShardedDataset(settings["data"], batch_size=BATCH, dp_rank=rank, dp_size=ranks)
 
 
-def going_on(settings: Settings, first: Callable[[Any], Rows]) -> First:
-    """Returns what is to be measured; `first` gets the state and returns the first batch."""
-    state = pickle.loads(Path(settings["state"]).read_bytes())
-    return lambda: [row["id"] for row in first(state)]
-
-
-def ours(settings: Settings) -> First | None:
+def ours(settings: Settings) -> Made:
     """`LazyShardedDataset` in torch's DataLoader."""
-    from torch.utils.data import DataLoader
-
-    import lazyshard
-
+    loader_of = importlib.import_module("torch.utils.data").DataLoader
     # Imported when first asked for.
-    _ = lazyshard.LazyShardedDataset
+    _ = importlib.import_module("lazyshard").LazyShardedDataset
 
-    def dataset(rank: int, ranks: int) -> Any:
-        return lazyshard.LazyShardedDataset(settings["data"], batch_size=BATCH, dp_rank=rank, dp_size=ranks)
+    def batches(dataset: Any) -> Iterator[list[Row]]:
+        return iter(loader_of(dataset, batch_size=BATCH, sampler=dataset.rank_indices, collate_fn=list))
 
-    if settings["save"]:
-        # Arithmetic: nothing need be read to know where a run stands.
-        stopped_after(iter(()), settings, lambda: dataset(0, settings["saved"]).state_dict(settings["consumed"]))
-        return None
-
-    def first(state: Any) -> Rows:
-        resumed = dataset(settings["rank"], settings["ranks"])
-        resumed.load_state_dict(state)
-        loader = DataLoader(resumed, batch_size=BATCH, sampler=resumed.rank_indices, collate_fn=list)
-        rows: Rows = next(iter(loader))
-        return rows
-
-    return going_on(settings, first)
+    return lambda: opened(settings, settings["rank"], settings["ranks"]), batches
 
 
-class MapRows:
-    """The least that a map-style data set of JSON lines is: the rows' places, and the files mapped."""
-
-    def __init__(self, data: str, offsets: str) -> None:
-        self._files = chunk_files(data)
-        self._offsets = array("Q", Path(offsets).read_bytes())
-        self._rows = len(self._offsets) // len(self._files) - 1
-        self._maps: dict[int, mmap.mmap] = {}
-
-    def __len__(self) -> int:
-        """Rows."""
-        return self._rows * len(self._files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Parses a row."""
-        import orjson
-
-        number, row = divmod(index, self._rows)
-        mapped = self._maps.get(number)
-        if mapped is None:
-            with open(self._files[number], "rb") as file:
-                mapped = self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        at = number * (self._rows + 1) + row
-        found: dict[str, Any] = orjson.loads(mapped[self._offsets[at] : self._offsets[at + 1]])
-        return found
-
-
-class RowsInTurn:
-    """Rows of files one after the other, and where it stands: file and byte."""
-
-    def __init__(self, data: str) -> None:
-        self.files = chunk_files(data)
-        self.place = (0, 0)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Parses rows from where it stands."""
-        import orjson
-
-        first, byte = self.place
-        for number in range(first, len(self.files)):
-            with open(self.files[number], "rb", buffering=1 << 20) as file:
-                file.seek(byte)
-                for line in file:
-                    byte += len(line)
-                    self.place = (number, byte)
-                    yield orjson.loads(line)
-            byte = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where it stands."""
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.place = tuple(state["place"])
-
-
-def _stateful(settings: Settings, make: Callable[[], Any]) -> First | None:
-    import orjson  # noqa: F401
-
+def _stateful(make: Callable[[], Any]) -> Made:
+    importlib.import_module("orjson")
     loaders = importlib.import_module("torchdata.stateful_dataloader")
-
-    def loader() -> Any:
-        return loaders.StatefulDataLoader(make(), batch_size=BATCH, collate_fn=list)
-
-    if settings["save"]:
-        saved = loader()
-        stopped_after(iter(saved), settings, saved.state_dict)
-        return None
-
-    def first(state: Any) -> Rows:
-        resumed = loader()
-        resumed.load_state_dict(state)
-        rows: Rows = next(iter(resumed))
-        return rows
-
-    return going_on(settings, first)
+    return lambda: loaders.StatefulDataLoader(make(), batch_size=BATCH, collate_fn=list), iter
 
 
-def stateful_map(settings: Settings) -> First | None:
+def stateful_map(settings: Settings) -> Made:
     """torchdata's StatefulDataLoader over a map-style data set: it goes through its sampler again."""
-    return _stateful(settings, lambda: MapRows(settings["data"], settings["offsets"]))
+    return _stateful(lambda: MapRows(settings["data"], settings["offsets"]))
 
 
-def stateful_iterable(settings: Settings) -> First | None:
+def stateful_iterable(settings: Settings) -> Made:
     """torchdata's StatefulDataLoader over an iterable data set without a state: it reads everything again."""
     from torch.utils.data import IterableDataset
 
-    class Stateless(IterableDataset[dict[str, Any]]):
-        def __iter__(self) -> Iterator[dict[str, Any]]:
-            return iter(RowsInTurn(settings["data"]))
+    class Stateless(IterableDataset[Row]):
+        def __iter__(self) -> Iterator[Row]:
+            return itertools.chain.from_iterable(map(rows_of, chunk_files(settings["data"])))
 
-    return _stateful(settings, Stateless)
+    return _stateful(Stateless)
 
 
-def stateful_stateful(settings: Settings) -> First | None:
+def stateful_stateful(settings: Settings) -> Made:
     """torchdata's StatefulDataLoader over an iterable data set that keeps its place itself."""
     from torch.utils.data import IterableDataset
 
-    class Stateful(RowsInTurn, IterableDataset[dict[str, Any]]):
+    class Stateful(RowsInTurn, IterableDataset[Row]):
         pass
 
-    return _stateful(settings, lambda: Stateful(settings["data"]))
+    return _stateful(lambda: Stateful(settings["data"]))
 
 
-def hugging_face(settings: Settings) -> First | None:
+def hugging_face(settings: Settings) -> Made:
     """`datasets` streaming the JSON lines."""
-    from datasets import load_dataset
+    load = importlib.import_module("datasets").load_dataset
 
-    def dataset() -> Any:
-        return load_dataset("json", data_files=chunk_files(settings["data"]), split="train", streaming=True)
+    def batches(dataset: Any) -> Iterator[list[Row]]:
+        rows = iter(dataset)
+        return iter(lambda: list(itertools.islice(rows, BATCH)), [])
 
-    if settings["save"]:
-        saved = dataset()
-        rows = iter(saved)
-        batches = iter(lambda: list(itertools.islice(rows, BATCH)), [])
-        stopped_after(batches, settings, saved.state_dict)
-        return None
-
-    def first(state: Any) -> Rows:
-        resumed = dataset()
-        resumed.load_state_dict(state)
-        return list(itertools.islice(resumed, BATCH))
-
-    return going_on(settings, first)
+    return lambda: load("json", data_files=chunk_files(settings["data"]), split="train", streaming=True), batches
 
 
-def mosaicml(settings: Settings) -> First | None:
+def mosaicml(settings: Settings) -> Made:
     """MosaicML's StreamingDataLoader over MDS; without a directory of shards yet, it makes that first."""
-    from bench_producer_peers import rows_of, stand_in_for_torchvision
-
-    stand_in_for_torchvision()
-    streaming = importlib.import_module("streaming")
-    # What a process that was killed may have left behind.
-    streaming.base.util.clean_stale_shared_memory()
-    shards = Path(settings["data"]) / "mds"
-    if not shards.exists():
-        columns = {"id": "int", "messages": "json"}
+    package = streaming()
+    shards = f"{settings['data']}.mds"
+    if not Path(shards).exists():
         # About a thousand rows a shard, as the others have in a file.
-        with streaming.MDSWriter(out=str(shards), columns=columns, size_limit=2_000_000) as writer:
-            for path in chunk_files(settings["data"]):
-                for row in rows_of(path):
-                    writer.write(row)
+        write_mds(chunk_files(settings["data"]), shards, 2_000_000)
 
     def loader() -> Any:
-        dataset = streaming.StreamingDataset(local=str(shards), batch_size=BATCH, shuffle=False)
+        dataset = package.StreamingDataset(local=shards, batch_size=BATCH, shuffle=False)
         # It counts the rows of a batch by the first of its columns.
-        return streaming.StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=lambda rows: {"rows": rows})
+        return package.StreamingDataLoader(dataset, batch_size=BATCH, collate_fn=lambda rows: {"rows": rows})
 
-    if settings["save"]:
-        saved = loader()
-        stopped_after(iter(saved), settings, saved.state_dict)
-        return None
-
-    def first(state: Any) -> Rows:
-        resumed = loader()
-        resumed.load_state_dict(state)
-        rows: Rows = next(iter(resumed))["rows"]
-        return rows
-
-    return going_on(settings, first)
+    return loader, lambda made: (batch["rows"] for batch in made)
 
 
-LOADERS: Final[dict[str, Callable[[Settings], First | None]]] = {
+LOADERS: Final[dict[str, Callable[[Settings], Made]]] = {
     "ours": ours,
     "stateful_map": stateful_map,
     "stateful_iterable": stateful_iterable,
@@ -246,3 +119,39 @@ LOADERS: Final[dict[str, Callable[[Settings], First | None]]] = {
     "hugging_face": hugging_face,
     "mosaicml": mosaicml,
 }
+
+
+def resume(settings: Settings) -> dict[str, Any]:
+    """In a process of that loader: leaves the state, or goes on and returns the ids of the first batch."""
+    make, batches = LOADERS[settings["loader"]](settings)
+    if settings["save"]:
+        if settings["loader"] == "ours":
+            # Arithmetic: nothing need be read to know where a run stands.
+            state = opened(settings, 0, settings["saved"]).state_dict(settings["consumed"])
+        else:
+            loader = make()
+            for _ in itertools.islice(batches(loader), settings["consumed"] // BATCH):
+                pass
+            state = loader.state_dict()
+        Path(settings["state"]).write_bytes(pickle.dumps(state))
+        return {}
+    state = saved_state(settings)
+    start = time.perf_counter()
+    loader = make()
+    loader.load_state_dict(state)
+    ids = [int(row["id"]) for row in next(batches(loader))]
+    return {"ms": (time.perf_counter() - start) * 1e3, "ids": ids}
+
+
+def first_sample(directory: str, arguments: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
+    """In a fresh process: ours goes on and reads one sample; memory counts from before the import of ours."""
+    for name in ("numpy", "torch"):
+        importlib.import_module(name)
+    idle = memory_mb()["resident"]
+    dataset_of = importlib.import_module("lazyshard").LazyShardedDataset
+    forget_peak()
+    start = time.perf_counter()
+    dataset = dataset_of(directory, **arguments)
+    dataset.load_state_dict(state)
+    row = dataset[dataset.rank_indices[0]]["id"]
+    return {"ms": (time.perf_counter() - start) * 1e3, "MB": peak_mb() - idle, "id": row}

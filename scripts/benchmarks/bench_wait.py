@@ -1,150 +1,198 @@
 """Waiting for a live stream: how soon a chunk is there, what idle waiting costs, how often it asks; memory.
 
-Run by `scripts/bench_wait`. Four parts:
-
-- latency: from the last row of a chunk, given to the writer, to the first sample out of a `LazyShardedDataset` in
-  another process that waits for it; one rank, and 8 of them. Once with the wake-up call of the local filesystem, and
-  once without, as where another machine writes: then the pause between two looks is a tenth of the wait.
-- idle: the share of a core that a rank takes which waits for what does not come, and each of 8.
-- asking: how often 1, 2, 4 and 8 such ranks together ask the stream's filesystem for something by its name, seen by
-  strace.
-- memory: the proportional share (PSS) of a rank and of its DataLoader workers while they read a stream, the highest
-  of five looks, and of that what is anonymous.
-
-Each process is a fresh one, and the cases take turns. Medians are shown with the lowest and the highest, latencies of
-all rounds together with the 95th of a hundred and the highest.
+- From the last row of a chunk, given to the writer, to the first sample of a rank that waits for it in another process.
+  Where a stripe has a chunk for each of several ranks, time counts from the last row of the stripe. Without the
+  wake-up of the local filesystem, as where another machine writes, the pause between two looks is a tenth of the wait.
+- The share of a core that each rank takes which waits for what does not come, and how often all of them together ask
+  the filesystem for something of the stream by its name, seen by strace.
+- Anonymous memory of a rank and of its DataLoader's workers while they read streams of few and of many chunks.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
+import re
+import shutil
 import statistics
-import sys
-import tempfile
-from collections import Counter
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import torch
+from lazyshard import ChunkWriter
+from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Missing, Row, Setting, Side, bound, child
+from scripts.benchmarks.bench_wait_ranks import Rank, closing_all
 
-from scripts.benchmarks.bench_report import Report, folder, spread
-from scripts.benchmarks.bench_wait_idle import make_stream, measure_asking, measure_idle
-from scripts.benchmarks.bench_wait_latency import CASES as LATENCIES
-from scripts.benchmarks.bench_wait_latency import POLLING_PAUSE_S, line_of, measure_latency
-from scripts.benchmarks.bench_wait_latency import Case as Latency
-from scripts.benchmarks.bench_wait_memory import CASES as STREAMS
-from scripts.benchmarks.bench_wait_memory import Case as Stream
-from scripts.benchmarks.bench_wait_memory import growth, growth_by_rows, measure_memory
+PER_CHUNK: Final = 8
+PUBLISHED: Final = 8 * PER_CHUNK
+"""Samples that are there before ranks begin to wait for what never comes: a chunk for each of 8."""
 
-PARTS: Final = ("latency", "idle", "asking", "memory")
+WARM_UP: Final = 5
+PAUSE_S: Final = {True: 0.05, False: 0.5}
+"""Before the last row of a stripe, so that the ranks have come to wait; where they poll, for more than the shortest
+pause between two looks."""
 
-ASKED_MS: Final = 10.0
-ASKED_SHARE: Final = 0.001
-ASKED_GROWTH_MB: Final = 5.0
-ASKED_MORE: Final = 1.5
-"""Calls of 8 ranks may be so many times those of one: a rank that comes a moment late asks once more."""
+_CALL: Final = re.compile(r"(?:\d+ +)?(?P<at>\d+\.\d+) (?P<call>\w+)\(.*?\"(?P<path>[^\"]*)\"")
+"""A line of `strace -f -ttt`: of a call that is interrupted only the first half has the path."""
 
 
-def report_latency(report: Report, place: Path, args: argparse.Namespace) -> None:
-    """How soon."""
-    stripes = -(-args.latencies // args.rounds)
-    found: dict[Latency, list[float]] = {case: [] for case in LATENCIES}
-    for _ in range(args.rounds):
-        for case in LATENCIES:
-            found[case] += measure_latency(place, case, stripes)
-    print(f"\nfrom the last row to the first sample, {stripes * args.rounds} times")
-    print(f"{'':52}{'median ms':>10}{'95th':>10}{'highest':>10}")
-    for case, values in found.items():
-        print(f"{case.name:52}{line_of(values)}")
-        # One poll: a tenth of the wait.
-        asked = ASKED_MS if case.woken else ASKED_MS + POLLING_PAUSE_S * 1000 / 10
-        report.judge(f"latency, {case.name}", statistics.median(values), asked, "ms")
-    report.results["latency"] = [{"case": case.name, "ms": values} for case, values in found.items()]
+def latency(place: Path, ranks: int, woken: bool, stripes: int) -> Figures:
+    """Returns the median over stripes and ranks.
+
+    Raises:
+        Failed: a rank failed, or read another sample than it should.
+    """
+    directory = place / f"latency_{time.monotonic_ns()}"
+    row = {"text": "x" * 2000}
+    found, number = [], 0
+    settings = {"directory": str(directory), "ranks": ranks, "per_chunk": PER_CHUNK, "woken": woken}
+    settings["stripes"] = WARM_UP + stripes
+    with ChunkWriter(directory, PER_CHUNK) as writer:
+        processes = [Rank("latency", settings | {"rank": rank}, place) for rank in range(ranks)]
+        with closing_all(processes):
+            for process in processes:
+                process.line()
+            for stripe in range(WARM_UP + stripes):
+                for _ in range(ranks * PER_CHUNK - 1):
+                    writer.write(row | {"id": number})
+                    number += 1
+                time.sleep(PAUSE_S[woken])
+                given = time.monotonic()
+                writer.write(row | {"id": number})
+                number += 1
+                for rank, process in enumerate(processes):
+                    answer, expected = process.line(), (stripe * ranks + rank) * PER_CHUNK
+                    if answer["id"] != expected or answer["at"] < given:
+                        raise Failed(f"rank {rank} of {ranks} expected sample {expected}, not before now: {answer}")
+                    if stripe >= WARM_UP:
+                        found.append((answer["at"] - given) * 1000)
+    return {"ms": statistics.median(found)}
 
 
-def report_idle(report: Report, place: Path, args: argparse.Namespace) -> None:
-    """What it costs."""
-    directory = place / "idle"
-    make_stream(directory)
-    found: dict[int, list[float]] = {1: [], 8: []}
-    for _ in range(args.rounds):
-        for ranks, shares in found.items():
-            shares += measure_idle(directory, ranks, args.settle, args.seconds)
-    print(f"\nof a core, for each rank, in {args.seconds:g} s of a wait that has lasted {args.settle:g} s")
-    for ranks, shares in found.items():
-        print(f"{f'{ranks} waiting':48}{spread(shares, 100, 3):>28} %")
-        report.judge(f"idle, {ranks} waiting", statistics.median(shares) * 100, ASKED_SHARE * 100, "% of a core")
-    report.results["idle"] = found
+class Idle:
+    """Ranks that wait for what does not come.
+
+    Args:
+        place: a directory to work in.
+        settle_s: seconds of a wait that are not measured.
+        seconds: those that are.
+    """
+
+    def __init__(self, place: Path, settle_s: float, seconds: float) -> None:
+        self._place = place
+        self._settle_s = settle_s
+        self._seconds = seconds
+
+    @functools.cached_property
+    def _stream(self) -> Path:
+        directory = self._place.resolve() / "idle"
+        writer = ChunkWriter(directory, PER_CHUNK)
+        for number in range(PUBLISHED):
+            writer.write({"id": number})
+        writer.close(False)
+        return directory
+
+    def _wait(self, ranks: int, before: Iterable[list[str]]) -> list[dict[str, float]]:
+        settings = {"directory": str(self._stream), "ranks": ranks, "published": PUBLISHED}
+        settings |= {"settle_s": self._settle_s, "seconds": self._seconds}
+        processes = [
+            Rank("idle", settings | {"rank": rank}, self._place, words)
+            for rank, words in zip(range(ranks), before, strict=True)
+        ]
+        with closing_all(processes):
+            return [process.line() for process in processes]
+
+    def share(self, ranks: int) -> Figures:
+        """Returns what each rank takes of a core, in the mean."""
+        found = self._wait(ranks, [[]] * ranks)
+        return {"% of a core": 100 * statistics.fmean(one["share"] for one in found)}
+
+    def calls(self, ranks: int) -> Figures:
+        """Returns how often all of them ask, from when the last one has settled until the first one is done."""
+        strace = shutil.which("strace")
+        if strace is None:
+            raise Missing("there is no strace")
+        logs = [self._place / f"strace_{ranks}_{rank}" for rank in range(ranks)]
+        # Only what asks for something by a name: what is open already asks no metadata server.
+        words = [strace, "-f", "-ttt", "-s", "4096", "-e", "trace=%file", "-o"]
+        found = self._wait(ranks, [[*words, str(log)] for log in logs])
+        began, stopped = max(one["began"] for one in found), min(one["stopped"] for one in found)
+        if stopped - began < self._seconds / 2:
+            raise Missing(f"the ranks waited together for {stopped - began:.1f} s only; this machine is busy")
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        if not count_calls(lines, self._stream, 0, began):
+            raise Failed(f"strace has seen no call for {self._stream}")
+        return {"calls": count_calls(lines, self._stream, began, stopped) * self._seconds / (stopped - began)}
 
 
-def report_asking(report: Report, place: Path, args: argparse.Namespace) -> None:
-    """How often they ask."""
-    directory = place / "asking"
-    make_stream(directory)
-    found: dict[int, list[Counter[str]]] = {1: [], 2: [], 4: [], 8: []}
-    for _ in range(args.rounds):
-        for ranks, counts in found.items():
-            counts.append(measure_asking(directory, ranks, args.settle, args.seconds, place))
-    names = sorted({name for counts in found.values() for count in counts for name in count})
-    print(f"\ncalls for names of the stream, all ranks together, in {args.seconds:g} s of a wait of {args.settle:g} s")
-    print(f"{'':16}{'all':>22}" + "".join(f"{name:>22}" for name in names) + f"{'all, per second':>18}")
-    totals = {ranks: [sum(count.values()) for count in counts] for ranks, counts in found.items()}
-    for ranks, counts in found.items():
-        by_name = "".join(f"{spread([count[name] for count in counts], 1, 0):>22}" for name in names)
-        rate = statistics.median(totals[ranks]) / args.seconds
-        print(f"{f'{ranks} waiting':16}{spread(totals[ranks], 1, 0):>22}{by_name}{rate:>18.2f}")
-    alone = statistics.median(totals[1])
-    for ranks in (2, 4, 8):
-        report.judge(f"calls of {ranks} ranks", statistics.median(totals[ranks]), ASKED_MORE * alone + 2, "calls")
-    report.results["asking"] = found
+def count_calls(lines: Iterable[str], directory: Path, began: float, stopped: float) -> int:
+    """Counts calls for a directory or what is in it, by name, in the half-open range [began, stopped) of seconds."""
+    found = 0
+    for line in lines:
+        call = _CALL.match(line)
+        if call is not None and began <= float(call["at"]) < stopped:
+            path = Path(call["path"])
+            found += path == directory or directory in path.parents
+    return found
 
 
-def report_memory(report: Report, place: Path, args: argparse.Namespace) -> None:
-    """Memory."""
-    found: dict[Stream, list[dict[str, Any]]] = {case: [] for case in STREAMS}
-    for _ in range(args.rounds):
-        for case in STREAMS:
-            found[case].append(measure_memory(place, case))
-    print("\nMB while a stream is read, a rank and the larger of its 2 workers: PSS, and of that what is anonymous")
-    print(f"{'':36}" + "".join(f"{name:>24}" for name in ("rank", "anonymous", "worker", "anonymous")))
-    for case, ones in found.items():
-        columns = [[one[who][kind] for one in ones] for who in ("rank", "worker") for kind in (0, 1)]
-        name = f"{case.chunks:,} chunks of rows of {case.text:,} bytes"
-        print(f"{name:36}" + "".join(f"{spread(column):>24}" for column in columns))
-    for who in ("rank", "worker"):
-        medians = {case: statistics.median(one[who][1] for one in ones) for case, ones in found.items()}
-        for text, more in growth(medians).items():
-            report.judge(
-                f"anonymous memory of a {who}, by chunks of rows of {text:,}", more, ASKED_GROWTH_MB, "MB more"
-            )
-        if who == "rank":
-            # A worker holds the rows that it reads.
-            report.judge("anonymous memory of a rank, by rows", growth_by_rows(medians), ASKED_GROWTH_MB, "MB more")
-    report.results["memory"] = [{"chunks": case.chunks, "text": case.text, "mb": ones} for case, ones in found.items()]
+def memory(place: Path, chunks: int, text: int) -> Figures:
+    """Returns the anonymous memory of a rank and a worker that read so many chunks of two rows."""
+    directory = place / f"memory_{chunks}_{text}"
+    if not directory.exists():
+        with ChunkWriter(directory, 2) as writer:
+            for number in range(2 * chunks):
+                writer.write({"id": number, "text": "x" * text})
+    return child("bench_wait_ranks.memory", {"directory": str(directory), "text": text}, place)
 
 
-def main() -> int:
-    """Runs everything and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each case")
-    parser.add_argument("--latencies", type=int, default=200, help="of each case, over all rounds")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds of a wait that are not measured")
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of a wait that are measured")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--dir", type=folder, default=None, help="where to put everything (default: a temporary one)")
-    parser.add_argument("--json", type=Path, default=None, help="append the results as one JSON line to this file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a median is worse than asked for")
-    args = parser.parse_args()
-    if args.rounds < 1 or args.latencies < 1 or not 0 < args.settle < 3600 or not 0 < args.seconds < 3600:
-        parser.error("--rounds and --latencies are at least 1, --settle and --seconds above 0 and below 3600")
-    report = Report(f"torch {torch.__version__}")
-    measures = {"latency": report_latency, "idle": report_idle, "asking": report_asking, "memory": report_memory}
-    with tempfile.TemporaryDirectory(dir=args.dir) as place:
-        for name in PARTS:
-            if name in args.only:
-                measures[name](report, Path(place).resolve(), args)
-    return report.conclude(args)
+def prepare(setting: Setting) -> Mapping[str, Side]:
+    """Returns the sides."""
+    place, stripes, long = setting.place, setting.size(40, 3), setting.size(1_000_000, 10_000)
+    idle = Idle(place, setting.size(10, 1), setting.size(20, 3))
+    most = setting.size(8, 2)
+    many, some = setting.size(1000, 20), setting.size(300, 20)
+    return {
+        "1 rank, woken": lambda: latency(place, 1, True, stripes),
+        "8 ranks, woken": lambda: latency(place, most, True, stripes),
+        "1 rank, polling": lambda: latency(place, 1, False, stripes),
+        "8 ranks, polling": lambda: latency(place, most, False, stripes),
+        "1 rank, idle": lambda: idle.share(1),
+        "each of 8 ranks, idle": lambda: idle.share(most),
+        "8 ranks asking": lambda: idle.calls(most),
+        "1 rank asking": lambda: idle.calls(1),
+        "1,000 chunks of rows of 2 KB": lambda: memory(place, many, 2_000),
+        "10 chunks of rows of 2 KB": lambda: memory(place, 10, 2_000),
+        "300 chunks of rows of 1 MB": lambda: memory(place, some, long),
+        "10 chunks of rows of 1 MB": lambda: memory(place, 10, long),
+    }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+_MS: Final = 10.0
+_PERCENT: Final = 0.1
+
+_POLLING_MS: Final = _MS + PAUSE_S[False] * 1000 / 10
+"""With one look more: a tenth of the wait."""
+
+_SHORT, _LONG = "chunks of rows of 2 KB", "chunks of rows of 1 MB"
+
+WAIT: Final = Benchmark(
+    "wait",
+    "a live stream: how soon a chunk is there, what waiting costs, how often it asks; memory",
+    (
+        bound("woken", "1 rank, woken", _MS, "ms"),
+        bound("woken-8", "8 ranks, woken", _MS, "ms"),
+        bound("polling", "1 rank, polling", _POLLING_MS, "ms"),
+        bound("polling-8", "8 ranks, polling", _POLLING_MS, "ms"),
+        bound("idle", "1 rank, idle", _PERCENT, "% of a core"),
+        bound("idle-8", "each of 8 ranks, idle", _PERCENT, "% of a core"),
+        # A rank that comes a moment late asks once more.
+        Row("asking", "8 ranks asking", "1 rank asking", "calls", 0.6),
+        Row("memory", f"1,000 {_SHORT}", f"10 {_SHORT}", "rank MB", 0.93),
+        Row("memory-worker", f"1,000 {_SHORT}", f"10 {_SHORT}", "worker MB", 0.93),
+        Row("memory-long", f"300 {_LONG}", f"10 {_LONG}", "rank MB", 0.93),
+        Row("memory-long-worker", f"300 {_LONG}", f"10 {_LONG}", "worker MB", 0.93),
+        Row("memory-rows", f"300 {_LONG}", f"1,000 {_SHORT}", "rank MB", 0.93),
+    ),
+    prepare,
+)

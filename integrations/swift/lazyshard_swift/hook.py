@@ -4,7 +4,7 @@ The `.pth` file lies in site-packages, where each start of the interpreter runs 
 DataLoader workers too. It imports the package, and no more: that puts a stand-in in the first place of `sys.meta_path`,
 which finds nothing but calls `install` here once something named swift is looked for. To import this module at each
 start would take twice as long, and so would code in the `.pth` file itself, which is compiled at each start, in virtual
-environments twice: `scripts/bench_startup` measures it.
+environments twice: `scripts/bench startup` measures it.
 
 `install` replaces the stand-in by a `Finder`. That answers for the few modules in `EXTENSIONS` only. It takes the
 specification that the other finders give and wraps its loader, so that once the module's own code has run, the module

@@ -1,18 +1,22 @@
-"""Who writes and reads the arrays of `scripts/bench_encode`: rows with 1 MiB of float32, in batches of 8.
+"""Who writes and reads the arrays of `scripts/bench encode`: rows with 1 MiB of float32, in batches of 8.
 
-Each as its documentation shows for such arrays, from local files, uncompressed, in one process. Nothing is imported but
-by whom it is used, so that this can run in the environment of each.
+Each as its documentation shows for such arrays, from local files, uncompressed, in one process. Runs in the environment
+of each: nothing is imported but by whom it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from scripts.benchmarks.bench_formats import SHARD_BYTES, streaming
 
 ROWS: Final = 128
 """They stay in memory, so that no disk is measured."""
@@ -21,7 +25,6 @@ BATCH: Final = 8
 SHAPE: Final = (256, 1024)
 ROW_BYTES: Final = 1 << 20
 _PER_FILE: Final = 32
-_SHARD_BYTES: Final = 64 << 20
 
 Batches = Iterator[Any]
 
@@ -39,6 +42,7 @@ def row(number: int) -> dict[str, Any]:
 
 def write_bytes(place: Path) -> None:
     """A file for so many rows, as the side files of a stream are."""
+    place.mkdir()
     for number in range(0, ROWS, _PER_FILE):
         with (place / f"{number // _PER_FILE}.bytes").open("wb") as file:
             file.writelines(found["features"].tobytes() for found in rows(range(number, number + _PER_FILE)))
@@ -86,21 +90,15 @@ def read_lazyshard(place: Path) -> Callable[[], Batches]:
 def write_mosaicml(place: Path) -> None:
     """MDSWriter with a column of the array's dtype and shape."""
     columns = {"id": "int", "features": "ndarray:float32:" + ",".join(map(str, SHAPE))}
-    with _mosaicml().MDSWriter(out=str(place), columns=columns, size_limit=_SHARD_BYTES) as writer:
+    with streaming().MDSWriter(out=str(place), columns=columns, size_limit=SHARD_BYTES) as writer:
         for found in rows():
             writer.write(found)
 
 
 def read_mosaicml(place: Path) -> Callable[[], Batches]:
     """`StreamingDataset`, in order, by itself."""
-    _mosaicml().base.util.clean_stale_shared_memory()
-    dataset = _mosaicml().StreamingDataset(local=str(place), batch_size=BATCH, num_canonical_nodes=1, shuffle=False)
+    dataset = streaming().StreamingDataset(local=str(place), batch_size=BATCH, num_canonical_nodes=1, shuffle=False)
     return lambda: _batches(found["features"] for found in dataset)
-
-
-def _mosaicml() -> Any:
-    importlib.import_module("bench_producer_peers").stand_in_for_torchvision()
-    return importlib.import_module("streaming")
 
 
 def write_litdata(place: Path) -> None:
@@ -109,7 +107,7 @@ def write_litdata(place: Path) -> None:
         fn=row,
         inputs=list(range(ROWS)),
         output_dir=str(place),
-        chunk_bytes="64MB",
+        chunk_bytes=SHARD_BYTES,
         num_workers=1,
         keep_data_ordered=True,
         verbose=False,
@@ -141,8 +139,8 @@ def read_datasets(place: Path) -> Callable[[], Batches]:
 def write_arrow(place: Path) -> None:
     """Arrow's IPC files, a record batch for each batch."""
     pa: Any = importlib.import_module("pyarrow")
-    kind = pa.fixed_shape_tensor(pa.float32(), SHAPE)
-    schema = pa.schema([("id", pa.int64()), ("features", kind)])
+    place.mkdir()
+    schema = pa.schema([("id", pa.int64()), ("features", pa.fixed_shape_tensor(pa.float32(), SHAPE))])
     for number in range(0, ROWS, _PER_FILE):
         path = str(place / f"{number // _PER_FILE}.arrow")
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
@@ -179,7 +177,7 @@ def _batches(arrays: Iterator[Any]) -> Batches:
             batch = []
 
 
-WRITERS: Final = {
+WRITERS: Final[dict[str, Callable[[Path], None]]] = {
     "bytes": write_bytes,
     "lazyshard": write_lazyshard,
     "litdata": write_litdata,
@@ -189,7 +187,7 @@ WRITERS: Final = {
 }
 """By the files that they make."""
 
-READERS: Final = {
+READERS: Final[dict[str, Callable[[Path], Callable[[], Batches]]]] = {
     "bytes": read_bytes,
     "bytes-again": read_bytes_again,
     "lazyshard": read_lazyshard,
@@ -199,3 +197,42 @@ READERS: Final = {
     "arrow": read_arrow,
     "arrow-mapped": read_arrow_mapped,
 }
+
+
+def look(batches: Batches) -> tuple[int, int]:
+    """Looks at one byte of each page, as the arrays come; returns the rows and the sum of those bytes.
+
+    So that what is read lazily, as a mapped file is, is read here too.
+    """
+    count = total = 0
+    for batch in batches:
+        for array in batch:
+            count += 1
+            total += int(array.reshape(-1).view(np.uint8)[::4096].sum())
+    return count, total
+
+
+def write(name: str, place: str) -> None:
+    """In a process of that package: writes all rows."""
+    WRITERS[name](Path(place))
+
+
+def read(name: str, place: str) -> dict[str, Any]:
+    """In a process of that package: microseconds of processor a row, and a digest of what was read.
+
+    Raises:
+        RuntimeError: two passes have read other bytes.
+    """
+    opened = READERS[name](Path(place))
+    # A first pass is not counted.
+    first = look(opened())
+    start = time.process_time()
+    counted = look(opened())
+    seconds = time.process_time() - start
+    if counted != first or counted[0] != ROWS:
+        raise RuntimeError(f"{name}: read {counted[0]} rows, and other bytes than before")
+    digest = hashlib.blake2b()
+    for batch in opened():
+        for array in batch:
+            digest.update(np.ascontiguousarray(array).data)
+    return {"processor us": seconds / ROWS * 1e6, "digest": digest.hexdigest()}

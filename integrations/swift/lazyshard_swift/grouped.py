@@ -14,15 +14,23 @@ from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.storage import read_retired
 from lazyshard.storage.urls import stream_path
-from lazyshard_swift import grouping, parallel
+from lazyshard_swift import parallel
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.settings import grouping_refused
 from lazyshard_swift.stream import TrainStream
 
 _FEW: Final = tuple(7 * number % 23 for number in range(400))
 """Lengths that are put in order to see whether what is installed does it as what a checkpoint was trained with."""
+
+GROUPING_TOLD: Final = (
+    "--group_by_length true: ms-swift's sampler goes through the whole stream in an order of its own. Every rank reads "
+    "rows of all chunks, a checkpoint can be gone on from with the same ranks, micro batch and lengths alone, "
+    "`lazyshard trace` and `audit` cannot tell what was trained, and the run keeps all chunks"
+)
+"""What is given up, for the log."""
 
 
 class Lengths(NamedTuple):
@@ -101,7 +109,7 @@ def sampler_of(megatron: bool) -> type[Any]:
 def check_sampler(sampler: type[Any] | None) -> None:
     """Refuses a sampler of ms-swift; see `sampler_of`."""
     if sampler is None or "group_by_length" not in inspect.signature(sampler).parameters:
-        raise grouping.refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
+        raise grouping_refused("not with the sampler of this ms-swift: leave it out, or upgrade to a later ms-swift 4")
 
 
 def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) -> Lengths:
@@ -118,12 +126,12 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
         StreamMismatch: rank 0 sees other lengths.
         WaitTimeout, LazyShardError: the stream cannot be read.
     """
-    grouping.check_stream(directory, facts.ended, facts.dealt)
+    check_groupable(directory, facts.ended, facts.dealt)
     reader = StreamReader(directory, args.sharded_lazy_samples_per_chunk, max_wait=args.sharded_lazy_max_wait)
     try:
         tokens = lengths_by_sample(reader, facts.samples)
     except LengthsMissing as cause:
-        raise grouping.refused(str(cause)) from cause
+        raise grouping_refused(str(cause)) from cause
     digest = xxhash.xxh3_128(np.ascontiguousarray(tokens, "<u4").tobytes())
     digest.update(np.array(_few_in_order(sampler), "<i8").tobytes())
     mine = digest.hexdigest()
@@ -171,3 +179,27 @@ def _few_in_order(sampler: type[Any]) -> list[list[int]]:
         )
         made.set_epoch(1)
     return list(made)
+
+
+def check_groupable(directory: str, ended: bool, dealt: bool) -> None:
+    """Refuses a stream that cannot be grouped.
+
+    Args:
+        directory: of the stream.
+        ended: whether it has ended.
+        dealt: whether its rows were dealt by cost.
+
+    Raises:
+        SettingsRefused: with the way out.
+    """
+    if not ended:
+        raise grouping_refused(
+            f"{directory}: the stream is still being produced, and how long samples are that are not there yet is not "
+            f"known. Start once it has ended and `lazyshard measure` has measured it; or leave it out, and have the "
+            f"producer deal rows by cost, with `lazyshard-producer run --balance`"
+        )
+    if dealt:
+        raise grouping_refused(
+            f"{directory}: its rows were dealt by cost, so that all ranks have as much to do in a step, and this would "
+            f"put them into other steps: leave it out"
+        )

@@ -15,11 +15,11 @@ from lazyshard_swift import encoded, parallel, rows, settings
 from lazyshard_swift.checkpoints import Checkpoints
 from lazyshard_swift.encoded import encoders
 from lazyshard_swift.errors import SettingsRefused
-from lazyshard_swift.grouping import TOLD, is_asked
 from lazyshard_swift.parallel import FOREIGN, Facts, attend, notice
 from lazyshard_swift.planning import decide, resume_checkpoint
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import how_it_goes_on
+from lazyshard_swift.settings import groups_by_length
 from lazyshard_swift.settings_checks import check_directory
 from lazyshard_swift.stream import TrainStream
 
@@ -49,13 +49,13 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
         "cache": encoded.cache_options(args, template),
     }
-    if is_asked(args):
-        from lazyshard_swift.grouped import GroupedStream, read_lengths, sampler_of
+    if groups_by_length(args):
+        from lazyshard_swift.grouped import GROUPING_TOLD, GroupedStream, read_lengths, sampler_of
 
         lengths = read_lengths(args, directory, facts, sampler_of(settings.is_megatron(args)))
         plan = decide(args, directory, facts, rank, lengths.digest)
         stream: TrainStream = GroupedStream(plan, encoder, lengths.tokens, **options)
-        notice(TOLD)
+        notice(GROUPING_TOLD)
     else:
         plan = decide(args, directory, facts, rank)
         stream = TrainStream(plan, encoder, **options)

@@ -7,28 +7,26 @@ from typing import Any
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import auto_unit, named_unit
 from lazyshard_swift import settings
-from lazyshard_swift.distance import window_of
 from lazyshard_swift.errors import ResumeRefused, each_of
-from lazyshard_swift.grouping import GROUPED, is_asked
-from lazyshard_swift.own_checks import parse_unit
 from lazyshard_swift.parallel import Facts, notice
-from lazyshard_swift.position import BLENDED, Position
+from lazyshard_swift.position import BLENDED, GROUPED, Position
+from lazyshard_swift.settings import groups_by_length, parse_unit, window_of_distance
 
 
 def order_of(args: Any, live: bool, saved: Position | None, facts: Facts) -> tuple[str, int]:
     """Returns layout and window: what was begun goes on; else by the arguments."""
-    if saved is not None and (saved.layout == GROUPED) != is_asked(args):
+    if saved is not None and (saved.layout == GROUPED) != groups_by_length(args):
         was, way_out = ("with", "keep it") if saved.layout == GROUPED else ("without", "leave it out")
         raise ResumeRefused(
             f"the checkpoint was trained {was} --group_by_length true, and the order would be another: {way_out}, or "
             f"start on the stream anew from the weights alone",
             expected=saved.layout,
         )
-    if is_asked(args):
+    if groups_by_length(args):
         return GROUPED, 0
     asked, distance = args.sharded_lazy_shuffle_window, args.sharded_lazy_shuffle_distance
     if distance is not None:
-        asked = window_of(distance, facts.samples_per_chunk)
+        asked = window_of_distance(distance, facts.samples_per_chunk)
     shuffle = bool(getattr(args, "train_dataloader_shuffle", True))
     window = asked if asked is not None else settings.default_window(shuffle and not facts.dealt, live)
     blocks = settings.is_megatron(args) and bool(args.data_sharding) and shuffle and asked is None

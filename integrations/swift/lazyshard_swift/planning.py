@@ -11,7 +11,6 @@ from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import window_positions
 from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
-from lazyshard_swift.distance import check_reach, told
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
 from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
 from lazyshard_swift.ordering import order_of, unit_of
@@ -19,8 +18,8 @@ from lazyshard_swift.parallel import Facts, notice, stream_id_of
 from lazyshard_swift.position import Position
 from lazyshard_swift.position_files import TRACKER, check_whole, load
 from lazyshard_swift.position_fits import check_fits
-from lazyshard_swift.run_plan import RunPlan
-from lazyshard_swift.skipping import parse_skips, without
+from lazyshard_swift.run_plan import RunPlan, without
+from lazyshard_swift.settings import check_distance_reach, distance_told, parse_skips
 
 
 def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | None = None) -> RunPlan:
@@ -55,11 +54,11 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
     batch_size, global_batch = batch_sizes(args, rank.dp_size)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         most = None if progress.steps is None else progress.steps * global_batch
-        check_reach(args.sharded_lazy_shuffle_distance, directory, total, most, rank.dp_size)
+        check_distance_reach(args.sharded_lazy_shuffle_distance, directory, total, most, rank.dp_size)
     part = PartState(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     unit = unit_of(args, facts, part, progress, (layout, window), saved)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
-        notice(told(args.sharded_lazy_shuffle_distance, size, total, rank.dp_size, unit))
+        notice(distance_told(args.sharded_lazy_shuffle_distance, size, total, rank.dp_size, unit))
     span = window_positions(window, size, unit)
     plan = RunPlan(
         directory=directory,

@@ -19,12 +19,13 @@ from lazyshard.format.state import PartState, RunState
 from lazyshard.memory import loads
 from lazyshard.plan import window_positions
 from lazyshard_swift.errors import PositionInvalid
-from lazyshard_swift.grouping import GROUPED
 from lazyshard_swift.parallel import FOREIGN, stream_id_of
 
 BLENDED: Final = f"{FOREIGN}blend"
 """Stands for the identity of a blend, whose streams and weights may change."""
 FORMAT: Final = 2
+GROUPED: Final = "grouped"
+"""The layout of a run in the order of ms-swift's sampler by length, beside "strided" and "block"."""
 LAYOUTS: Final = ("strided", "block", GROUPED)
 
 
@@ -40,7 +41,7 @@ class Position:
         step: steps trained so far.
         dp_size: number of data-parallel ranks.
         batch_size: samples of a rank in a micro batch.
-        layout: "strided" or "block", see `lazyshard.LazyShardedDataset`; or "grouped", see `lazyshard_swift.grouping`.
+        layout: "strided" or "block", see `lazyshard.LazyShardedDataset`; or "grouped", see `lazyshard_swift.opening`.
         window: chunks of a rank that are shuffled together.
         seed: of the shuffle.
         epoch_samples: what ms-swift was told is the length of an epoch.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lazyshard_swift.errors import ResumeRefused
-from lazyshard_swift.grouping import GROUPED
-from lazyshard_swift.position import BLENDED, Position
+from lazyshard_swift.position import BLENDED, GROUPED, Position
 
 
 def check_fits(position: Position, now: Position, checkpoint: str) -> None:

@@ -13,13 +13,21 @@ from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import RunState
-from lazyshard.plan import Course
-from lazyshard.storage.run_state import course_of, draws_of, with_consumed
+from lazyshard.plan import Course, Gaps
+from lazyshard.storage.run_state import (
+    course_of,
+    draws_of,
+    ranges_of_steps,
+    steps_of,
+    with_consumed,
+    without_samples,
+    without_steps,
+)
 from lazyshard_swift.errors import ranks
 from lazyshard_swift.history import end_of_epochs
 from lazyshard_swift.parallel import Facts, stream_id_of
 from lazyshard_swift.position import Position, stamp
-from lazyshard_swift.settings import Progress
+from lazyshard_swift.settings import Progress, Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +260,46 @@ def how_it_goes_on(plan: RunPlan) -> str:
     if plan.skipped:
         text += f"; not trained: {', '.join(plan.skipped)}"
     return text
+
+
+def without(state: RunState, skips: Sequence[Skip], total: int | None, published: int) -> RunState:
+    """Returns the state of a run that leaves these out from where it stands.
+
+    Steps are counted as the run has gone so far, with the ranks and batches that it had.
+
+    Args:
+        state: where the run stands.
+        skips: what to leave out.
+        total: the end of the stream, None while it is not known.
+        published: samples published.
+
+    Raises:
+        ValueError: steps that cannot be left out: they are trained, the state does not know its steps, or it is not
+            known yet what they would train.
+    """
+    size = state.samples_per_chunk
+    samples = [(one.start, one.stop) for one in skips if one.kind == "samples"]
+    samples += [(one.start * size, one.stop * size) for one in skips if one.kind == "chunks"]
+    # Joined, so that at most one range comes next.
+    steps = Gaps((one.start, one.stop) for one in skips if one.kind == "steps").ranges
+    now = steps_of(state.parts[-1]) + 1
+    after = state
+    for start, stop in steps:
+        if start == now:
+            after = without_steps(state, start, stop, total)
+            continue
+        if not _known(state, stop, total, published):
+            raise ValueError(
+                f"what the steps before {stop} would train is not published yet: go on from a checkpoint right before "
+                f"the steps to leave out, or name samples"
+            )
+        # Of the run as it goes now, before anything is left out of it.
+        samples += ranges_of_steps(state, start, stop, total)
+    return without_samples(after, samples)
+
+
+def _known(state: RunState, stop: int, total: int | None, published: int) -> bool:
+    """Returns whether it is known what all steps before `stop` train."""
+    part = state.parts[-1]
+    last = part.draws + (stop - 1 - steps_of(part)) * part.draws_per_step - 1
+    return total is not None or course_of(state).needed(last) <= published

@@ -1,4 +1,13 @@
-"""What follows from arguments: how long a run is, its window, its name. Decisions only: no ms-swift, no torch."""
+"""What follows from arguments: how long a run is, its window, its name, what it skips. No ms-swift, no torch.
+
+`--sharded_lazy_skip "samples 120:180, chunks 7:8, steps 41:61"` says what not to train. The known remedy for a loss
+spike: go on from the checkpoint before it, without the samples that came then. All ranges are half-open. Samples and
+chunks count from 0; steps as in the trainer's log and in `lazyshard trace`, so 41:61 are those between checkpoint-40
+and checkpoint-60. What was asked for is kept in the checkpoints, so a command that is started again with the same
+argument, from a later checkpoint, leaves nothing out twice.
+
+`--sharded_lazy_shuffle_distance` chooses the window that draws neighbours so far apart.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,9 @@ import re
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lazyshard_swift.errors import refused
+from lazyshard.plan import UNIT_NAMES, window_for_distance, window_positions
+from lazyshard.plan.shuffle_distance import expected_neighbours, largest_distance
+from lazyshard_swift.errors import SettingsRefused, each_of, refused
 
 OnEnd = Literal["stop", "repeat"]
 OnBadSample = Literal["substitute", "raise"]
@@ -21,6 +32,12 @@ ENDED_WINDOW: Final = 8
 
 _VERSIONED: Final = re.compile(r"v\d+-\d{8}-\d{6}")
 """The last folder that ms-swift adds to an output directory with ``--add_version true``."""
+
+KINDS: Final = ("samples", "chunks", "steps")
+
+_ITEM: Final = re.compile(rf"({'|'.join(KINDS)})\s+(\d{{1,18}}):(\d{{1,18}})")
+
+DISTANCE: Final = "sharded_lazy_shuffle_distance"
 
 
 class Progress(NamedTuple):
@@ -114,3 +131,140 @@ def version_folders(output_dir: str | os.PathLike[str]) -> list[Path]:
     if not _VERSIONED.fullmatch(path.name):
         return []
     return [other for other in path.parent.glob("v*") if _VERSIONED.fullmatch(other.name) and other != path]
+
+
+class Skip(NamedTuple):
+    """A half-open range of samples, chunks or steps, by number."""
+
+    kind: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        return f"{self.kind} {self.start}:{self.stop}"
+
+
+def parse_skips(text: str) -> tuple[Skip, ...]:
+    """Reads the argument.
+
+    >>> [str(one) for one in parse_skips("samples 120:180, steps 41:61")]
+    ['samples 120:180', 'steps 41:61']
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    found = []
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None or int(match[2]) >= int(match[3]):
+            raise ValueError(
+                f'expected ranges such as "samples 120:180, chunks 7:8, steps 41:61", each FIRST:STOP with FIRST < '
+                f"STOP, got {item.strip()!r}"
+            )
+        found.append(Skip(match[1], int(match[2]), int(match[3])))
+    return tuple(dict.fromkeys(found))
+
+
+def parse_unit(given: str | int | None) -> str | int | None:
+    """Returns what is dealt to the ranks in turn, by name or as a number of samples; None where nothing is said.
+
+    Args:
+        given: as on the command line; a number where a configuration file has one.
+
+    Raises:
+        SettingsRefused: it is neither.
+    """
+    if given is None or given in UNIT_NAMES:
+        return given
+    # Not more digits than a count can have; int() takes signs and other digits too.
+    if re.fullmatch(r"[1-9][0-9]{0,17}", str(given)):
+        return int(given)
+    raise refused(
+        "sharded_lazy_unit",
+        f"--sharded_lazy_unit is one of {', '.join(UNIT_NAMES)} or a number of samples from 1, got {given!r}",
+    )
+
+
+def groups_by_length(args: Any) -> bool:
+    """Returns whether ms-swift's sampler is to group samples by length."""
+    return bool(getattr(args, "group_by_length", False))
+
+
+def window_of_distance(distance: int, samples_per_chunk: int) -> int:
+    """Returns the window in chunks: a function of these two alone, so that a run that is resumed has it again.
+
+    Raises:
+        SettingsRefused: it is more than can be counted with.
+    """
+    window = window_for_distance(distance, samples_per_chunk)
+    if window * samples_per_chunk >= 2**62:
+        raise SettingsRefused(
+            f"--{DISTANCE} {distance} is more than any stream holds: give a smaller one", argument=DISTANCE
+        )
+    return window
+
+
+def check_distance_reach(
+    distance: int, directory: str, samples: int | None, run_samples: int | None, ranks: int
+) -> None:
+    """Refuses a distance that a run which begins anew cannot have.
+
+    Args:
+        distance: as it was asked for.
+        directory: of the stream.
+        samples: of the stream if it has ended, else None.
+        run_samples: what the run trains at the most, over all ranks, where the stream has not ended.
+        ranks: data-parallel ranks.
+
+    Raises:
+        SettingsRefused: with the reason, and the largest that can be had.
+    """
+    most = samples if samples is not None else run_samples
+    if most is None or distance <= (largest := largest_distance(most // ranks)):
+        return
+    if samples is not None:
+        why = f"{directory} has ended with {samples} samples, {samples // ranks} for {each_of(ranks)}"
+        what = "shuffled together"
+    else:
+        why = (
+            f"{directory} is still being produced, and this run trains {most} samples at the most, {most // ranks} on "
+            f"{each_of(ranks)}"
+        )
+        what = "in one window"
+    way_out = f"give {largest} at the most" if largest else "leave it out"
+    raise SettingsRefused(
+        f"--{DISTANCE} {distance}: {why}; all of them {what} are {largest} apart on average: {way_out}",
+        argument=DISTANCE,
+    )
+
+
+def distance_told(distance: int, samples_per_chunk: int, samples: int | None, ranks: int, unit: int) -> str:
+    """Returns for the log what a distance comes to.
+
+    Args:
+        distance: as it was asked for.
+        samples_per_chunk: of the stream.
+        samples: of the stream if it has ended, else None.
+        ranks: data-parallel ranks.
+        unit: samples that a rank is dealt in a row.
+
+    >>> distance_told(10_000, 1000, None, 8, 1000)
+    '--sharded_lazy_shuffle_distance 10000: each rank shuffles windows of 30 chunks; training begins with 240 chunks'
+    >>> distance_told(1000, 1000, 100_000, 8, 1000)
+    '--sharded_lazy_shuffle_distance 1000: each rank shuffles windows of 3 chunks; neighbours are 967 apart on average'
+    """
+    window = window_of_distance(distance, samples_per_chunk)
+    positions = window_positions(window, samples_per_chunk, unit)
+    if samples is None:
+        then = f"training begins with {-(-ranks * positions // samples_per_chunk)} chunks"
+    else:
+        # The last window is as short as what is left, so in this stream it may be less than was asked for.
+        found = expected_neighbours(ranks, unit, positions, samples // ranks)
+        then = f"neighbours are {found:.0f} apart on average"
+    return f"--{DISTANCE} {distance}: each rank shuffles windows of {window} chunks; {then}"
+
+
+def grouping_refused(why: str) -> SettingsRefused:
+    """Returns the error, with the reason and the way out in `why`."""
+    return SettingsRefused(f"--group_by_length true: {why}", argument="group_by_length")

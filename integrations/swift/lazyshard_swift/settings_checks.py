@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from lazyshard.errors import StreamMissing
+from lazyshard.format.byte_size import parse_size
+from lazyshard.format.cursor import check_consumer
+from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.storage.files import list_names
 from lazyshard.storage.listing import other_files
 from lazyshard.storage.urls import check_place, is_url, stream_name, stream_path
-from lazyshard_swift.errors import refused
-from lazyshard_swift.own_checks import check_own
-from lazyshard_swift.settings import is_megatron
+from lazyshard_swift.errors import SettingsRefused, refused
+from lazyshard_swift.settings import (
+    DISTANCE,
+    OnBadSample,
+    OnEnd,
+    grouping_refused,
+    groups_by_length,
+    is_megatron,
+    parse_skips,
+    parse_unit,
+)
 
 RLHF_TYPES: Final = ("dpo", "orpo", "simpo", "cpo", "rm")
 """Those that encode in advance, read each sample once, and take their batches from the ordinary data loader."""
+
+_OF_ORDERS: Final = ("shuffle_window", "shuffle_distance", "unit", "skip")
+"""Arguments for an order of ours, without ``sharded_lazy_``."""
+
+_COLLECTIVE_SLACK_S: Final = 60.0
+"""A rank that gives up waiting needs a moment to say so before its peers' collectives time out."""
 
 
 def check_combinations(args: Any) -> None:
@@ -178,3 +195,143 @@ def check_directory(directory: str) -> None:
             f"chunk_00000.jsonl and so on; `lazyshard-producer run --source FILES --out STREAM --samples-per-chunk "
             f"1000` makes one",
         )
+
+
+def check_own(args: Any) -> None:
+    """Refuses what cannot be, by itself or with the arguments that bear on it.
+
+    Raises:
+        SettingsRefused: with the reason and the way out.
+    """
+    wait, timeout = args.sharded_lazy_max_wait, getattr(args, "ddp_timeout", None)
+    if not wait > 0:
+        raise refused("sharded_lazy_max_wait", f"--sharded_lazy_max_wait is a number of seconds above 0, got {wait}")
+    if timeout is not None and wait + _COLLECTIVE_SLACK_S > timeout:
+        raise refused(
+            "sharded_lazy_max_wait",
+            f"--sharded_lazy_max_wait {wait:g} must end at least {_COLLECTIVE_SLACK_S:g} s before --ddp_timeout "
+            f"{timeout}, or a collective times out first and hides the reason: raise --ddp_timeout or wait less",
+        )
+    window = args.sharded_lazy_shuffle_window
+    if window is not None and window < 0:
+        raise refused(
+            "sharded_lazy_shuffle_window",
+            f"--sharded_lazy_shuffle_window is a number of chunks, 0 for none, got {window}",
+        )
+    if window and not getattr(args, "train_dataloader_shuffle", True):
+        raise refused(
+            "sharded_lazy_shuffle_window",
+            f"--sharded_lazy_shuffle_window {window} shuffles, --train_dataloader_shuffle false does not: leave out "
+            f"one of them",
+        )
+    distance = args.sharded_lazy_shuffle_distance
+    if distance is not None:
+        _check_distance(distance, window, getattr(args, "train_dataloader_shuffle", True), len(args.dataset))
+    parse_unit(args.sharded_lazy_unit)
+    check_grouping(args, is_megatron(args))
+    size = args.sharded_lazy_samples_per_chunk
+    if size is not None and size < 1:
+        raise refused(
+            "sharded_lazy_samples_per_chunk", f"--sharded_lazy_samples_per_chunk is a number from 1, got {size}"
+        )
+    if args.sharded_lazy_consumer is not None:
+        try:
+            check_consumer(args.sharded_lazy_consumer)
+        except ValueError as cause:
+            raise refused(
+                "sharded_lazy_consumer", f"--sharded_lazy_consumer: {cause}; give another, or none"
+            ) from cause
+    _check_encode_cache(args.sharded_lazy_encode_cache, args.sharded_lazy_encode_cache_size)
+    if args.sharded_lazy_skip is not None:
+        try:
+            parse_skips(args.sharded_lazy_skip)
+        except ValueError as cause:
+            raise refused("sharded_lazy_skip", f"--sharded_lazy_skip: {cause}") from cause
+    for name, choices in (("sharded_lazy_on_end", OnEnd), ("sharded_lazy_on_bad_sample", OnBadSample)):
+        value = getattr(args, name)
+        if value is not None and value not in get_args(choices):
+            raise refused(name, f"--{name} is one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def _check_encode_cache(directory: str | None, size: str | None) -> None:
+    if directory is not None and (not directory or "\0" in directory):
+        raise refused("sharded_lazy_encode_cache", "--sharded_lazy_encode_cache is a directory of this node")
+    if size is None:
+        return
+    if directory is None:
+        raise refused(
+            "sharded_lazy_encode_cache_size",
+            f"--sharded_lazy_encode_cache_size {size} bounds the cache that --sharded_lazy_encode_cache DIR makes: "
+            f"give both, or none",
+        )
+    try:
+        number = parse_size(size)
+    except ValueError as cause:
+        raise refused("sharded_lazy_encode_cache_size", f"--sharded_lazy_encode_cache_size: {cause}") from cause
+    if number < LEAST_CACHE_BYTES:
+        raise refused(
+            "sharded_lazy_encode_cache_size",
+            f"--sharded_lazy_encode_cache_size is at least {LEAST_CACHE_BYTES} bytes, got {size}: less keeps no sample",
+        )
+
+
+def _check_distance(distance: int, window: int | None, shuffle: bool, streams: int) -> None:
+    """Refuses what is no distance, and what contradicts it among the arguments.
+
+    Args:
+        distance: as it was asked for.
+        window: the window that was asked for, None for none.
+        shuffle: whether ms-swift is to shuffle.
+        streams: how many streams are named.
+
+    Raises:
+        SettingsRefused: with the way out.
+    """
+    why = None
+    if distance < 1:
+        why = "a distance is a number of samples from 1; --sharded_lazy_shuffle_window 0 keeps the order of the stream"
+    elif window is not None:
+        why = f"it chooses the window, and --sharded_lazy_shuffle_window {window} is one: leave out one of them"
+    elif not shuffle:
+        why = "it shuffles, --train_dataloader_shuffle false does not: leave out one of them"
+    elif streams > 1:
+        why = (
+            "it is one of neighbours in one stream, and --dataset has several, each with chunks of its own size: give "
+            "--sharded_lazy_shuffle_window, which is in chunks of each"
+        )
+    if why is not None:
+        raise SettingsRefused(f"--{DISTANCE} {distance}: {why}", argument=DISTANCE)
+
+
+def check_grouping(args: Any, megatron: bool) -> None:
+    """Refuses what cannot work together with ``--group_by_length true``, if that is given.
+
+    Args:
+        args: the parsed arguments.
+        megatron: whether they are those of a `megatron` command.
+
+    Raises:
+        SettingsRefused: with the way out.
+    """
+    if not groups_by_length(args):
+        return
+    if len(args.dataset) > 1:
+        raise grouping_refused(
+            "it is for one stream, and --dataset has several: leave it out, or train one after the other"
+        )
+    if getattr(args, "packing", False):
+        raise grouping_refused("packs are all of about one length already: leave it out")
+    if megatron and getattr(args, "padding_free", False):
+        raise grouping_refused(
+            "with --padding_free true, which is Megatron-SWIFT's default, nothing is padded, so nothing is won by it: "
+            "leave it out, or give --padding_free false"
+        )
+    if not getattr(args, "train_dataloader_shuffle", True):
+        raise grouping_refused("it shuffles, --train_dataloader_shuffle false does not: leave out one of them")
+    for name in _OF_ORDERS:
+        value = getattr(args, f"sharded_lazy_{name}")
+        if value is not None:
+            raise grouping_refused(
+                f"the order is that of ms-swift's sampler over the whole stream, and --sharded_lazy_{name} {value} is "
+                f"for an order of lazyshard's: leave out one of them"
+            )

@@ -25,8 +25,8 @@ from lazyshard_swift import encoded, parallel, settings
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.gate import Gate
-from lazyshard_swift.grouping import GROUPED
 from lazyshard_swift.parallel import notice
+from lazyshard_swift.position import GROUPED
 from lazyshard_swift.run_plan import RunPlan
 
 ENDLESS: Final = 2**50

@@ -13,13 +13,12 @@ from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
 from lazyshard_swift.grouped import GroupedStream, read_lengths
-from lazyshard_swift.grouping import is_asked
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position
 from lazyshard_swift.rows import RowEncoder
 from lazyshard_swift.run_plan import RunPlan
-from lazyshard_swift.settings import is_megatron
+from lazyshard_swift.settings import groups_by_length, is_megatron
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 from tests.swift.defaults import DEFAULTS
@@ -125,7 +124,7 @@ def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
     facts = facts_of(directory)
     lengths = None
-    if is_asked(args):
+    if groups_by_length(args):
         lengths = read_lengths(args, str(directory), facts, sampler_of(is_megatron(args))).digest
     return decide(args, str(directory), facts, Rank(rank, dp), lengths)
 

@@ -19,8 +19,8 @@ from lazyshard.storage.rechunking import rechunk
 from lazyshard.storage.retire import retire
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import PieceWriter
+from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import save
 from tests.security.hostile import producer
 
 MASKS: Final = (0o077, 0o022, 0o002, 0o027)
@@ -74,7 +74,7 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         piece = PieceWriter(place, 1)
         piece.add([b"{}\n"])
         piece.commit()
-        save(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
+        save_position(Position("s", "d", 1, 0, 0, 1, 1, "strided", 0, 0, 1, True, "sft", 1.0), place / "checkpoint-1")
     assert_kept(place, mask, 35)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lazyshard.storage import read_cursor
 from lazyshard.storage.run_state import course_of
+from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import load
 from tests.swift.commands import Run, Training, ids_by_dp
 
 
@@ -22,7 +22,7 @@ def killed_at(training: Training, directory: Path, consumer: str, step: int) -> 
     training.kill()
     run, cursor = training.wait(), read_cursor(directory, consumer)
     assert cursor is not None and cursor.state is not None
-    saved = {folder: load(folder) for folder in training.output_dir.glob("checkpoint-*")}
+    saved = {folder: load_position(folder) for folder in training.output_dir.glob("checkpoint-*")}
     (newest,) = (
         folder for folder, position in saved.items() if position is not None and position.consumed == cursor.consumed
     )
@@ -30,7 +30,7 @@ def killed_at(training: Training, directory: Path, consumer: str, step: int) -> 
 
 
 def position_of(checkpoint: Path) -> Position:
-    position = load(checkpoint)
+    position = load_position(checkpoint)
     assert position is not None and position.state is not None
     return position
 

@@ -11,13 +11,12 @@ from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import window_positions
 from lazyshard.storage.run_state import course_of
 from lazyshard_swift import settings
+from lazyshard_swift.checkpoints import TRACKER, check_whole, load_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
 from lazyshard_swift.history import consumed_after, end_of_epochs, goes_straight_on, gone_on
 from lazyshard_swift.ordering import order_of, unit_of
 from lazyshard_swift.parallel import Facts, notice, stream_id_of
-from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import TRACKER, check_whole, load
-from lazyshard_swift.position_fits import check_fits
+from lazyshard_swift.position import Position, check_fits
 from lazyshard_swift.run_plan import RunPlan, without
 from lazyshard_swift.settings import check_distance_reach, distance_told, parse_skips
 
@@ -39,7 +38,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
         StreamTooShort: the stream has ended with less than a micro batch a rank.
     """
     checkpoint = resume_checkpoint(args)
-    saved = None if checkpoint is None else load(checkpoint)
+    saved = None if checkpoint is None else load_position(checkpoint)
     live = not facts.ended
     progress = settings.progress(args, live)
     if progress.steps is not None and settings.is_megatron(args) and args.num_train_epochs is not None:

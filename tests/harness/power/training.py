@@ -16,8 +16,8 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.state import RunState
 from lazyshard.storage.durable import publish_bytes, sync_directory
 from lazyshard_swift import checkpoints as swift_checkpoints
+from lazyshard_swift.checkpoints import load_if_there, save_position
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import load_if_there, save
 from tests.harness.power.lives import CONSUMER, installed
 
 TOTAL: Final = 24
@@ -167,7 +167,7 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
         state=state,
     )
     # As there: the position first, then what the trainer saves, and all of it is made durable before the cursor moves.
-    save(position, checkpoint.folder)
+    save_position(position, checkpoint.folder)
     (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))
     swift_checkpoints._make_durable(checkpoint.folder)
 

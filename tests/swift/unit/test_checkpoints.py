@@ -13,11 +13,10 @@ from lazyshard.format import Cursor
 from lazyshard.plan import Course
 from lazyshard.storage import forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.storage.retire import retire
-from lazyshard_swift import cursors, parallel
-from lazyshard_swift.checkpoints import Checkpoints
+from lazyshard_swift import checkpoints, parallel
+from lazyshard_swift.checkpoints import Checkpoints, is_whole, load_position, save_position
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position_files import is_whole, load, save
 from tests.storage.streams import foreign, names, produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, position
 
@@ -68,7 +67,7 @@ def test_cursor_says_what_the_newest_checkpoint_holds(tmp_path: Path) -> None:
     # Positions 0 to 9 of two lanes are done: chunks 0 to 5, and a row of 6 and 7 each.
     assert (found.consumer, found.stream_id, found.consumed, found.chunks_before) == (CONSUMER, run.facts.stream, 20, 6)
     assert found.plan == {"dp_size": 2, "unit": 3, "window": 0, "seed": 42, "batch_size": 1}
-    where = load(output / "checkpoint-5")
+    where = load_position(output / "checkpoint-5")
     assert where is not None
     assert (where.consumed, where.step, where.stream) == (20, 5, run.facts.stream)
 
@@ -159,7 +158,7 @@ def test_checkpoint_is_due_once_a_step_was_trained(tmp_path: Path) -> None:
 
 def test_checkpoints_of_another_stream_do_not_count(tmp_path: Path) -> None:
     directory, output = produce(tmp_path / "s", 48, PER_CHUNK), tmp_path / "out"
-    save(position(stream="f" * 32, consumed=4), output / "checkpoint-1")
+    save_position(position(stream="f" * 32, consumed=4), output / "checkpoint-1")
     checkpoint(Checkpoints(plan(args_of(output), directory, 0, 2), str(output)), output, 6)
     assert cursor(directory).chunks_before == 8
 
@@ -307,11 +306,11 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     elif failure == "no stream":
         directory.rename(tmp_path / "moved")
     else:
-        monkeypatch.setattr(cursors, "put", fail)
+        monkeypatch.setattr(checkpoints, "put", fail)
     checkpoint(saves, output, 5)
     assert len(cautions) == 1
     assert "the cursor could not be written" in cautions[0]
-    assert load(output / "checkpoint-5") is not None
+    assert load_position(output / "checkpoint-5") is not None
     # The next one is tried again.
     if failure == "no folder":
         (directory / "cursors").unlink()

@@ -1,4 +1,4 @@
-"""`cursors`: one run writes the cursor of a name; a second one is refused, or takes over where it is told to."""
+"""Cursors in `checkpoints`: one run writes the cursor of a name; a second one is refused, or takes over where it is told to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
 from lazyshard.storage import CursorOwner, read_cursor
-from lazyshard_swift import cursors, parallel
-from lazyshard_swift.checkpoints import Checkpoints
+from lazyshard_swift import parallel
+from lazyshard_swift.checkpoints import Checkpoints, let_go_of_cursors
 from tests.storage.streams import produce
 from tests.swift.unit.runs import megatron, plan
 
@@ -107,5 +107,5 @@ def test_name_is_free_once_let_go(tmp_path: Path) -> None:
     checkpoints(directory).register()
     with pytest.raises(CursorTaken):
         other_run(directory)
-    cursors.let_go()
+    let_go_of_cursors()
     other_run(directory).close()

@@ -18,11 +18,10 @@ from lazyshard.errors import StreamMismatch
 from lazyshard.storage import read_cursor
 from lazyshard.storage.retire import retire
 from lazyshard_swift import parallel
-from lazyshard_swift.checkpoints import Checkpoints
+from lazyshard_swift.checkpoints import Checkpoints, load_position, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
 from lazyshard_swift.grouped import check_sampler, read_lengths
 from lazyshard_swift.position import parse
-from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.lengths import measured, sealed
 from tests.storage.streams import foreign, produce
@@ -132,7 +131,7 @@ def checkpoint_of(kind: str, directory: Path, output: Path, **changes: Any) -> P
     """Saves after 6 steps of 4 samples."""
     run = plan(args_of(kind, output, num_train_epochs=2, **changes), directory, 0, 2)
     folder = output / "checkpoint-6"
-    save(run.position(24, 6), folder)
+    save_position(run.position(24, 6), folder)
     (folder / "latest_checkpointed_iteration.txt").write_text("6")
     return folder
 
@@ -144,7 +143,7 @@ def test_other_ranks_batches_or_lengths_are_refused(kind: str, directory: Path, 
     def resumed(dp: int = 2, **changes: Any) -> RunPlan:
         return plan(args_of(kind, tmp_path / "o", checkpoint, dp=dp, num_train_epochs=2, **changes), directory, 0, dp)
 
-    assert opened(resumed()).plan.saved == load(checkpoint)
+    assert opened(resumed()).plan.saved == load_position(checkpoint)
     with pytest.raises(ResumeRefused, match=r"saved with dp size 2, this run has dp size 3: .* without --group_by_l"):
         resumed(dp=3)
     with pytest.raises(ResumeRefused, match="start with the micro batch that it had"):
@@ -283,13 +282,13 @@ def test_position_keeps_what_the_order_follows_from(directory: Path, tmp_path: P
     checkpoint = checkpoint_of("swift", directory, tmp_path / "o")
     file = checkpoint / "lazyshard.json"
     values = orjson.loads(file.read_bytes())
-    position = load(checkpoint)
+    position = load_position(checkpoint)
     assert position is not None
     assert (values["layout"], values["state"], values["grouping"]) == ("grouped", None, position.grouping)
     assert position.grouping is not None
     del values["grouping"]
     with pytest.raises(PositionInvalid, match="grouping is None, expected a digest"):
         parse(orjson.dumps(values), str(file))
-    other = load(checkpoint_of("swift", directory, tmp_path / "other", group_by_length=False))
+    other = load_position(checkpoint_of("swift", directory, tmp_path / "other", group_by_length=False))
     assert other is not None
     assert "grouping" not in orjson.loads(other.to_bytes())

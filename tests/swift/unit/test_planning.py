@@ -13,10 +13,10 @@ import pytest
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LazyShardError
 from lazyshard.plan import Part, Rules
+from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
 from lazyshard_swift.position import Position
-from lazyshard_swift.position_files import save
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches
@@ -31,7 +31,7 @@ def checkpoint(folder: Path, saved: Position | None = None) -> str:
     folder.mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("3")
     if saved is not None:
-        save(saved, folder)
+        save_position(saved, folder)
     return str(folder)
 
 
@@ -378,7 +378,7 @@ def test_position_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_epoch_of_a_resumed_hugging_face_run(
     tmp_path: Path, saved: dict[str, Any], max_steps: int, epoch_samples: int
 ) -> None:
-    save(position(consumed=6, **saved), tmp_path / "checkpoint-3")
+    save_position(position(consumed=6, **saved), tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     args = hugging_face(max_steps=max_steps, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     run = decided(args)
@@ -447,7 +447,7 @@ def test_checkpoint_whose_save_was_killed_is_refused_naming_the_newest_whole_one
         (folders[2] / "checkpoint-8", position(saved_at=5.0), False),
     ]
     for folder, saved, whole in made:
-        save(saved, folder)
+        save_position(saved, folder)
         for name in MARKS[kind] if whole else MARKS[kind][:-1]:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()

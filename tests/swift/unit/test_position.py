@@ -13,10 +13,9 @@ import pytest
 from lazyshard.errors import FileRefused
 from lazyshard.storage import durable
 from lazyshard_swift import position as positions
+from lazyshard_swift.checkpoints import load_position, save_position, saved_in
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
-from lazyshard_swift.position import Position, parse
-from lazyshard_swift.position_files import load, save, saved_in
-from lazyshard_swift.position_fits import check_fits
+from lazyshard_swift.position import Position, check_fits, parse
 from tests.swift.unit.runs import position
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
@@ -92,15 +91,15 @@ def test_file_is_the_documented_one() -> None:
 )
 def test_position_comes_back_as_it_was_saved(tmp_path: Path, changes: dict[str, Any]) -> None:
     saved = position(**changes)
-    save(saved, tmp_path / "new" / "checkpoint-3")
-    assert load(tmp_path / "new" / "checkpoint-3") == saved
+    save_position(saved, tmp_path / "new" / "checkpoint-3")
+    assert load_position(tmp_path / "new" / "checkpoint-3") == saved
     assert os.listdir(tmp_path / "new" / "checkpoint-3") == ["lazyshard.json"]
 
 
 def test_position_is_replaced_by_a_later_one(tmp_path: Path) -> None:
-    save(position(), tmp_path)
-    save(position(consumed=64), tmp_path)
-    assert load(tmp_path) == position(consumed=64)
+    save_position(position(), tmp_path)
+    save_position(position(consumed=64), tmp_path)
+    assert load_position(tmp_path) == position(consumed=64)
     assert os.listdir(tmp_path) == ["lazyshard.json"]
 
 
@@ -251,16 +250,16 @@ def test_unknown_layout_is_refused(layout: str) -> None:
 
 
 def test_checkpoint_without_a_position_has_none(tmp_path: Path) -> None:
-    assert load(tmp_path) is None
-    assert load(tmp_path / "not there") is None
+    assert load_position(tmp_path) is None
+    assert load_position(tmp_path / "not there") is None
     (tmp_path / "file").touch()
-    assert load(tmp_path / "file") is None
+    assert load_position(tmp_path / "file") is None
 
 
 def test_position_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "lazyshard.json").mkdir()
     with pytest.raises(FileRefused, match="found a directory"):
-        load(tmp_path)
+        load_position(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["write_all", "sync", "rename"])
@@ -269,7 +268,7 @@ def test_save_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: Position | None
 ) -> None:
     if before is not None:
-        save(before, tmp_path)
+        save_position(before, tmp_path)
     there = os.listdir(tmp_path)
     write_all = durable.write_all
 
@@ -280,8 +279,8 @@ def test_save_that_fails_leaves_what_was_there(
 
     monkeypatch.setattr(durable, step, fail)
     with pytest.raises(OSError, match="No space left"):
-        save(position(), tmp_path)
-    assert load(tmp_path) == before
+        save_position(position(), tmp_path)
+    assert load_position(tmp_path) == before
     # Nor is anything left behind in a folder that is copied, uploaded and listed as a checkpoint.
     assert os.listdir(tmp_path) == there
 
@@ -289,11 +288,11 @@ def test_save_that_fails_leaves_what_was_there(
 def test_saved_in_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
     assert saved_in(tmp_path / "not there") == []
     for step in (1, 2, 10):
-        save(position(step=step), tmp_path / f"checkpoint-{step}")
+        save_position(position(step=step), tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-2" / "lazyshard.json").write_bytes(b"{")
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-4" / "lazyshard.json").mkdir(parents=True)
-    save(position(step=5), tmp_path / "last")
+    save_position(position(step=5), tmp_path / "last")
     assert sorted(found.step for found in saved_in(tmp_path)) == [1, 10]
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from lazyshard.data.rank import Rank
 from lazyshard_swift import parallel
+from lazyshard_swift.checkpoints import load_position, save_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.streams import produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, plan
@@ -110,7 +110,7 @@ class History:
 
 
 def step_of(checkpoint: Path) -> int:
-    position = load(checkpoint)
+    position = load_position(checkpoint)
     assert position is not None
     return position.step
 
@@ -196,7 +196,7 @@ def test_live_stream_through_any_chain_of_starts_to_its_end(
     shape = any_shape(choose)
     assert history.start(shape)
     assert_once(history, published, 1, shape.step)
-    last = load(history.output / f"checkpoint-{history.last[0].saved[-1]}")
+    last = load_position(history.output / f"checkpoint-{history.last[0].saved[-1]}")
     assert last is not None and last.consumed == len(history.trained)
 
 
@@ -295,10 +295,10 @@ def test_run_of_ms_swifts_own_shuffle_goes_on_with_the_same_ranks_only(
 ) -> None:
     history = History("megatron", streams[48], tmp_path, num_train_epochs=1, data_sharding=True)
     run = plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4)
-    save(run.position(16, 4), tmp_path / "checkpoint-4")
+    save_position(run.position(16, 4), tmp_path / "checkpoint-4")
     (tmp_path / "checkpoint-4" / "latest_checkpointed_iteration.txt").write_text("4")
     history.checkpoint = tmp_path / "checkpoint-4"
-    assert plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4).saved == load(history.checkpoint)
+    assert plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4).saved == load_position(history.checkpoint)
     with pytest.raises(ResumeRefused, match=r"saved with dp size 4, this run has dp size 2: .* started without"):
         plan(history.args(Shape(2, 1, 2)), streams[48], 0, 2)
 

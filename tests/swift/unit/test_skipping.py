@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lazyshard.data.rank import Rank
+from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.planning import decide
-from lazyshard_swift.position_files import load
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Skip, parse_skips
 from tests.storage.streams import produce
@@ -108,7 +108,7 @@ def test_samples_and_chunks_are_left_out_of_what_is_left(history: History) -> No
 def test_new_run_leaves_samples_out_from_its_beginning(history: History) -> None:
     assert history.start(Shape(2, 1, 1), sharded_lazy_skip="samples 5:9")
     assert sorted(ids(history)) == [i for i in range(TOTAL) if not 5 <= i < 9]
-    found = load(history.output / "checkpoint-22")
+    found = load_position(history.output / "checkpoint-22")
     assert found is not None and found.state is not None
     assert (found.skipped, found.state.parts[0].skip) == (("samples 5:9",), ((5, 9),))
 

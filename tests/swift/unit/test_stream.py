@@ -12,9 +12,9 @@ from lazyshard.errors import LazyShardError, WaitTimeout
 from lazyshard.storage import list_consumers
 from lazyshard.storage.retire import retire
 from lazyshard_swift import stream as streams
+from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.opening import open_train_stream
-from lazyshard_swift.position_files import save
 from lazyshard_swift.stream import TrainStream
 from tests.storage.streams import foreign, produce
 from tests.swift.unit.runs import hugging_face, megatron, open_stream, plan, position
@@ -144,7 +144,7 @@ def test_resume_refuses_where_any_chunk_of_the_open_window_was_deleted(tmp_path:
     changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
     checkpoint = tmp_path / "checkpoint-7"
     whole = opened(directory, **changes)
-    save(whole.plan.position(7, 7), checkpoint)
+    save_position(whole.plan.position(7, 7), checkpoint)
     (checkpoint / "latest_checkpointed_iteration.txt").write_text("7")
     opened(directory, **changes, mcore_model=str(checkpoint))
     # Position 7 lies in the second window: chunks 3, 4 and 5.
@@ -168,7 +168,7 @@ def test_trained_checkpoint_without_a_position_is_refused(tmp_path: Path) -> Non
 
 
 def test_checkpoint_of_another_stream_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
-    save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    save_position(position(stream="f" * 32), tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     with pytest.raises(ResumeRefused, match="ffffffff"):
         opened(
@@ -185,7 +185,7 @@ def test_checkpoint_ahead_of_an_ended_stream_is_refused_or_at_its_end(tmp_path: 
     directory = produce(tmp_path / "s", 8, 2)
     args: dict[str, Any] = {"max_steps": 200, "sharded_lazy_shuffle_window": 0}
     run = plan(hugging_face(**args), directory, 0, 1)
-    save(run.position(consumed, consumed), tmp_path / "checkpoint")
+    save_position(run.position(consumed, consumed), tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "trainer_state.json").touch()
     resumed = hugging_face(**args, resume_from_checkpoint=str(tmp_path / "checkpoint"))
     stream = open_stream(plan(resumed, directory, 0, 1))
@@ -222,7 +222,7 @@ def test_start_registers_the_run_and_tells_what_it_needs(tmp_path: Path) -> None
 def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:
     # Its cursor would keep all chunks for ever.
     directory = produce(tmp_path / "s", 18, 2)
-    save(position(stream="f" * 32), tmp_path / "checkpoint-3")
+    save_position(position(stream="f" * 32), tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
     with pytest.raises(ResumeRefused):
         opened(directory, hugging_face, max_steps=9, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
@@ -238,7 +238,7 @@ def test_start_that_is_refused_registers_nobody(tmp_path: Path) -> None:
 def resumable(directory: Path, checkpoint: Path, step: int) -> dict[str, Any]:
     """Trains so many steps of one sample; returns the arguments to go on."""
     changes: dict[str, Any] = {"train_iters": 18, "sharded_lazy_shuffle_window": 3, "finetune": False}
-    save(opened(directory, **changes).plan.position(step, step), checkpoint)
+    save_position(opened(directory, **changes).plan.position(step, step), checkpoint)
     (checkpoint / "latest_checkpointed_iteration.txt").write_text(str(step))
     return {**changes, "mcore_model": str(checkpoint)}
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.data.rank import Rank
 from lazyshard.plan import Rules
+from lazyshard_swift.checkpoints import load_position, save_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position, parse
-from lazyshard_swift.position_files import load, save
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.streams import produce
 from tests.swift.unit.runs import facts, hugging_face, megatron, open_stream, plan, position
@@ -28,7 +28,7 @@ def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_
 
 
 def resumed(folder: Path, saved: Position, **changes: Any) -> Any:
-    save(saved, folder)
+    save_position(saved, folder)
     (folder / "latest_checkpointed_iteration.txt").write_text("3")
     common = {"micro_batch_size": 2, "train_iters": 7, "finetune": False, "mcore_model": str(folder)}
     return megatron(**{**common, **changes})
@@ -160,7 +160,7 @@ def test_epochs_of_few_files_through_any_chain_of_starts(
         shapes.append(any_shape(choose))
         ended = history.start(shapes[-1], choose.randint(0, 6))
         if history.checkpoint is not None:
-            saved = load(history.checkpoint)
+            saved = load_position(history.checkpoint)
             assert saved is not None
             units.add(saved.unit)
         if ended:

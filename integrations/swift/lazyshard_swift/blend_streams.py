@@ -13,9 +13,8 @@ from lazyshard.storage.urls import stream_name
 from lazyshard_swift import parallel
 from lazyshard_swift.encoded import Encode, for_stream
 from lazyshard_swift.errors import SettingsRefused, StreamTooShort, each_of
-from lazyshard_swift.ordering import stream_unit
 from lazyshard_swift.parallel import Facts, notice, stream_id_of
-from lazyshard_swift.planning import batch_sizes
+from lazyshard_swift.planning import batch_sizes, stream_unit
 from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from lazyshard_swift.history import consumed_after, ends_epoch
 from lazyshard_swift.hooked import wrap
 from lazyshard_swift.parallel import stopped
 from lazyshard_swift.pipeline import is_stream
+from lazyshard_swift.run_plan import consumed_after, ends_epoch
 
 
 def extend(module: ModuleType) -> None:

@@ -306,7 +306,7 @@ def test_cursor_that_cannot_be_written_is_told_and_not_raised(
     elif failure == "no stream":
         directory.rename(tmp_path / "moved")
     else:
-        monkeypatch.setattr(checkpoints, "put", fail)
+        monkeypatch.setattr(checkpoints, "put_cursor", fail)
     checkpoint(saves, output, 5)
     assert len(cautions) == 1
     assert "the cursor could not be written" in cautions[0]

@@ -1,4 +1,4 @@
-"""Cursors in `checkpoints`: one run writes the cursor of a name; a second one is refused, or takes over where it is told to."""
+"""Cursors in `checkpoints`: one run writes the cursor of a name; another one is refused, or takes over if told to."""
 
 from __future__ import annotations
 

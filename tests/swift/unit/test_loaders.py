@@ -14,9 +14,8 @@ import pytest
 
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift.errors import StreamTooShort
-from lazyshard_swift.history import consumed_after
 from lazyshard_swift.loaders import RunLength, gated_loader, strided_sampler
-from lazyshard_swift.run_plan import RunPlan
+from lazyshard_swift.run_plan import RunPlan, consumed_after
 from tests.data import swift_samplers
 from tests.storage.streams import produce
 from tests.swift.unit.runs import hugging_face, open_stream, plan

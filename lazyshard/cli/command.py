@@ -28,6 +28,7 @@ from lazyshard.cli import (
     status,
     trace,
     verify,
+    verify_filesystem,
     watch,
 )
 from lazyshard.cli.plain_flags import PlainFlags
@@ -59,6 +60,9 @@ app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command
 app.command("report", help=report.HELP, epilog=report.EPILOG)(report.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
+app.command("verify-filesystem", help=verify_filesystem.HELP, epilog=verify_filesystem.EPILOG)(
+    verify_filesystem.command
+)
 app.command("watch", help=watch.HELP, epilog=watch.EPILOG)(watch.command)
 
 

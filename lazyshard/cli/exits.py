@@ -24,13 +24,17 @@ DONE: Final = 0
 NO_EXTRA: Final = 1
 MISSING: Final = 1
 """`doctor` found something that is not as it should be."""
+LIMITED: Final = 1
+"""`verify-filesystem`: it works with limits."""
 USAGE: Final = 2
 REFUSED: Final = 3
+UNTRIED: Final = 4
+"""`verify-filesystem` could not try it; the producer's 4 is a source."""
 STREAM_DAMAGED: Final = 5
 OTHER_PRODUCER: Final = 6
 FILESYSTEM: Final = 7
 NOT_PROVEN: Final = 9
-"""`audit` found nothing, but cannot check what the states count. 4 and 8 are the producer's."""
+"""`audit` found nothing, but cannot check what the states count. 8 is the producer's."""
 UNEXPECTED: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 OUT_OF_MEMORY: Final = 71

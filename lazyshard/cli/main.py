@@ -4,6 +4,7 @@
        0  done, or nothing was to do                                    nothing
        1  the command's own requirements are not installed              pip install 'lazyshard[cli]'
        1  `doctor`: something is not as it should be                    see what is marked NOT OK
+       1  `verify-filesystem`: it works with limits                     see what is printed
        2  usage: an argument is missing or impossible                   see --help
        2  `watch`: the port is taken                                    choose another --port
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
@@ -13,6 +14,8 @@
        3  `rechunk`: the stream has not ended, or its start is deleted  see --follow, or take another one
        3  `report`: FILE is there and is no report                      choose another name, see --force
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
+       3  `verify-filesystem`: it does not fit                          take another one, or set what is printed
+       4  `verify-filesystem`: it could not be tried                    see what the message names
        5  `audit`: something is not in order                            see what the lines name
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
@@ -25,7 +28,7 @@
       75  `rechunk --follow`: nothing came in time                      see to the producer, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again
 
-They are those of `lazyshard-producer` where they mean the same; its 4 (a source) and 8 (a worker) have no counterpart.
+They are those of `lazyshard-producer` where they mean the same; its 4 is a source, its 8 (a worker) has no counterpart.
 """
 
 from __future__ import annotations

@@ -30,7 +30,11 @@ WITHOUT_JSON: Final = {
     "lazyshard-producer run": "its facts are those of `lazyshard status --json`",
 }
 
-AREAS: Final = {"lazyshard doctor": ["swift"], "lazyshard check-config": ["train.yaml"]}
+AREAS: Final = {
+    "lazyshard doctor": ["swift"],
+    "lazyshard check-config": ["train.yaml"],
+    "lazyshard verify-filesystem": ["."],
+}
 """Commands that are not about a stream, and what they are about."""
 
 MORE: Final = {

@@ -30,6 +30,7 @@ LAYERS: Final = {
     "lazyshard.storage": "storage",
     "lazyshard.measure": "measure",
     "lazyshard.data": "data",
+    "lazyshard.filesystem": "filesystem",
     "lazyshard.cli": "cli",
     "lazyshard": "facade",
     "lazyshard_producer": "producer",
@@ -47,8 +48,12 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "storage": {"format", "plan", "memory", "errors"},
     "measure": {"storage", "config", "format", "memory", "errors"},
     "data": {"storage", "config", "format", "plan", "memory", "errors"},
+    "filesystem": set(),
     "facade": {"data", "config", "storage", "format", "plan", "errors"},
-    "cli": {"facade", "config", "measure", "storage", "format", "plan", "examination", "memory", "errors"},
+    "cli": {
+        *("facade", "config", "measure", "filesystem", "storage", "format", "plan", "examination", "memory"),
+        "errors",
+    },
     "producer": {"facade", "storage", "format", "plan", "memory", "errors"},
     "swift": {"facade", "data", "storage", "format", "plan", "examination", "memory", "errors"},
 }

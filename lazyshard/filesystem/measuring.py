@@ -1,4 +1,4 @@
-"""What scripts/verify_filesystem measures: changes on the near side, and when and how the far side sees them."""
+"""Changes of a filesystem on the near side, and when and how the far side sees them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scripts.filesystem.verify_filesystem_side import Side, error_name
+from lazyshard.filesystem.side import Side, error_name
 
 REPLACEMENTS: Final = 200
 """Enough that a replacement in two steps, with a moment of nothing in between, is met."""
@@ -26,12 +25,8 @@ ENTER_S: Final = 15.0
 """A folder that was just made, under a name that nobody has asked for, shows at once on anything usable."""
 
 
-class FarSilent(Exception):
-    """The far side did not answer."""
-
-
-class NotTheSame(Exception):
-    """The two folders are not the same one."""
+class Untried(Exception):
+    """It could not be tried: the far side did not answer, or the two folders are not the same one."""
 
 
 class Far:
@@ -46,7 +41,8 @@ class Far:
 
     def __enter__(self) -> Far:
         """Starts it."""
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked for
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,23 +65,23 @@ class Far:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except OSError as cause:
-            raise FarSilent(self._why()) from cause
+            raise Untried(self._why()) from cause
 
     def answer(self) -> Any:
         """Returns what the last question gave.
 
         Raises:
             OSError: the filesystem refused there.
-            FarSilent: there is no answer.
+            Untried: there is no answer.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
             answer = json.loads(line)
         except ValueError:
-            raise FarSilent(f"{self._why()}{': it said ' + line.strip() if line.strip() else ''}") from None
+            raise Untried(f"{self._why()}{': it said ' + line.strip() if line.strip() else ''}") from None
         if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
-            raise FarSilent(f"{self._why()}: it said {line.strip()}")
+            raise Untried(f"{self._why()}: it said {line.strip()}")
         if "error" in answer:
             raise OSError(0, answer["error"])
         return answer["done"]
@@ -156,25 +152,26 @@ LOOKS: Final[dict[str, tuple[str, str, int]]] = {
 """Each in a folder of its own, so that one way of looking does not refresh what another one has cached."""
 
 
-def measure(folder: str, far: Far, longest: float) -> Measured:
+def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) -> Measured:
     """Measures everything, in a folder made and removed below the given one. Takes about as long as the slowest sight.
 
     Args:
         folder: on the near side.
         far: the far side.
         longest: how many seconds to wait for what does not show.
+        left: is told of a folder that could not be removed.
 
     Raises:
-        FarSilent, NotTheSame: see there.
+        Untried: see there.
         OSError: a folder cannot be made or written.
     """
     near = Side(folder)
-    name = f".verify_filesystem-{secrets.token_hex(4)}"
+    name = f".verify-filesystem-{secrets.token_hex(4)}"
     kinds = near.hello(), far.do("hello")
     near.make_folder(name)
     try:
         if not far.do("enter", name, ENTER_S):
-            raise NotTheSame(
+            raise Untried(
                 f"what was made in {folder} does not show on the other side within {ENTER_S:.0f} s: are both the "
                 f"same folder?"
             )
@@ -204,11 +201,11 @@ def measure(folder: str, far: Far, longest: float) -> Measured:
         )
     finally:
         # What is left does no harm, and its name says whose it was.
-        with contextlib.suppress(FarSilent, OSError):
+        with contextlib.suppress(Untried, OSError):
             far.do("clear")
         for path in near.clear()[-1:]:
             held = ", ".join(sorted(os.listdir(path))) or "nothing that this side can see"
-            print(f"{path} could not be removed whole: remove it by hand (it holds {held})", file=sys.stderr)
+            left(f"{path} could not be removed whole: remove it by hand (it holds {held})")
 
 
 def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | None], int, dict[str, int]]:

@@ -1,8 +1,8 @@
-"""One side of scripts/verify_filesystem: does to the files below one mount what it is asked for.
+"""One side of `lazyshard verify-filesystem`: does to the files below one mount what it is asked for.
 
-As a program, `python -m scripts.filesystem.verify_filesystem_side FOLDER` reads questions from standard input, a
-JSON list `[operation, argument, ...]` a line, and answers each with a line: `{"done": result}` or `{"error": what}`. It
-touches nothing but the files in FOLDER that it is asked about.
+As a program, `python -m lazyshard.filesystem.side FOLDER` reads questions from standard input, a JSON list
+`[operation, argument, ...]` a line, and answers each with a line: `{"done": result}` or `{"error": what}`. It touches
+nothing but the files in FOLDER that it is asked about.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""scripts/verify_filesystem: what it makes of measurements, and what it finds on filesystems of this machine."""
+"""`lazyshard verify-filesystem`: what it makes of measurements, and what it finds on filesystems of this machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,12 +13,14 @@ from typing import Any, Final, cast
 
 import pytest
 
-from scripts.filesystem.verify_filesystem import main
-from scripts.filesystem.verify_filesystem_judging import Line, conclude, judge
-from scripts.filesystem.verify_filesystem_measuring import LOOKS, Far, Measured, _sights, measure
-from scripts.filesystem.verify_filesystem_side import Side, content, version_of
+from lazyshard.cli import exits
+from lazyshard.cli.main import main as lazyshard
+from lazyshard.cli.verify_filesystem import _CODES
+from lazyshard.filesystem.judging import Line, conclude, judge
+from lazyshard.filesystem.measuring import LOOKS, Far, Measured, _sights, measure
+from lazyshard.filesystem.side import Side, content, version_of
+from tests.cli.commands import ROOT, environment
 from tests.harness.network.mounts import CACHED, DEFAULT, Share, why_not
-from tests.producer.commands import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -34,6 +37,10 @@ GOOD: Final = Measured(
 )
 
 
+def main(arguments: list[str]) -> int:
+    return lazyshard(["verify-filesystem", *arguments])
+
+
 def seen(label: str, seconds: float | None) -> Measured:
     return replace(GOOD, seen={**GOOD.seen, label: seconds})
 
@@ -44,7 +51,7 @@ def storm(**counts: Any) -> Measured:
 
 def test_what_is_as_it_should_be_fits() -> None:
     assert {line.verdict for line in judge(GOOD)} == {"ok"}
-    assert conclude(judge(GOOD)) == (0, "fits")
+    assert conclude(judge(GOOD)) == ("fits", "fits")
 
 
 @pytest.mark.parametrize(
@@ -92,15 +99,15 @@ def test_each_measurement_has_its_verdict(measured: Measured, code: int, what: s
     lines = judge(measured)
     line = next(line for line in lines if line.what == what)
     assert line.verdict == verdict
-    assert conclude(lines)[0] == code
+    assert _CODES[conclude(lines)[0]] == code
     # Whatever is not as it should be says what that is for lazyshard, and what to do.
     assert all(bool(line.means and line.remedy) == (line.verdict != "ok") for line in lines)
 
 
 def test_conclusion_names_what_is_worst() -> None:
     ok, slow, missing = Line("a", "", "ok"), Line("b", "", "slow"), Line("c", "", "missing")
-    assert conclude([ok, slow]) == (1, "works with limits: b")
-    assert conclude([ok, slow, missing]) == (3, "does not fit: c")
+    assert conclude([ok, slow]) == ("limited", "works with limits: b")
+    assert conclude([ok, slow, missing]) == ("unfit", "does not fit: c")
 
 
 def test_versions_are_told_from_torn_ones() -> None:
@@ -143,15 +150,13 @@ def test_a_local_folder_fits_and_nothing_is_left(
             pytest.skip("needs /dev/shm")
         folder.mkdir()
     try:
-        assert main([str(folder), "--json", str(tmp_path / "json"), "--longest", "20"]) == 0
-        (tmp_path / "json").rename(tmp_path / "json-of-this-test")
-        assert [path.name for path in folder.iterdir()] == (["json-of-this-test"] if where == "disk" else [])
+        assert main([str(folder), "--json", "--longest", "20"]) == exits.DONE
+        assert list(folder.iterdir()) == []
     finally:
         if where == "memory":
             folder.rmdir()
-    out = capsys.readouterr().out
-    assert out.endswith("\n\nfits\n")
-    assert json.loads((tmp_path / "json-of-this-test").read_text())["code"] == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["measured"]["rename"], len(found["lines"])) == ("fits", "", 19)
 
 
 def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:
@@ -164,7 +169,7 @@ def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.filesystem.verify_filesystem_side._CLOSING_S", 0.01)
+    monkeypatch.setattr("lazyshard.filesystem.side._CLOSING_S", 0.01)
     near = Side(str(tmp_path))
     near.make_folder("mine")
     (tmp_path / "mine" / "somebody's").mkdir()
@@ -181,19 +186,17 @@ class Broken(Side):
 
 
 def test_a_replacement_in_two_steps_is_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.filesystem.verify_filesystem_measuring.Side", Broken)
-    with Far(
-        [sys.executable, str(ROOT / "scripts" / "filesystem" / "verify_filesystem_side.py"), str(tmp_path)]
-    ) as far:
-        measured = measure(str(tmp_path), far, 20.0)
+    monkeypatch.setattr("lazyshard.filesystem.measuring.Side", Broken)
+    with Far([sys.executable, "-m", "lazyshard.filesystem.side", str(tmp_path)]) as far:
+        measured = measure(str(tmp_path), far, 20.0, print)
     assert measured.storm["missing"] > 0
-    assert conclude(judge(measured))[0] == 3
+    assert conclude(judge(measured))[0] == "unfit"
 
 
 def test_two_folders_that_are_not_the_same_are_told_from_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scripts.filesystem.verify_filesystem_measuring.ENTER_S", 0.1)
+    monkeypatch.setattr("lazyshard.filesystem.measuring.ENTER_S", 0.1)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 4
@@ -214,42 +217,36 @@ def test_two_folders_that_are_not_the_same_are_told_from_one(
     ],
 )
 def test_wrong_arguments_and_a_silent_other_side(arguments: list[str], code: int) -> None:
-    try:
-        assert main(arguments) == code
-    except SystemExit as stopped:
-        assert stopped.code == code
+    assert main(arguments) == code
 
 
-def test_runs_with_nothing_but_python_and_over_a_command(tmp_path: Path) -> None:
-    script = ROOT / "scripts" / "verify_filesystem"
-    python = os.path.realpath(sys.executable)
-    found = subprocess.run(
-        [script, tmp_path, "--far", f"{script} --serve {tmp_path}"],
-        env={"PATH": os.environ["PATH"], "PYTHON": python, "PYTHONNOUSERSITE": "1"},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
+def test_the_other_side_runs_over_a_command_and_without_extras(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lean = (
+        "import runpy, sys; sys.modules.update(typer=None, rich=None, torch=None); "
+        "runpy.run_module('lazyshard.filesystem.side', run_name='__main__')"
     )
-    assert found.returncode == 0, found.stderr
-    assert "\nok       rename replaces in one step" in found.stdout
+    for program in (["-c", lean], ["-m", "lazyshard.cli", "verify-filesystem", "--serve"]):
+        far = shlex.join(["env", f"PYTHONPATH={ROOT}", sys.executable, *program, str(tmp_path)])
+        assert main([str(tmp_path), "--far", far]) == exits.DONE
+        assert "\nok       rename replaces in one step" in capsys.readouterr().out
 
 
 @pytest.mark.root
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_two_sshfs_mounts_work_with_limits(tmp_path: Path) -> None:
     share = Share(tmp_path)
-    script = ROOT / "scripts" / "verify_filesystem"
+    script = [sys.executable, "-m", "lazyshard.cli", "verify-filesystem"]
     with share.mount("cached", CACHED) as cached, share.mount("default", DEFAULT) as default:
         running = [
-            subprocess.Popen([script, near.point, far.point, "--json", tmp_path / f"{far.point.name}.json"])
+            subprocess.Popen([*script, near.point, far.point, "--json"], stdout=subprocess.PIPE, env=environment())
             for near, far in ((default, cached), (cached, default))
         ]
-        assert [each.wait() for each in running] == [1, 1]
+        told = [each.communicate()[0] for each in running]
+        assert [each.returncode for each in running] == [1, 1]
         assert list(share.real.iterdir()) == []
-    of_cached, of_default = (
-        json.loads((tmp_path / f"{name}.json").read_text())["measured"] for name in ("cached", "default")
-    )
+    of_cached, of_default = (json.loads(one)["measured"] for one in told)
     for measured in (of_cached, of_default):
         # What the protocol rests on.
         assert measured["seen"]["replaced, by open"] < 1

@@ -10,9 +10,8 @@ import pytest
 
 from tests.harness.planted.runs import MUTANTS
 from tests.harness.runs import sweep as run_sweep
-from tests.harness.runs.nursery import Nursery
 from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
-from tests.harness.runs.play import Played
+from tests.harness.runs.play import Played, Runs
 
 BLOCKS = 10
 KILLS_A_BLOCK = 20
@@ -28,8 +27,8 @@ LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("runs")) as found:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("runs")) as found:
         yield found
 
 
@@ -46,7 +45,7 @@ def assert_held(played: Played, how: str = "") -> None:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_killed_and_resumed_runs_train_every_sample_once_in_order(
-    block: int, nursery: Nursery, deleted: list[int]
+    block: int, nursery: Runs, deleted: list[int]
 ) -> None:
     kills, seed = 0, 1000 * block
     while kills < KILLS_A_BLOCK:
@@ -59,7 +58,7 @@ def test_killed_and_resumed_runs_train_every_sample_once_in_order(
 
 @pytest.mark.full
 @pytest.mark.parametrize("block", range(BLEND_BLOCKS))
-def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Nursery) -> None:
+def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over(block: int, nursery: Runs) -> None:
     kills, seed = 0, 1000 * block
     while kills < KILLS_A_BLOCK:
         played = nursery.play(make_blend_plan(seed))
@@ -84,7 +83,7 @@ def killed_once(where: Where, whose: Whose = "all", **changes: object) -> RunPla
 
 
 @pytest.mark.parametrize("where", ["start", "step", "read", "checkpoint", "commit", "publish", "any", "end"])
-def test_kill_falls_where_it_is_planned(where: Where, nursery: Nursery) -> None:
+def test_kill_falls_where_it_is_planned(where: Where, nursery: Runs) -> None:
     played = nursery.play(killed_once(where))
     assert_held(played)
     assert played.kills == {where: 1}
@@ -94,14 +93,14 @@ def test_kill_falls_where_it_is_planned(where: Where, nursery: Nursery) -> None:
 
 @pytest.mark.parametrize("whose", ["all", "job", "one"])
 @pytest.mark.parametrize("iterable", [False, True])
-def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Nursery) -> None:
+def test_run_with_loader_workers_is_resumed_at_once(whose: Whose, iterable: bool, nursery: Runs) -> None:
     # Of a rank that is killed alone, the workers live on for seconds, beside those who go on.
     played = nursery.play(killed_once("step", whose, workers=2, iterable=iterable))
     assert_held(played)
     assert played.kills == {"step": 1}
 
 
-def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Nursery) -> None:
+def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Runs) -> None:
     # 72 of 78 samples are a multiple of 3 * 3; the stream goes on, and with it the producer that deletes.
     run = replace(killed_once("end", "job", dp=3, batch_size=3), samples=400, limit=78, window=0, keep=1)
     last = replace(LAST, dp=1, batch_size=1)
@@ -109,7 +108,7 @@ def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Nursery) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"])
-def test_harness_finds_mistake(name: str, nursery: Nursery) -> None:
+def test_harness_finds_mistake(name: str, nursery: Runs) -> None:
     mutant = MUTANTS[name]
     for seed in range(MOST_RUNS):
         played = nursery.play(mutant.plan(seed), name)
@@ -119,7 +118,7 @@ def test_harness_finds_mistake(name: str, nursery: Nursery) -> None:
     pytest.fail(f"not found in {MOST_RUNS} runs")
 
 
-def test_hang_tells_who_waits_for_what(nursery: Nursery) -> None:
+def test_hang_tells_who_waits_for_what(nursery: Runs) -> None:
     run = killed_once("step", dp=3)
     played = nursery.play(replace(run, patience_s=8.0), "a rank that stops")
     assert played.kind == "hang"
@@ -131,11 +130,11 @@ def test_hang_tells_who_waits_for_what(nursery: Nursery) -> None:
 def test_sweep_names_the_seed_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(_: Nursery, run: RunPlan) -> Played:
+    def play(_: Runs, run: RunPlan) -> Played:
         kind = "twice" if run.seed == 8 else None
         return Played(run.seed, kills={"read": 2}, kind=kind, text="samples [3] were trained more than once")
 
-    monkeypatch.setattr(Nursery, "play", play)
+    monkeypatch.setattr(Runs, "play", play)
     assert run_sweep.main(["--runs", "2", "--seed", "8", "--jobs", "1", "--dir", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "seed 8: twice: samples [3] were trained more than once" in said

@@ -29,7 +29,7 @@ from tests.harness.network.runs import (
     wait_for,
 )
 from tests.harness.network.sweep import Round, run_rounds
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.tally import Tally
 from tests.producer.commands import assert_one_line, ids
 from tests.storage.streams import produce, rows
@@ -69,8 +69,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
@@ -78,7 +78,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     ("writes", "reads", "lag"), [("default", "cached", CACHED_S), ("cached", "default", DEFAULT_S)]
 )
 def test_readers_that_came_first_get_each_sample_once(
-    writes: str, reads: str, lag: float, site: Site, nursery: Nursery, tmp_path: Path
+    writes: str, reads: str, lag: float, site: Site, nursery: Commands, tmp_path: Path
 ) -> None:
     # Before there is a stream: their mount remembers that there is none.
     with readers(site.mount(reads).point / f"from-{writes}", lag + MARGIN_S) as finish:
@@ -93,7 +93,7 @@ def test_readers_that_came_first_get_each_sample_once(
 
 @pytest.mark.parametrize(("first", "second"), [("cached", "default"), ("default", "cached")])
 def test_second_producer_takes_over_and_the_first_is_fenced(
-    first: str, second: str, site: Site, nursery: Nursery, tmp_path: Path
+    first: str, second: str, site: Site, nursery: Commands, tmp_path: Path
 ) -> None:
     name = f"taken-{first}"
     real, path = site.share.real / name, source(tmp_path)
@@ -111,7 +111,7 @@ def test_second_producer_takes_over_and_the_first_is_fenced(
     check_whole(real)
 
 
-def test_both_running_publish_nothing_twice(site: Site, nursery: Nursery, tmp_path: Path) -> None:
+def test_both_running_publish_nothing_twice(site: Site, nursery: Commands, tmp_path: Path) -> None:
     real, path = site.share.real / "both", source(tmp_path)
     with Sealed(real) as sealed:
         pids = [
@@ -192,7 +192,7 @@ def test_with_a_rename_it_would_be_another_stream(site: Site, monkeypatch: pytes
     assert found == sealed_by  # of the second producer; the first one's is gone, and its readers with it
 
 
-def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_hung_share_is_named_by_both_sides_which_go_on(site: Site, nursery: Commands, tmp_path: Path) -> None:
     real, path = site.share.real / "hung", source(tmp_path)
     out, seen = site.mount("default").point / "hung", site.mount("cached").point / "hung"
 
@@ -244,7 +244,7 @@ def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
 
 
 def test_a_client_that_dies_ends_both_sides_with_a_word_and_both_go_on_after_it_is_back(
-    site: Site, nursery: Nursery, tmp_path: Path
+    site: Site, nursery: Commands, tmp_path: Path
 ) -> None:
     real, path = site.share.real / "dead", source(tmp_path)
     out = site.mount("short").point / "dead"
@@ -289,7 +289,7 @@ def test_a_mount_that_is_taken_away_is_told_from_a_stream_that_waits(site: Site)
 
 
 def test_consumed_chunks_are_deleted_on_one_mount_while_the_other_reads_and_commits(
-    site: Site, nursery: Nursery, tmp_path: Path
+    site: Site, nursery: Commands, tmp_path: Path
 ) -> None:
     real, path = site.share.real / "retained", source(tmp_path)
     options = ("--retain", "consumed", "--max-ahead", "4 chunks", "--consumers", "sft")

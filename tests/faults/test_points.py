@@ -20,8 +20,8 @@ from tests.harness.points.stage import Stage
 from tests.harness.points.sweep import Sweeper
 from tests.harness.points.traced import Traced, trace
 from tests.harness.points.trial import Trial
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
-from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.streams import Stream
 from tests.harness.tally import Tally
 from tests.harness.tools import tool
@@ -37,8 +37,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def nursery(place: Path) -> Iterator[Nursery]:
-    with Nursery(place) as nursery:
+def nursery(place: Path) -> Iterator[Commands]:
+    with Commands(place) as nursery:
         yield nursery
 
 
@@ -49,18 +49,18 @@ def reader() -> Iterator[Reader]:
 
 
 @pytest.fixture(scope="module")
-def stages(place: Path, nursery: Nursery, reader: Reader) -> dict[str, Stage]:
+def stages(place: Path, nursery: Commands, reader: Reader) -> dict[str, Stage]:
     return {}
 
 
-def staged(name: str, stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader) -> Stage:
+def staged(name: str, stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader) -> Stage:
     if name not in stages:
         stages[name] = Stage(SCENES[name], nursery, reader, place / f"stage-{len(stages)}")
     return stages[name]
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_killed_at_calls(scene: str, stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader) -> None:
+def test_killed_at_calls(scene: str, stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader) -> None:
     tally = Tally(scene)
     number = list(SCENES).index(scene)
     sweeper = Sweeper(staged(scene, stages, place, nursery, reader), tally, scene, step=19, seed=5 * number)
@@ -71,7 +71,7 @@ def test_killed_at_calls(scene: str, stages: dict[str, Stage], place: Path, nurs
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("scene", ["plain", "made", "followed", "small disk", "encoded"])
 def test_error_at_calls(
-    scene: str, kind: str, stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader
+    scene: str, kind: str, stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader
 ) -> None:
     tally = Tally(scene)
     stage = staged(scene, stages, place, nursery, reader)
@@ -82,7 +82,7 @@ def test_error_at_calls(
     assert tally.violations == []
 
 
-def test_second_fault_in_recovery(stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader) -> None:
+def test_second_fault_in_recovery(stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader) -> None:
     tally = Tally("plain")
     sweeper = Sweeper(staged("plain", stages, place, nursery, reader), tally, "plain", step=23, seed=11)
     assert sweeper.twice("kill", "before", 9) >= 2
@@ -92,7 +92,7 @@ def test_second_fault_in_recovery(stages: dict[str, Stage], place: Path, nursery
 
 @pytest.mark.parametrize(("scene", "steps"), [("plain", (23, 19)), ("followed", (37, 23)), ("encoded", (61, 29))])
 def test_two_at_a_time(
-    scene: str, steps: tuple[int, int], stages: dict[str, Stage], place: Path, nursery: Nursery, reader: Reader
+    scene: str, steps: tuple[int, int], stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader
 ) -> None:
     tally = Tally(scene)
     sweeper = Sweeper(staged(scene, stages, place, nursery, reader), tally, scene, step=steps[0], seed=8)
@@ -102,7 +102,7 @@ def test_two_at_a_time(
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_found(name: str, place: Path, nursery: Nursery, reader: Reader) -> None:
+def test_mutant_is_found(name: str, place: Path, nursery: Commands, reader: Reader) -> None:
     mutant = MUTANTS[name]
     # It works as long as nothing happens, or there would be no stage.
     stage = Stage(SCENES[mutant.scene], nursery, reader, place / name, mutant.broken)
@@ -118,7 +118,7 @@ def test_reader_that_dies_or_says_nothing_is_a_violation(
     by: signal.Signals,
     stages: dict[str, Stage],
     place: Path,
-    nursery: Nursery,
+    nursery: Commands,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tests.harness.points.reader._ANSWER_S", 0.2)
@@ -126,7 +126,7 @@ def test_reader_that_dies_or_says_nothing_is_a_violation(
         stage = Stage(SCENES["plain"], nursery, reader, place / by.name)
         tally = Tally("plain")
         sweeper = Sweeper(stage, tally, "plain")
-        os.kill(reader.process.pid, by)
+        os.kill(reader.pid, by)
         sweeper.play([Fault("kill", 30)])
     assert len(tally.violations) == 1
     assert "reader has died or is silent" in tally.violations[0]
@@ -139,7 +139,7 @@ def test_faults_are_read_as_they_are_written() -> None:
         parse_faults("kill17")
 
 
-def traced(scene: str, place: Path, kill_at: int, nursery: Nursery, reader: Reader, *broken: str) -> Traced:
+def traced(scene: str, place: Path, kill_at: int, nursery: Commands, reader: Reader, *broken: str) -> Traced:
     """The last run of a trial, under strace."""
     strace = tool("strace")
     folder = (place / f"traced-{scene}-{kill_at}-{len(broken)}").resolve()
@@ -164,7 +164,7 @@ def traced(scene: str, place: Path, kill_at: int, nursery: Nursery, reader: Read
 
 @pytest.mark.parametrize("scene", ["plain", "encoded"])
 def test_every_system_call_that_changes_a_file_is_counted(
-    scene: str, place: Path, nursery: Nursery, reader: Reader
+    scene: str, place: Path, nursery: Commands, reader: Reader
 ) -> None:
     found = traced(scene, place, 0, nursery, reader)
     assert found.uncounted == []
@@ -172,14 +172,14 @@ def test_every_system_call_that_changes_a_file_is_counted(
     assert expected - set(found.counted) == set()
 
 
-def test_every_system_call_after_a_kill_is_counted_too(place: Path, nursery: Nursery, reader: Reader) -> None:
+def test_every_system_call_after_a_kill_is_counted_too(place: Path, nursery: Commands, reader: Reader) -> None:
     """That of a run that clears up, keeps refused rows, follows a directory and deletes chunks."""
     found = traced("retained while followed", place, 60, nursery, reader)
     assert found.uncounted == []
     assert {"openat", "write", "fsync", "rename", "unlink", "rmdir"} - set(found.counted) == set()
 
 
-def test_trace_finds_a_call_that_is_not_counted(place: Path, nursery: Nursery, reader: Reader) -> None:
+def test_trace_finds_a_call_that_is_not_counted(place: Path, nursery: Commands, reader: Reader) -> None:
     found = traced("plain", place, 0, nursery, reader, f"{points_mutants.__name__}:{written_uncounted.__name__}")
     assert [line.partition("(")[0] for line in found.uncounted[:2]] == ["openat", "write"]
     assert all("/note" in line for line in found.uncounted)

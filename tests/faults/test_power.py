@@ -18,10 +18,10 @@ from tests.harness.disks.power import FILESYSTEMS, Disk, Filesystem
 from tests.harness.power import sweep as power_sweep
 from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
 from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery, cut_in_recovery
-from tests.harness.power.forks import Forks
 from tests.harness.power.scenarios import SCENARIOS
 from tests.harness.power.told import Told
 from tests.harness.power.trials import make_whole
+from tests.harness.processes.nursery import Nursery
 from tests.harness.tally import Tally
 
 pytestmark = [
@@ -39,7 +39,7 @@ class Place:
         stack: what is to be closed in the end.
     """
 
-    def __init__(self, folder: Path, forks: Forks, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, forks: Nursery, stack: ExitStack) -> None:
         self.folder: Final = folder
         self.forks: Final = forks
         self._stack = stack
@@ -67,7 +67,11 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     fallback = tmp_path_factory.mktemp("power")
-    with power_sweep.fast_folder(fallback) as folder, Forks(folder / "forks") as forks, ExitStack() as stack:
+    with (
+        power_sweep.fast_folder(fallback) as folder,
+        Nursery(folder / "forks", "tests.harness.processes.commands") as forks,
+        ExitStack() as stack,
+    ):
         yield Place(folder, forks, stack)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("s3fs", reason="needs the extra objects")
 from lazyshard.storage.mirror_place import FOLDER_VARIABLE
 from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
 from lazyshard.storage.urls import UrlPath, stream_path
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import Run
 from tests.objects.server import Server, _none
 from tests.producer.commands import rows
@@ -64,13 +64,13 @@ def _credentials(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(running: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Runs producer commands that find the server."""
     with pytest.MonkeyPatch.context() as patch:
         _credentials(patch)
         patch.setenv("AWS_ENDPOINT_URL", running.url)
         modules = ("s3fs", "aiobotocore.session", "lazyshard_producer.shipping.object_opening")
-        with Nursery(tmp_path_factory.mktemp("nursery"), *modules) as found:
+        with Commands(tmp_path_factory.mktemp("nursery"), *modules) as found:
             yield found
 
 
@@ -82,6 +82,6 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
+def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
     """A command that publishes the source in chunks of three rows."""
     return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", 3)

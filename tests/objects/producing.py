@@ -17,7 +17,7 @@ import xxhash
 from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.storage.urls import UrlPath
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.server import Server
 from tests.producer.commands import DEADLINE_S
 
@@ -44,7 +44,7 @@ class Run:
         changes: what the last run has asked the store to change, in order: method and name.
     """
 
-    def __init__(self, nursery: Nursery, server: Server, url: UrlPath, root: Path, *options: object) -> None:
+    def __init__(self, nursery: Commands, server: Server, url: UrlPath, root: Path, *options: object) -> None:
         self.nursery = nursery
         self.server = server
         self.url = url

@@ -19,7 +19,7 @@ from lazyshard.storage.urls import UrlPath
 from lazyshard_producer.shipping.chunks import put_chunk, replace
 from lazyshard_producer.shipping.ownership import Ownership, find_owner, next_owner
 from lazyshard_producer.shipping.tries import Tries
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import Run, Watched, check_ended, ids, objects, until
 from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
@@ -27,12 +27,12 @@ from tests.producer.commands import assert_one_line, rows
 pytestmark = pytest.mark.full
 
 
-def machine(nursery: Nursery, server: Server, url: UrlPath, root: Path, source: Path) -> Run:
+def machine(nursery: Commands, server: Server, url: UrlPath, root: Path, source: Path) -> Run:
     return Run(nursery, server, url, root, "--source", source, "--samples-per-chunk", 3)
 
 
 def test_the_one_that_was_there_before_is_fenced_and_ends_with_6(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     one = machine(nursery, server, bucket, tmp_path / "one", source)
     two = machine(nursery, server, bucket, tmp_path / "two", source)
@@ -46,15 +46,15 @@ def test_the_one_that_was_there_before_is_fenced_and_ends_with_6(
 
 
 @pytest.fixture
-def other_nursery(nursery: Nursery, tmp_path: Path) -> Iterator[Nursery]:
+def other_nursery(nursery: Commands, tmp_path: Path) -> Iterator[Commands]:
     """One is busy while it waits for the end of a command."""
-    with Nursery(tmp_path, *nursery.modules) as found:
+    with Commands(tmp_path, *nursery.modules) as found:
         yield found
 
 
 @pytest.mark.parametrize("at", [chunk_name(1), seal_name(1), "head.json", "stream.end"])
 def test_one_that_sleeps_in_front_of_a_put_publishes_nothing_twice(
-    nursery: Nursery, other_nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, at: str
+    nursery: Commands, other_nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, at: str
 ) -> None:
     """The sleeper has looked at the owner, and wakes when the other one has done all: the worst moment."""
     one = machine(nursery, server, bucket, tmp_path / "one", source)
@@ -76,7 +76,7 @@ def test_one_that_sleeps_in_front_of_a_put_publishes_nothing_twice(
 
 
 def test_a_second_one_on_the_same_machine_is_refused(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     one = machine(nursery, server, bucket, tmp_path, source)
     pid = one.start("--max-ahead", 1)
@@ -89,7 +89,7 @@ def test_a_second_one_on_the_same_machine_is_refused(
 
 
 def test_a_spool_that_others_have_published_past_is_not_gone_on_with(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     """The two see other rows, as of live sources: what the first had not put yet must not come back."""
     source.write_bytes(rows(0, 9))
@@ -114,7 +114,7 @@ def test_a_spool_that_others_have_published_past_is_not_gone_on_with(
 
 
 def test_a_chunk_that_another_one_has_sealed_in_its_last_moment_is_gone_on_after(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     source.write_bytes(rows(0, 3) + rows(100, 106))
     machine(nursery, server, bucket / "other", tmp_path / "other", source).finish()

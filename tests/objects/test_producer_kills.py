@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.storage.urls import UrlPath
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import Run, When, check_ended
 from tests.objects.server import Server
 from tests.producer.commands import rows
@@ -27,13 +27,13 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
+def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path) -> Run:
     return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", PER_CHUNK)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_each_change_of_the_store_it_goes_on(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, when: When
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path, when: When
 ) -> None:
     for number in range(100):
         for_this = (nursery, server, bucket / str(number), tmp_path / str(number))

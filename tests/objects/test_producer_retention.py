@@ -19,7 +19,7 @@ from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.found import look
 from lazyshard_producer.shipping.retiring import Retiring
 from lazyshard_producer.shipping.tries import Tries
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import LASTING, Run, chunk_names, objects, until
 from tests.objects.server import Server
 from tests.objects.streams import publish
@@ -32,7 +32,7 @@ CHUNKS = 8
 
 
 @pytest.fixture
-def run(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path) -> Run:
+def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) -> Run:
     source = tmp_path / "in.jsonl"
     source.write_bytes(rows(0, CHUNKS * PER_CHUNK))
     return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", PER_CHUNK)
@@ -80,7 +80,7 @@ def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) ->
 
 @pytest.mark.parametrize("machine", ["same", "other"])
 def test_killed_at_each_change_while_it_deletes_it_goes_on(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(rows(0, 4 * PER_CHUNK))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard.storage.urls import UrlPath
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import Run, Watched, check_ended, chunk_names, ids, objects, until
 from tests.objects.server import Server
 from tests.producer.commands import assert_one_line, rows
@@ -30,7 +30,7 @@ def timeless(data: bytes) -> Any:
 
 
 def test_objects_have_the_names_and_bytes_of_the_files_of_a_run_into_a_directory(
-    run: Run, nursery: Nursery, tmp_path: Path, source: Path
+    run: Run, nursery: Commands, tmp_path: Path, source: Path
 ) -> None:
     source.write_bytes(rows(0, 4) + b"no row\n" + rows(4, 7) + b"{\n")
     out = tmp_path / "out"
@@ -94,7 +94,7 @@ def test_after_a_signal_the_same_command_goes_on(run: Run, machine: str, tmp_pat
 
 
 def test_refused_rows_and_journals_come_along_to_another_machine(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path
 ) -> None:
     incoming = tmp_path / "incoming"
     incoming.mkdir()
@@ -124,7 +124,9 @@ def test_refused_rows_and_journals_come_along_to_another_machine(
     assert [line["row"] for line in timeless(found["quarantine.jsonl"])] == ["no row"]
 
 
-def test_two_streams_of_a_bucket_do_not_meet(nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+def test_two_streams_of_a_bucket_do_not_meet(
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path
+) -> None:
     for name, first in (("a", 0), ("ab", 0)):
         source = tmp_path / f"{name}.jsonl"
         source.write_bytes(rows(first, 5))
@@ -152,7 +154,7 @@ def test_a_run_that_fails_tells_the_readers_why(run: Run, source: Path) -> None:
 
 
 def test_settings_are_read_again_while_it_runs(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     config = tmp_path / "run.toml"
     config.write_text("limits.max_ahead = 1\n")
@@ -168,7 +170,7 @@ def test_settings_are_read_again_while_it_runs(
 
 
 def test_a_bucket_that_is_not_there_is_said_at_once(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, source: Path
 ) -> None:
     code, said = nursery.run("run", "--source", source, "--out", "s3://not-there/a", "--samples-per-chunk", 3)
     assert code == 7
@@ -185,7 +187,7 @@ def test_a_bucket_that_is_not_there_is_said_at_once(
         (["--out", "a", "--spool", "b"], "--spool: it is for object stores"),
     ],
 )
-def test_settings_that_do_not_go_with_a_place_are_refused(nursery: Nursery, options: list[str], said: str) -> None:
+def test_settings_that_do_not_go_with_a_place_are_refused(nursery: Commands, options: list[str], said: str) -> None:
     code, found = nursery.run("run", "--source", "a.jsonl", "--samples-per-chunk", 3, *options)
     assert code == 2
     assert_one_line(found, said)

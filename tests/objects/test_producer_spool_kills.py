@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.storage.urls import UrlPath
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.objects.producing import Run, check_ended
 from tests.objects.server import Server
 from tests.producer.commands import rows
@@ -21,7 +21,7 @@ PER_CHUNK = 3
 
 @pytest.mark.parametrize("machine", ["same", "other"])
 def test_killed_at_changes_of_the_spool_it_goes_on(
-    nursery: Nursery, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(rows(0, ROWS))

@@ -20,7 +20,7 @@ from lazyshard_producer.configuration.settings import EncodingSettings, Settings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
 from lazyshard_producer.rows.encoding import load_encoder
 from lazyshard_producer.rows.recipe import Maker, Recipe
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.producer.commands import assert_one_line, plain_sources, run_arguments
 
 HERE = "tests.producer.encoders"
@@ -240,13 +240,13 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: tuple
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), HERE, "tests.harness.scenes.rows") as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery"), HERE, "tests.harness.scenes.rows") as nursery:
         yield nursery
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_again_and_again_it_publishes_the_same_bytes(workers: int, nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_again_and_again_it_publishes_the_same_bytes(workers: int, nursery: Commands, tmp_path: Path) -> None:
     """A transform makes several rows of one, so that chunks end in the middle of them."""
     source = write_rows(tmp_path / "rows.jsonl")
     options = ["--encode", f"{HERE}:tokens", "--transform", "tests.harness.scenes.rows:thirds"]

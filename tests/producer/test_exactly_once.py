@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import MANY, is_refused, made, tokens_of
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 from tests.harness.scenes.streams import Stream
@@ -57,13 +57,13 @@ ORDERED: Final = [kind for kind in KINDS if "followed" not in kind]
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
 def check_killed(
-    nursery: Nursery, folder: Path, sources: Sequence[FedSource], options: Sequence[str], most_calls: int = MOST_CALLS
+    nursery: Commands, folder: Path, sources: Sequence[FedSource], options: Sequence[str], most_calls: int = MOST_CALLS
 ) -> Stream:
     """Makes a stream in one run and one in many, and compares them; returns the second."""
     whole = Stream(nursery, folder / "whole", sources, options)
@@ -87,7 +87,7 @@ def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", ORDERED)
-def test_one_source(kind: str, recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_one_source(kind: str, recipe: str, nursery: Commands, tmp_path: Path) -> None:
     source, options = KINDS[kind](tmp_path, 0), RECIPES[recipe]
     stream = check_killed(nursery, tmp_path, [source], options)
     expected = made(source.rows, transform=recipe != "as they are", where=recipe != "as they are")
@@ -102,7 +102,7 @@ def test_one_source(kind: str, recipe: str, nursery: Nursery, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "kinds", [["plain", "zstd", "parquet"], ["pipe", "gzip", "arrow"], ["generator", "stdin", "plain"]]
 )
-def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Commands, tmp_path: Path) -> None:
     sources = [KINDS[kind](tmp_path, MANY * number) for number, kind in enumerate(kinds)]
     for source, weight in zip(sources, (5, 2, 3), strict=True):
         source.arguments += ["--weight", str(weight)]
@@ -113,7 +113,7 @@ def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Nursery, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["plain", "pipe", "zstd"])
-def test_packs(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_packs(kind: str, nursery: Commands, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path, 0)
     stream = check_killed(nursery, tmp_path, [source], PACKS)
     expected = [str(one) for one in made(source.rows, transform=True, where=False) if one[0] % 50 < 48]
@@ -124,7 +124,7 @@ def test_packs(kind: str, nursery: Nursery, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "kind"), list(zip(COMBINED, ("plain", "zstd", "pipe", "plain", "parquet"), strict=True))
 )
-def test_encoded_packed_and_dealt(recipe: str, kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_encoded_packed_and_dealt(recipe: str, kind: str, nursery: Commands, tmp_path: Path) -> None:
     source, options = KINDS[kind](tmp_path, 0), COMBINED[recipe]
     # Packs are few: a start and a chunk or two.
     stream = check_killed(nursery, tmp_path, [source], options, 60)
@@ -137,7 +137,7 @@ def test_encoded_packed_and_dealt(recipe: str, kind: str, nursery: Nursery, tmp_
 
 
 @pytest.mark.parametrize("kind", SPLITS)
-def test_sequences(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_sequences(kind: str, nursery: Commands, tmp_path: Path) -> None:
     """Of which each holds several rows, and many rows lie in two."""
     source, options = KINDS[kind](tmp_path, 0), SPLITS[kind]
     # Sequences are few: a start and a chunk or two.
@@ -156,14 +156,14 @@ def test_sequences(kind: str, nursery: Nursery, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "pipe"])
-def test_worker_processes(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_worker_processes(kind: str, nursery: Commands, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path, 0)
     check_killed(nursery, tmp_path, [source], (*SHUFFLES, "--workers", "2"), 2 * MOST_CALLS)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", ["followed", "followed while it grows"])
-def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery: Commands, tmp_path: Path) -> None:
     followed, plain = KINDS[kind](tmp_path, 0), KINDS["plain"](tmp_path, MANY)
     assert isinstance(followed, FollowedSource)
     for source in (followed, plain):
@@ -184,7 +184,7 @@ def test_a_followed_directory_mixed_with_a_file(kind: str, recipe: str, nursery:
     assert len(set(bad)) == len(bad) == len(refused)
 
 
-def test_packs_of_a_followed_directory_mixed_with_a_file(nursery: Nursery, tmp_path: Path) -> None:
+def test_packs_of_a_followed_directory_mixed_with_a_file(nursery: Commands, tmp_path: Path) -> None:
     sources = [KINDS["followed while it grows"](tmp_path, 0), KINDS["plain"](tmp_path, MANY)]
     for source in sources:
         source.arguments += ["--weight", "1"]

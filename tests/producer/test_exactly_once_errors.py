@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
@@ -19,14 +19,14 @@ MAKES = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
 @pytest.mark.parametrize("kind", ["plain", "followed"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_any_call_fails(kind: str, error: int, nursery: Nursery, tmp_path: Path) -> None:
+def test_any_call_fails(kind: str, error: int, nursery: Commands, tmp_path: Path) -> None:
     failures = 0
     for number in range(3, 250, 23):
         folder = tmp_path / str(number)

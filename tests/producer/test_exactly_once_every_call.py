@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
-from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import PER_CHUNK, Stream
 
@@ -20,12 +20,12 @@ OPTIONS = ("--on-bad-row", "quarantine", "--transform", "tests.producer.recipes:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
-def test_killed_at_every_call(nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_at_every_call(nursery: Commands, tmp_path: Path) -> None:
     """A chunk and a part of one, and a bad row in each: all that a longer run does."""
     ids = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert PER_CHUNK < len(ids) < 2 * PER_CHUNK

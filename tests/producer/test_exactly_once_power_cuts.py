@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tests.harness.disks.power import FILESYSTEMS, Disk
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import MANY, is_refused, made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
@@ -26,9 +26,9 @@ MOST_CALLS: Final = 120
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
+def nursery(tmp_path: Path) -> Iterator[Commands]:
     (tmp_path / "nursery").mkdir()
-    with Nursery(tmp_path / "nursery") as nursery:
+    with Commands(tmp_path / "nursery") as nursery:
         yield nursery
 
 
@@ -39,7 +39,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)
-def test_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
+def test_a_file(nursery: Commands, disk: Disk, tmp_path: Path) -> None:
     source = KINDS["plain"](tmp_path, 0)
     whole = Stream(nursery, tmp_path / "whole", [source], MAKES)
     assert whole.run()[0] == 0
@@ -51,7 +51,7 @@ def test_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("disk", FILESYSTEMS, indirect=True)
-def test_a_followed_directory_mixed_with_a_file(nursery: Nursery, disk: Disk, tmp_path: Path) -> None:
+def test_a_followed_directory_mixed_with_a_file(nursery: Commands, disk: Disk, tmp_path: Path) -> None:
     sources = [KINDS["followed while it grows"](tmp_path, 0), KINDS["plain"](tmp_path, MANY)]
     for source in sources:
         source.arguments += ["--weight", "1"]

@@ -25,7 +25,7 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources import indexed_rows
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, run_arguments, seal
@@ -337,13 +337,13 @@ def test_positions_that_cannot_be(field: str, value: Any, prefix: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery"), "lazyshard_producer.sources.indexed") as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery"), "lazyshard_producer.sources.indexed") as nursery:
         yield nursery
 
 
 @pytest.mark.parametrize("of", ["document", "sequence"])
-def test_killed_again_and_again(of: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_again_and_again(of: str, nursery: Commands, tmp_path: Path) -> None:
     """What comes out is that of a run which was never killed, byte for byte, with every document once."""
     documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
     write(tmp_path / "a", "int32", documents)

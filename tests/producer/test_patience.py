@@ -16,7 +16,7 @@ from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.harness.disks.power import Disk
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import ids, plain_sources, rows
@@ -95,7 +95,7 @@ def test_a_function_that_does_not_come_back_is_named_with_its_row(
 def test_a_share_that_hangs_is_named_and_the_run_goes_on_when_it_answers(tmp_path: Path) -> None:
     source = KINDS["plain"](tmp_path, 0)
     (tmp_path / "nursery").mkdir()
-    with Disk(tmp_path) as disk, Nursery(tmp_path / "nursery") as nursery:
+    with Disk(tmp_path) as disk, Commands(tmp_path / "nursery") as nursery:
         stream = Stream(nursery, disk.point / "out", [source], ("--on-bad-row", "skip", "--rate", "100"))
         pid = stream.start(no_answer_s=0.2)
         wait_for(lambda: stream.chunks >= 2)

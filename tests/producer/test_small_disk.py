@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.disks.power import Disk
 from tests.harness.disks.small import SmallDisk
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
@@ -29,9 +29,9 @@ MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scen
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
+def nursery(tmp_path: Path) -> Iterator[Commands]:
     (tmp_path / "nursery").mkdir()
-    with Nursery(tmp_path / "nursery") as nursery:
+    with Commands(tmp_path / "nursery") as nursery:
         yield nursery
 
 
@@ -47,7 +47,7 @@ def wide(path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "followed while it grows"])
-def test_a_disk_that_is_full_at_any_write(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_any_write(kind: str, nursery: Commands, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path, 0)
     expected = made(source.rows, transform=True, where=False)
     with SmallDisk(tmp_path / "disk", "size=24k") as disk:
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_at_any_write(kind: str, nursery: Nursery, tmp_path:
         stream.check_ended()
 
 
-def test_no_inode_is_left_at_any_file(nursery: Nursery, tmp_path: Path) -> None:
+def test_no_inode_is_left_at_any_file(nursery: Commands, tmp_path: Path) -> None:
     source = KINDS["plain"](tmp_path, 0)
     with SmallDisk(tmp_path / "disk", "size=8m,nr_inodes=3") as disk:
         stream = Stream(nursery, disk.point / "out", [source], MAKES)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import lines, made
 from tests.harness.scenes.sources import KINDS, FedSource, PipedSource
 from tests.harness.scenes.streams import Stream
@@ -26,15 +26,15 @@ SOME_CALLS: Final = 90
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
 class Killed:
     """A run of one source that was killed after some chunks."""
 
-    def __init__(self, kind: str, options: tuple[str, ...], nursery: Nursery, folder: Path) -> None:
+    def __init__(self, kind: str, options: tuple[str, ...], nursery: Commands, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
         self.source: FedSource = KINDS[kind](folder, 0)
@@ -70,7 +70,7 @@ class Killed:
 @pytest.mark.parametrize("options", [SKIPS, SHUFFLES], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("kind", [*FILES, *PIPES])
 def test_another_source_is_refused_until_the_old_one_is_back(
-    kind: str, options: tuple[str, ...], nursery: Nursery, tmp_path: Path
+    kind: str, options: tuple[str, ...], nursery: Commands, tmp_path: Path
 ) -> None:
     killed = Killed(kind, options, nursery, tmp_path)
     others = lines(1000, bad=kind in ("plain", "gzip", "zstd", *PIPES))
@@ -84,7 +84,7 @@ def test_another_source_is_refused_until_the_old_one_is_back(
 @pytest.mark.parametrize("options", [SKIPS, SHUFFLES], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("kind", ["plain", "gzip", "zstd", "pipe", "stdin"])
 def test_a_source_that_has_grown_is_read_on(
-    kind: str, options: tuple[str, ...], nursery: Nursery, tmp_path: Path
+    kind: str, options: tuple[str, ...], nursery: Commands, tmp_path: Path
 ) -> None:
     killed = Killed(kind, options, nursery, tmp_path)
     grown = killed.rows + lines(1000)
@@ -93,7 +93,7 @@ def test_a_source_that_has_grown_is_read_on(
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_source_that_is_gone_is_refused_until_it_is_back(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_source_that_is_gone_is_refused_until_it_is_back(kind: str, nursery: Commands, tmp_path: Path) -> None:
     killed = Killed(kind, SKIPS, nursery, tmp_path)
     path = Path(killed.source.arguments[1])
     away = path.rename(tmp_path / "away")

@@ -15,8 +15,8 @@ import pytest
 from lazyshard.format import Cursor
 from lazyshard.format.names import QUARANTINE
 from lazyshard.storage import write_cursor
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
-from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
@@ -28,8 +28,8 @@ MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scen
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
         yield nursery
 
 
@@ -48,7 +48,7 @@ def let_in(out: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "followed"])
-def test_stopped_at_any_call_and_taken_over(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_stopped_at_any_call_and_taken_over(kind: str, nursery: Commands, tmp_path: Path) -> None:
     fenced = 0
     for number in range(200):
         folder = tmp_path / str(number)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
 from tests.harness.network.runs import EVENT_S, MARGIN_S, PER_CHUNK, ROWS, Child, Sealed, arguments, source
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.tally import Tally
 from tests.producer.commands import ids
 
@@ -55,7 +55,7 @@ def run_rounds(tally: Tally, place: Path, seed: int, rounds: int, *, measures: b
         for name in ("share", "nursery"):
             (place / name).mkdir()
         share = Share(place / "share")
-        nursery = stack.enter_context(Nursery(place / "nursery"))
+        nursery = stack.enter_context(Commands(place / "nursery"))
         mounts = [
             stack.enter_context(share.mount(name, options))
             for name, options in (("cached", CACHED), ("default", DEFAULT))
@@ -87,7 +87,7 @@ class Round:
     def __init__(
         self,
         tally: Tally,
-        nursery: Nursery,
+        nursery: Commands,
         share: Share,
         mounts: list[Mount],
         folder: Path,

@@ -1,15 +1,11 @@
 """A process that reads a stream while others write to it and are killed. Its death or its silence is a violation.
 
-As a program (`python -m tests.harness.points.reader`) it reads requests from standard input, a JSON object a line,
-looks at the stream all the time, and answers each request with a line.
+As a program (`python -m tests.harness.points.reader`) it looks at a stream all the time, and answers requests.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import select
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -23,7 +19,7 @@ from lazyshard.format import Cursor
 from lazyshard.format.arrays import pack_row
 from lazyshard.storage import write_cursor
 from tests.harness.points.sealed import SealedChunks, Violation
-from tests.producer.commands import environment
+from tests.harness.processes.nursery import Answering, Silent, decode, encode
 
 __all__ = ["CONSUMER", "Read", "Reader", "Watched"]
 
@@ -75,56 +71,38 @@ class Reader:
     """A context manager: the process. Each method raises `Violation` where it has died or says nothing."""
 
     def __enter__(self) -> Reader:
-        self._start()
+        self._answering = Answering("tests.harness.points.reader")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop()
+        self._answering.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._answering.process.pid
 
     def watch(self, stream: Watched) -> None:
         """Has it read this stream from now on; starts it anew if it has died, which was told then."""
-        if self.process.poll() is not None:
-            self._stop()
-            self._start()
-        self._ask({"watch": stream})
+        if self._answering.process.poll() is not None:
+            self._answering.close()
+            self.__enter__()
+        self._ask(stream)
 
     def report(self) -> Read:
         """Has it look once more, and returns what it has seen so far."""
-        read = Read(**self._ask({"report": True}))
+        read: Read = self._ask(None)
         if not read.looks:
             raise Violation("the reader has not looked at the stream")
         return read
 
-    def _start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.points.reader"],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def _stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _ask(self, request: dict[str, Any]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
+    def _ask(self, request: Watched | None) -> Any:
         try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            ready, _, _ = select.select([self.process.stdout], [], [], _ANSWER_S)
-            line = self.process.stdout.readline() if ready else ""
-        except OSError:
-            line = ""
-        if not line:
-            raise Violation(f"the reader has died or is silent (exit status {self.process.poll()})")
-        return json.loads(line)
+            return self._answering.ask(request, _ANSWER_S)
+        except Silent as error:
+            raise Violation(f"the reader has died or is silent: {error}") from error
 
 
 class _Consumer:
@@ -165,18 +143,13 @@ class _Consumer:
         except Exception as error:
             self.violation = f"the reader has failed: {type(error).__name__}: {error}"
 
-    def report(self) -> dict[str, Any]:
-        """Looks once more and returns what `Read` takes."""
+    def report(self) -> Read:
+        """Looks once more and returns what it has to say."""
         self.look()
         looks, self.looks = self.looks, 0
         ended = self._reader is not None and self._reader.seen.ended
-        return {
-            "looks": looks or int(self.violation is not None),
-            "samples": len(self._read),
-            "acknowledged": self.acknowledged,
-            "ended": ended,
-            "violation": self.violation,
-        }
+        looks = looks or int(self.violation is not None)
+        return Read(looks, len(self._read), self.acknowledged, ended, self.violation)
 
     def _follow(self) -> None:
         if self._reader is None:
@@ -220,17 +193,21 @@ def main() -> None:
             assert consumer is not None
             consumer.look()
             continue
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline()
         if not line:
             return
-        request = json.loads(line)
-        if "watch" in request:
-            consumer = _Consumer(request["watch"])
-            answer: Any = True
-        else:
-            answer = None if consumer is None else consumer.report()
-        print(json.dumps(answer), flush=True)
+        request: Watched | None = decode(line)
+        answer = None
+        if request is not None:
+            consumer = _Consumer(request)
+        elif consumer is not None:
+            answer = consumer.report()
+        sys.stdout.buffer.write(encode(answer))
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    main()
+    # Not the classes of this program, but those of the module that who asks has.
+    from tests.harness.points import reader
+
+    reader.main()

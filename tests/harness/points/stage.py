@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.harness.points.reader import Reader
 from tests.harness.points.scenes import Scene
 from tests.harness.points.sealed import Violation
-from tests.harness.processes.nursery import Nursery
+from tests.harness.processes.commands import Commands
 from tests.harness.scenes.arrays import side_bytes
 from tests.harness.scenes.rows import is_refused, made, tokens_of
 from tests.harness.scenes.sources import FedSource
@@ -57,7 +57,7 @@ class Stage:
     """
 
     def __init__(
-        self, scene: Scene, nursery: Nursery, reader: Reader, folder: Path, broken: Sequence[str] = ()
+        self, scene: Scene, nursery: Commands, reader: Reader, folder: Path, broken: Sequence[str] = ()
     ) -> None:
         self.scene = scene
         self.nursery = nursery

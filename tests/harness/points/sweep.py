@@ -27,8 +27,8 @@ from tests.harness.points.scenes import SCENES
 from tests.harness.points.sealed import Violation
 from tests.harness.points.stage import Stage
 from tests.harness.points.trial import Trial
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import When
-from tests.harness.processes.nursery import Nursery
 from tests.harness.tally import Tally
 from tests.harness.writers.crashes import fast_directory
 
@@ -197,7 +197,7 @@ class Sweeper:
 @contextmanager
 def stage(name: str, place: Path, broken: Sequence[str] = ()) -> Iterator[Stage]:
     """A scene by its name, ready to be played; see `Stage`."""
-    with fast_directory(place) as folder, Nursery(folder) as nursery, Reader() as reader:
+    with fast_directory(place) as folder, Commands(folder) as nursery, Reader() as reader:
         yield Stage(SCENES[name], nursery, reader, folder / "stage", broken)
 
 

@@ -8,7 +8,6 @@ which system calls came out of a counted call.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import subprocess
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.harness.processes.commands import call_first
 from tests.harness.processes.kill_points import KillPoint
 from tests.producer.commands import environment
 
@@ -129,9 +129,7 @@ def main() -> int:
         with contextlib.suppress(OSError):
             os.stat(f"{mark}/{'begin' if begins else 'end'}/{name}")
 
-    for function in filter(None, prepare.split(",")):
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)()
+    call_first(list(filter(None, prepare.split(","))))
     KillPoint(0, tell=tell).install()
     return command(arguments)
 

@@ -15,10 +15,10 @@ from lazyshard.storage import list_consumers, read_cursor, read_retired
 from tests.harness.disks.power import Disk
 from tests.harness.power.checks import Violation
 from tests.harness.power.cuts import ORDER
-from tests.harness.power.forks import Forks
-from tests.harness.power.lives import CONSUMER, Stop
-from tests.harness.power.training import EVERY, TOTAL, Checkpoint, Progress, found
+from tests.harness.power.lives import CONSUMER, Stop, produce
+from tests.harness.power.training import EVERY, TOTAL, Checkpoint, Progress, found, train
 from tests.harness.power.trials import RETAINS, Scenario
+from tests.harness.processes.nursery import Ended, Nursery
 from tests.harness.scenes.sources import FedSource
 from tests.harness.tally import Tally
 
@@ -41,23 +41,23 @@ class Beginning:
     scenario: Scenario
 
 
-def begin(forks: Forks, folder: Path) -> Beginning:
+def begin(forks: Nursery, folder: Path) -> Beginning:
     """Makes the stream up to where the run starts."""
     path = folder / "consumed.jsonl"
     rows = [b'{"id":%d}' % number for number in range(TOTAL)]
     path.write_bytes(b"\n".join([*rows, b""]))
     scenario = Scenario("consumer", FedSource(str(path), rows), PER_CHUNK, RETAINS)
     out = folder / "live"
-    status = forks.call(
-        "tests.harness.power.lives:produce",
+    ended = forks.call(
+        produce,
         arguments=scenario.arguments(out),
         stop=None,
         mutant=None,
         told="",
         chunks=LIVE,
     )
-    if status != -signal.SIGKILL:
-        raise RuntimeError(f"the producer was not killed but exits with {status}: {forks.said()}")
+    if ended.status != -signal.SIGKILL:
+        raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
     return Beginning(out, scenario)
 
 
@@ -78,7 +78,7 @@ class ConsumerTrial:
     """
 
     def __init__(
-        self, forks: Forks, disk: Disk, folder: Path, beginning: Beginning, *, swift: bool, mutant: str | None = None
+        self, forks: Nursery, disk: Disk, folder: Path, beginning: Beginning, *, swift: bool, mutant: str | None = None
     ) -> None:
         self._forks, self._disk, self._beginning = forks, disk, beginning
         self._swift, self._mutant = swift, mutant
@@ -98,10 +98,11 @@ class ConsumerTrial:
             Violation: something is not as promised.
         """
         self._told_file.unlink(missing_ok=True)
-        status = self._train(LIVE * PER_CHUNK, asdict(stop))
+        ended = self._train(LIVE * PER_CHUNK, asdict(stop))
+        status = ended.status
         self.stopped = status == -signal.SIGKILL
         if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the run exits with {status}: {self._forks.said()}")
+            raise Violation(f"the run exits with {status}: {ended.last_words}")
         if status:
             told = Progress(**json.loads(self._told_file.read_text()))
             self._disk.restart()
@@ -133,9 +134,9 @@ class ConsumerTrial:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._disk.sync()
 
-    def _train(self, until: int, stop: object = None) -> int:
+    def _train(self, until: int, stop: object = None) -> Ended:
         return self._forks.call(
-            "tests.harness.power.training:train",
+            train,
             stream=str(self._stream),
             checkpoints=str(self._checkpoints),
             until=until,
@@ -146,18 +147,16 @@ class ConsumerTrial:
         )
 
     def _finish_training(self, until: int) -> None:
-        status = self._train(until)
-        if status:
-            raise Violation(f"the run that goes on exits with {status}: {self._forks.said()}")
+        ended = self._train(until)
+        if ended.status:
+            raise Violation(f"the run that goes on exits with {ended.status}: {ended.last_words}")
         self._check(Progress(until, until))
 
     def _produce(self) -> None:
         arguments = self._beginning.scenario.arguments(self._stream)
-        status = self._forks.call(
-            "tests.harness.power.lives:produce", arguments=arguments, stop=None, mutant=None, told=""
-        )
-        if status:
-            raise Violation(f"the producer exits with {status}: {self._forks.said()}")
+        ended = self._forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+        if ended.status:
+            raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")
         newest = self._newest()
         mark, needed = read_retired(self._stream), 0 if newest is None else len(newest.ids) // PER_CHUNK
         if mark > needed:
@@ -192,7 +191,7 @@ class ConsumerTrial:
 
 def cut_consumer_at_each_call(
     tally: Tally,
-    forks: Forks,
+    forks: Nursery,
     disk: Disk,
     beginning: Beginning,
     every: int = 1,

@@ -9,10 +9,10 @@ from typing import Final
 
 from tests.harness.disks.power import Disk
 from tests.harness.power.checks import Violation, Whole
-from tests.harness.power.forks import Forks
 from tests.harness.power.lives import Stop
 from tests.harness.power.trials import Scenario, Trial
 from tests.harness.processes.kill_points import WHENS, When
+from tests.harness.processes.nursery import Nursery
 from tests.harness.tally import Tally
 
 RECOVERY_CALLS: Final = 45
@@ -34,7 +34,7 @@ class Bench:
         mutant: what is wrong with the producer.
     """
 
-    forks: Forks
+    forks: Nursery
     disk: Disk
     scenario: Scenario
     whole: Whole

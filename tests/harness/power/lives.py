@@ -1,13 +1,11 @@
-"""Lives of the producer's command, some of which end with a power cut or a kill; called in forks by `power.forks`.
+"""Lives of the producer's command, some of which end with a power cut or a kill; called in forks.
 
 What readers and consumers were told by then is written down off the disk, so that it can be asked of the disk later.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
 import signal
 import time
@@ -23,7 +21,6 @@ from tests.harness.disks.power import cut_power
 from tests.harness.planted import power as power_mutants
 from tests.harness.power.told import Told
 from tests.harness.processes.kill_points import KillPoint, When
-from tests.producer.commands import ROOT
 
 CONSUMER: Final = "trainer"
 
@@ -124,14 +121,3 @@ def _consume(out: Path, committed: list[int], commits: bool, chunks: int | None)
         look(self, published)
 
     holdback.Holdback.after_publish = after_publish
-
-
-def load() -> None:
-    """Loads what the command needs: also what it imports only when a command line is read."""
-    from lazyshard_producer.cli import main
-
-    for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
-        if path.stem[0] != "_":
-            importlib.import_module(f"lazyshard_producer.{path.stem}")
-    with contextlib.redirect_stderr(io.StringIO()):
-        main(["run", "--source", "/nowhere", "--out", "nowhere"])

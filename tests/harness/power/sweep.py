@@ -20,9 +20,9 @@ import pytest
 from tests.harness.disks.power import FILESYSTEMS, Disk
 from tests.harness.power.consumer import begin, cut_consumer_at_each_call
 from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery
-from tests.harness.power.forks import Forks
 from tests.harness.power.scenarios import SCENARIOS
 from tests.harness.power.trials import make_whole
+from tests.harness.processes.nursery import Nursery
 from tests.harness.tally import Tally
 
 _ROOM: Final = 512 << 20
@@ -49,7 +49,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
         scale: in (0, 1].
     """
     every = max(1, round(1 / scale))
-    with fast_folder(place) as folder, Forks(folder / "forks") as forks:
+    with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()
         made = {name: make(folder / "in") for name, make in SCENARIOS.items()}
         wholes = {name: make_whole(forks, folder, scenario) for name, scenario in made.items()}

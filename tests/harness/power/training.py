@@ -170,7 +170,3 @@ def _save_as_swift(checkpoint: Checkpoint) -> None:
     save_position(position, checkpoint.folder)
     (checkpoint.folder / _FILE).write_text(json.dumps({"ids": checkpoint.ids}))
     swift_checkpoints._make_durable(checkpoint.folder)
-
-
-def load() -> None:
-    """Nothing is loaded later."""

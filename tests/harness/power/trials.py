@@ -11,9 +11,9 @@ from typing import Any, Final
 from lazyshard.storage import list_consumers
 from tests.harness.disks.power import Disk
 from tests.harness.power.checks import Found, Violation, Whole, check, check_ended, read_whole
-from tests.harness.power.forks import Forks
-from tests.harness.power.lives import CONSUMER, Stop
+from tests.harness.power.lives import CONSUMER, Stop, produce
 from tests.harness.power.told import Told
+from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.sources import FedSource
 from tests.producer.commands import run_arguments
 
@@ -63,7 +63,7 @@ class Trial:
     """
 
     def __init__(
-        self, forks: Forks, disk: Disk, out: Path, scenario: Scenario, whole: Whole, mutant: str | None = None
+        self, forks: Nursery, disk: Disk, out: Path, scenario: Scenario, whole: Whole, mutant: str | None = None
     ) -> None:
         self._forks, self._disk, self.out = forks, disk, out
         self._scenario, self._whole, self._mutant = scenario, whole, mutant
@@ -79,10 +79,11 @@ class Trial:
             Violation: something is not as promised, or the command has failed.
         """
         self._told_file.unlink(missing_ok=True)
-        status = self._forks.call("tests.harness.power.lives:produce", **self._request(stop))
+        ended = self._forks.call(produce, **self._request(stop))
+        status = ended.status
         self.stopped = status == -signal.SIGKILL
         if status not in (0, -signal.SIGKILL):
-            raise Violation(f"the command exits with {status}: {self._forks.said()}")
+            raise Violation(f"the command exits with {status}: {ended.last_words}")
         if status == 0:
             committed = max((one.chunks_before for one in list_consumers(self.out)), default=0)
             self._told = replace(self._told.and_later(Told.look(self.out, committed)), finished=True)
@@ -111,9 +112,9 @@ class Trial:
         Raises:
             Violation: something is not as promised.
         """
-        status = self._forks.call("tests.harness.power.lives:produce", **self._request(None))
-        if status:
-            raise Violation(f"the last run exits with {status}: {self._forks.said()}")
+        ended = self._forks.call(produce, **self._request(None))
+        if ended.status:
+            raise Violation(f"the last run exits with {ended.status}: {ended.last_words}")
         check_ended(self.out, self._whole, self._told, self._found)
 
     def remove(self) -> None:
@@ -131,13 +132,13 @@ class Trial:
         }
 
 
-def make_whole(forks: Forks, folder: Path, scenario: Scenario) -> Whole:
+def make_whole(forks: Nursery, folder: Path, scenario: Scenario) -> Whole:
     """Makes the stream without a fault, keeping all of it, and reads it."""
     out = folder / f"whole {scenario.name}"
     arguments = scenario.arguments(out)
     if "--retain" in arguments:
         arguments[arguments.index("--retain") + 1] = "all"
-    status = forks.call("tests.harness.power.lives:produce", arguments=arguments, stop=None, mutant=None, told="")
-    if status:
-        raise RuntimeError(f"{scenario.name}: without any fault the command exits with {status}: {forks.said()}")
+    ended = forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
+    if ended.status:
+        raise RuntimeError(f"{scenario.name}: without any fault the command exits with {ended.status}: {ended.said}")
     return read_whole(out, seals=not scenario.journal)

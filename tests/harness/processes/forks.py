@@ -17,7 +17,7 @@ from typing import Final
 GONE_S: Final = 30.0
 """How long a killed process may take to be gone, on a machine that is very busy."""
 
-_PR_SET_PDEATHSIG: Final = 1
+PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -41,7 +41,7 @@ def forked(work: Callable[[], int], said: Path) -> int:
     # Else a full collection would write to all objects of the parent, and so make a copy of its memory.
     gc.freeze()
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for fd in (1, 2):
@@ -60,21 +60,31 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def has_ended(pid: int, within_s: float) -> bool:
+    """Waits for so long for the end of a child; returns whether it has ended. It is still to be reaped."""
+    fd = os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(fd, selectors.EVENT_READ)
+            return bool(selector.select(within_s))
+    finally:
+        os.close(fd)
+
+
+def exit_status(pid: int) -> int:
+    """Reaps a child; returns its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def reap(pid: int, what: str) -> int:
     """Waits for the end of a child; returns its exit status, negative for a signal.
 
     Raises:
         TimeoutError: it does not end.
     """
-    fd = os.pidfd_open(pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(fd, selectors.EVENT_READ)
-            if not selector.select(GONE_S):
-                raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
-    finally:
-        os.close(fd)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not has_ended(pid, GONE_S):
+        raise TimeoutError(f"{what} is still there after {GONE_S:.0f} s")
+    return exit_status(pid)
 
 
 def reap_group(group: int) -> None:

@@ -1,256 +1,281 @@
-"""Runs the command in forks of a process that has loaded it already: a start costs milliseconds, not a second.
+"""A process that has loaded what its children need, and starts them as forks: a start costs milliseconds, not a second.
 
-As a program (`python -m tests.harness.processes.nursery`) it reads requests from standard input, a JSON object a line,
-and answers each with a line: a start with the process id, a wait with the exit status as `Popen.returncode` has it.
+As a program (`python -m tests.harness.processes.nursery MODULE ...`) it reads requests from standard input and answers
+each one. Children end with it, begin with the signals of a shell's, and may leave something in memory that outlives
+them.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import gc
 import importlib
-import io
-import json
 import mmap
 import os
+import pickle
+import select
 import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
-from functools import partial
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from tests.harness.disks.power import cut_power
-from tests.harness.processes.kill_points import CALLS, KillPoint, When
-from tests.producer.commands import ROOT, environment
+from tests.harness.processes.forks import PR_SET_PDEATHSIG, exit_status, has_ended, kill
+from tests.producer.commands import environment
 
-_PR_SET_PDEATHSIG = 1
+WAIT_S: Final = 600.0
+"""A child that has not ended by then is killed, unless the caller says otherwise."""
 
-_COUNTED: Final = struct.Struct("<IB")
-"""What a process leaves of the calls that it has counted, in memory that outlives it; see `Counted`."""
+FAILED: Final = 99
+"""Exit status of a child whose function has raised."""
+
+_SAID_CHARACTERS: Final = 2000
+_LEFT_BYTES: Final = 1 << 20
+_LENGTH: Final = struct.Struct("<I")
 
 
-class Counted(NamedTuple):
-    """What a process has counted of the calls that change files.
+class Silent(RuntimeError):
+    """A process that is to answer has died, or says nothing."""
 
-    Attributes:
-        calls: how many it has begun.
-        met: the name of the call at which it was to be killed or to fail; "" if it did not get there.
+
+class Answering:
+    """A process that answers requests, values that can be pickled, one at a time.
+
+    Args:
+        module: run as a program.
+        arguments: of it.
+        folder: its current directory.
     """
 
-    calls: int
-    met: str
+    def __init__(self, module: str, *arguments: str, folder: Path | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def ask(self, request: object, within_s: float | None = None) -> Any:
+        """Returns the answer to a request.
+
+        Raises:
+            Silent: there is none, or not in time.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        line = b""
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(encode(request))
+            self.process.stdin.flush()
+            if select.select([self.process.stdout], [], [], within_s)[0]:
+                line = self.process.stdout.readline()
+        if not line:
+            raise Silent(f"{self.process.args!r} has died or is silent (exit status {self.process.poll()})")
+        return decode(line)
+
+    def close(self) -> None:
+        """Kills it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def encode(value: object) -> bytes:
+    """Returns a request or an answer as a line."""
+    return base64.b64encode(pickle.dumps(value)) + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """Returns the value of a line."""
+    return pickle.loads(base64.b64decode(line))
+
+
+class Ended(NamedTuple):
+    """What is known of a child that has ended.
+
+    Attributes:
+        status: as `Popen.returncode`.
+        said: its standard output and error.
+        left: what it has left, see `leave`.
+        late: whether it was killed since it took too long.
+    """
+
+    status: int
+    said: str
+    left: bytes
+    late: bool
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it has said, on one line."""
+        return " | ".join(self.said.split("\n"))[-_SAID_CHARACTERS:]
 
 
 class Nursery:
-    """A context manager; processes that are left at its end are killed.
+    """A context manager; children that are left at its end are killed.
 
     Args:
-        directory: current directory of the commands, and place of what they write to their standard error.
-        modules: to be loaded beside those that every run uses.
-
-    Attributes:
-        counted: what the process that was last waited for has counted; zero where it was to be stopped nowhere.
+        folder: made where it is missing; current directory of the children, and place of what they say.
+        modules: to be loaded first; a function `load` of one is called. What a child needs besides is loaded with it.
     """
 
-    def __init__(self, directory: Path, *modules: str) -> None:
-        self._directory = directory
-        self.modules = modules
+    def __init__(self, folder: Path, *modules: str) -> None:
+        self.folder: Final = folder
+        self.modules: Final = modules
         self._count = 0
         self._said: dict[int, Path] = {}
-        self.counted = Counted(0, "")
 
-    def start(
-        self,
-        *arguments: object,
-        stdin: Path | None = None,
-        kill_at: int | None = None,
-        when: When = "before",
-        by: signal.Signals = signal.SIGKILL,
-        error: int | None = None,
-        power_of: Path | None = None,
-        no_answer_s: float | None = None,
-        among: Sequence[str] | None = None,
-        always: bool = False,
-        prepare: Sequence[str] = (),
-        most_s: float = 0.0,
-    ) -> int:
-        """Starts the command and returns its process id.
+    def fork(self, work: Callable[..., object], *arguments: Any, stdin: Path | None = None, **named: Any) -> int:
+        """Starts a child, which calls a function of a module and ends; returns its process id.
 
         Args:
-            arguments: its command line.
-            stdin: what is its standard input.
-            kill_at: the number of the call that changes a file at which it is killed, from 1; 0 only counts them.
-            when: where in that call.
-            by: what it is sent then.
-            error: the number of the error that this call has, in place of a signal; 0 for none, so that a write that
-                is stopped half way has only written less than it was to.
-            power_of: a filesystem whose power is cut at that moment.
-            no_answer_s: after so many seconds it says that it is stuck.
-            among: only the calls of these names are counted; None for all that change a file.
-            always: whether all later calls fail as well.
-            prepare: functions that it calls first, as MODULE:NAME each: to break something in it, for instance.
-            most_s: after so many seconds SIGALRM ends it; 0 for never.
+            work: returns the exit status, or None for 0.
+            arguments: of it.
+            stdin: what is the child's standard input.
+            named: further arguments of it.
         """
         self._count += 1
-        said = self._directory / f"stderr-{self._count}"
-        request = {
-            "arguments": [str(argument) for argument in arguments],
-            "stdin": os.devnull if stdin is None else str(stdin),
-            "stderr": str(said),
-            "kill_at": kill_at,
-            "when": when,
-            "by": by,
-            "error": error,
-            "no_answer_s": no_answer_s,
-            "power_of": None if power_of is None else str(power_of),
-            "among": CALLS if among is None else list(among),
-            "always": always,
-            "prepare": list(prepare),
-            "most_s": most_s,
-        }
-        pid: int = self._ask(request)
+        said = self.folder / f"said-{self._count}"
+        pid: int = self._answering.ask(("fork", work, arguments, named, os.fspath(stdin or os.devnull), str(said)))
         self._said[pid] = said
         return pid
 
     def said(self, pid: int) -> str:
-        """Returns what is in a process's standard error so far."""
+        """Returns what a child has said so far."""
         try:
-            return self._said[pid].read_text()
+            return self._said[pid].read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
-    def wait(self, pid: int) -> tuple[int, str]:
-        """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
-        status, calls, met = self._ask({"wait": pid})
-        self.counted = Counted(calls, met)
-        said = self._said.pop(pid)
-        try:
-            return status, said.read_text()
-        finally:
-            said.unlink()
+    def reap(self, pid: int, within_s: float = WAIT_S) -> Ended:
+        """Waits for the end of a child, and kills it where that does not come in time."""
+        status, left, late = self._answering.ask(("reap", pid, within_s))
+        said = self.said(pid)
+        self._said.pop(pid).unlink(missing_ok=True)
+        return Ended(status, said, left, late)
+
+    def call(self, work: Callable[..., object], *arguments: Any, within_s: float = WAIT_S, **named: Any) -> Ended:
+        """Starts a child and waits for its end."""
+        return self.reap(self.fork(work, *arguments, **named), within_s)
 
     def wait_for_stop(self, pid: int) -> bool:
-        """Waits until a process is stopped or has ended; returns whether it is stopped."""
-        stopped: bool = self._ask({"stopped": pid})
+        """Waits until a child is stopped or has ended; returns whether it is stopped."""
+        stopped: bool = self._answering.ask(("stop", pid))
         return stopped
 
-    def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
-        """Starts the command and waits for its end."""
-        return self.wait(self.start(*arguments, **options))
-
-    def __enter__(self) -> Nursery:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.processes.nursery", *self.modules],
-            cwd=self._directory,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __enter__(self) -> Any:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._answering = Answering(__name__, *self.modules, folder=self.folder)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def _ask(self, request: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
+        self._answering.close()
 
 
-def main() -> None:
-    _load()
+_page: mmap.mmap | None = None
+"""Memory that a child has in common with the nursery."""
+
+
+def leave(data: bytes) -> None:
+    """In a child: leaves this for the nursery, in place of what was left before, whatever becomes of the child."""
+    assert _page is not None
+    _page[_LENGTH.size : _LENGTH.size + len(data)] = data
+    _page[: _LENGTH.size] = _LENGTH.pack(len(data))
+
+
+def reset_signals() -> None:
+    """Ignores no signal that was ignored where this was started, as SIGHUP is under nohup and SIGINT behind `&`."""
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def serve() -> None:
+    """What the process does."""
+    reset_signals()
     for name in sys.argv[1:]:
-        importlib.import_module(name)
-    # What is there now is never looked through again, nor copied for that in every fork.
-    gc.freeze()
-    pages: dict[int, mmap.mmap] = {}
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer: Any
-        if "wait" in request:
-            pid = request["wait"]
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            with pages.pop(pid) as page:
-                calls, met = _COUNTED.unpack_from(page)
-            answer = [status, calls, CALLS[met - 1] if met else ""]
-        elif "stopped" in request:
-            found = os.waitid(os.P_PID, request["stopped"], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            answer = found is not None and found.si_code == os.CLD_STOPPED
+        module = importlib.import_module(name)
+        getattr(module, "load", int)()
+    loaded = 0
+    for line in sys.stdin.buffer:
+        kind, *request = decode(line)
+        if len(sys.modules) > loaded:
+            loaded = len(sys.modules)
+            # What is there now is never looked through again, nor copied for that in every fork.
+            gc.collect()
+            gc.freeze()
+        if kind == "fork":
+            answer: Any = _fork(*request)
+        elif kind == "reap":
+            answer = _reap(*request)
         else:
-            page = mmap.mmap(-1, mmap.PAGESIZE)
-            if not (answer := os.fork()):
-                os._exit(_run(request, page))
-            pages[answer] = page
-        print(json.dumps(answer), flush=True)
+            found = os.waitid(os.P_PID, request[0], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            answer = found is not None and found.si_code == os.CLD_STOPPED
+        sys.stdout.buffer.write(encode(answer))
+        sys.stdout.buffer.flush()
 
 
-def _load() -> None:
-    for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
-        # Ray is slow, and no affair of the command's.
-        if path.stem[0] != "_" and not path.stem.startswith("ray"):
-            importlib.import_module(f"lazyshard_producer.{path.stem}")
-    for name in ("pyarrow.parquet", "pyarrow.ipc", "zstandard"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    # What is imported only when a command line is read.
-    with contextlib.redirect_stderr(io.StringIO()):
-        importlib.import_module("lazyshard_producer.cli").main(["run", "--source", "/nowhere", "--out", "nowhere"])
+_pages: Final[dict[int, mmap.mmap]] = {}
+"""In the nursery: that memory of each child which is not reaped."""
 
 
-def _run(request: dict[str, Any], page: mmap.mmap) -> int:
-    from lazyshard_producer.cli import main
+def _fork(work: Callable[..., object], arguments: tuple[Any, ...], named: dict[str, Any], stdin: str, said: str) -> int:
+    page = mmap.mmap(-1, _LEFT_BYTES)
+    if not (pid := os.fork()):
+        os._exit(_live(work, arguments, named, stdin, said, page))
+    _pages[pid] = page
+    return pid
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    error = os.open(request["stderr"], os.O_WRONLY | os.O_CREAT)
+
+def _reap(pid: int, within_s: float) -> tuple[int, bytes, bool]:
+    late = not has_ended(pid, within_s)
+    if late:
+        kill(pid)
+    status = exit_status(pid)
+    with _pages.pop(pid) as page:
+        (length,) = _LENGTH.unpack(page[: _LENGTH.size])
+        return status, page[_LENGTH.size : _LENGTH.size + length], late
+
+
+def _live(
+    work: Callable[..., object],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+    stdin: str,
+    said: str,
+    page: mmap.mmap,
+) -> int:
+    global _page
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _page = page
+    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for fd in (1, 2):
-        os.dup2(error, fd)
+        os.dup2(out, fd)
     # Of a named pipe this waits for whoever writes to it.
-    os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
-    if request["no_answer_s"] is not None:
-        going: Any = importlib.import_module("lazyshard_producer.going")
-        going.Patience = partial(going.Patience, no_answer_s=request["no_answer_s"])
-    signal.setitimer(signal.ITIMER_REAL, request["most_s"])
-    for function in request["prepare"]:
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)()
-    if request["kill_at"] is not None:
-        by = None if request["error"] is not None else signal.Signals(request["by"])
-        KillPoint(
-            request["kill_at"],
-            request["when"],
-            by,
-            partial(_last, request["power_of"], request["error"]),
-            among=request["among"],
-            always=request["always"],
-            tell=partial(_count, page, request["kill_at"]),
-        ).install()
-    code = main(request["arguments"])
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    try:
+        code: Any = work(*arguments, **named)
+    except BaseException:
+        traceback.print_exc()
+        code = FAILED
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    return code
-
-
-def _count(page: mmap.mmap, number: int, call: int, name: str, begins: bool) -> None:
-    if begins:
-        calls, met = _COUNTED.unpack_from(page)
-        _COUNTED.pack_into(page, 0, max(calls, call), CALLS.index(name) + 1 if call == number else met)
-
-
-def _last(power_of: str | None, error: int | None) -> None:
-    if power_of is not None:
-        cut_power(power_of)
-    if error:
-        raise OSError(error, os.strerror(error))
+    return int(code or 0)
 
 
 if __name__ == "__main__":
-    main()
+    # Not the functions of this program, but those of the module that its children find.
+    from tests.harness.processes import nursery
+
+    nursery.serve()

@@ -7,14 +7,19 @@ written down of what they read.
 
 from __future__ import annotations
 
+import os
+import pickle
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lazyshard.storage import read_retired
 from lazyshard.storage.verification import verify
 from tests.harness.planted import runs as run_mutants
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
+from tests.harness.processes.nursery import Nursery, leave
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.blend_history import check_blend, of_stream, steps_left
 from tests.harness.runs.checkpoints import Checkpoint
@@ -24,6 +29,9 @@ from tests.harness.runs.life import Life
 from tests.harness.runs.plan import LifePlan, RunPlan
 from tests.harness.runs.producing import Producing
 from tests.harness.runs.rank import Rank
+
+RUN_S: Final = 100.0
+"""How long a run may take; what hangs in it says so itself before that."""
 
 
 @dataclass
@@ -49,6 +57,34 @@ class Played:
     deleted: int = 0
     kind: str | None = None
     text: str = ""
+
+
+class Runs(Nursery):
+    """A nursery of runs: it has loaded torch, the package and the producer once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "tests.harness.processes.commands", __name__)
+        self._runs = 0
+
+    def play(self, run: RunPlan, mutant: str | None = None) -> Played:
+        """Plays a run; see `play`. What it writes is removed if everything held."""
+        self._runs += 1
+        folder = self.folder / f"run-{self._runs}-seed-{run.seed}"
+        ended = self.call(_play_alone, run, mutant, folder, within_s=RUN_S)
+        if not ended.left:
+            how = f"took more than {RUN_S:.0f} s" if ended.late else f"ended with {ended.status}"
+            kind = "hang" if ended.late else "error"
+            return Played(run.seed, kind=kind, text=f"the run {how}: {ended.said[-3000:]}")
+        played: Played = pickle.loads(ended.left)
+        if played.kind is None:
+            shutil.rmtree(folder)
+        return played
+
+
+def _play_alone(run: RunPlan, mutant: str | None, folder: Path) -> None:
+    # A session of its own, so that its process groups are.
+    os.setsid()
+    leave(pickle.dumps(play(run, mutant, folder)))
 
 
 def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:

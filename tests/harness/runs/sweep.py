@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tests.harness.runs.nursery import Nursery
 from tests.harness.runs.plan import make_blend_plan, make_plan
-from tests.harness.runs.play import Played
+from tests.harness.runs.play import Played, Runs
 
 PROGRESS_S: Final = 10.0
 
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lock = threading.Lock()
 
     def work(job: int) -> None:
-        with Nursery(folder / f"job-{job}") as nursery:
+        with Runs(folder / f"job-{job}") as nursery:
             while True:
                 with lock:
                     seed = next(seeds, None)

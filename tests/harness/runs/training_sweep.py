@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tests.harness.runs.nursery import Nursery
 from tests.harness.runs.plan import make_blend_plan, make_plan
+from tests.harness.runs.play import Runs
 from tests.harness.tally import Tally
 
 __all__ = ["sweep"]
@@ -19,7 +19,7 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
 
     Every fourth one is over a blend.
     """
-    with Nursery(place) as nursery:
+    with Runs(place) as nursery:
         for number in range(seed * _RUNS, seed * _RUNS + max(1, int(_RUNS * scale))):
             blend = number % 4 == 3
             played = nursery.play(make_blend_plan(number) if blend else make_plan(number))

@@ -17,8 +17,8 @@ from lazyshard.storage.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from tests.harness.disks.power import Disk
+from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
-from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.sources import FedSource
 from tests.producer.commands import ids, rows_of, run_arguments
 
@@ -52,7 +52,7 @@ class Stream:
 
     def __init__(
         self,
-        nursery: Nursery,
+        nursery: Commands,
         out: Path,
         sources: Sequence[FedSource],
         options: Sequence[object],

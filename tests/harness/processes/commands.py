@@ -1,0 +1,157 @@
+"""Runs of the producer's command in forks, some of which are killed or have an error at a numbered call."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import signal
+import struct
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.harness.disks.power import cut_power
+from tests.harness.processes.kill_points import CALLS, KillPoint, When
+from tests.harness.processes.nursery import Nursery, leave
+from tests.producer.commands import ROOT
+
+_COUNTED: Final = struct.Struct("<IB")
+"""What a process leaves of the calls that it has counted; see `Counted`."""
+
+
+class Counted(NamedTuple):
+    """What a process has counted of the calls that change files.
+
+    Attributes:
+        calls: how many it has begun.
+        met: the name of the call at which it was to be killed or to fail; "" if it did not get there.
+    """
+
+    calls: int
+    met: str
+
+
+class Commands(Nursery):
+    """A nursery of the command.
+
+    Args:
+        folder: see `Nursery`.
+        modules: to be loaded beside those that every run uses.
+
+    Attributes:
+        counted: what the process that was last waited for has counted; zero where it was to be stopped nowhere.
+    """
+
+    def __init__(self, folder: Path, *modules: str) -> None:
+        super().__init__(folder, __name__, *modules)
+        self.counted = Counted(0, "")
+
+    def start(
+        self,
+        *arguments: object,
+        stdin: Path | None = None,
+        kill_at: int | None = None,
+        when: When = "before",
+        by: signal.Signals = signal.SIGKILL,
+        error: int | None = None,
+        power_of: Path | None = None,
+        no_answer_s: float | None = None,
+        among: Sequence[str] | None = None,
+        always: bool = False,
+        prepare: Sequence[str] = (),
+        most_s: float = 0.0,
+    ) -> int:
+        """Starts the command and returns its process id.
+
+        Args:
+            arguments: its command line.
+            stdin: what is its standard input.
+            kill_at: the number of the call that changes a file at which it is killed, from 1; 0 only counts them.
+            when: where in that call.
+            by: what it is sent then.
+            error: the number of the error that this call has, in place of a signal; 0 for none, so that a write that
+                is stopped half way has only written less than it was to.
+            power_of: a filesystem whose power is cut at that moment.
+            no_answer_s: after so many seconds it says that it is stuck.
+            among: only the calls of these names are counted; None for all that change a file.
+            always: whether all later calls fail as well.
+            prepare: functions that it calls first, as MODULE:NAME each: to break something in it, for instance.
+            most_s: after so many seconds SIGALRM ends it; 0 for never.
+        """
+        point = None
+        if kill_at is not None:
+            at_last = partial(_last, None if power_of is None else str(power_of), error)
+            signal_or_none = by if error is None else None
+            counted = CALLS if among is None else tuple(among)
+            point = partial(KillPoint, kill_at, when, signal_or_none, at_last, among=counted, always=always)
+        line = [str(argument) for argument in arguments]
+        return self.fork(_run, line, point, no_answer_s, tuple(prepare), most_s, stdin=stdin)
+
+    def wait(self, pid: int) -> tuple[int, str]:
+        """Returns the exit status of a process, negative for a signal, and what is in its standard error."""
+        ended = self.reap(pid)
+        calls, met = _COUNTED.unpack(ended.left) if ended.left else (0, 0)
+        self.counted = Counted(calls, CALLS[met - 1] if met else "")
+        return ended.status, ended.said
+
+    def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
+        """Starts the command and waits for its end."""
+        return self.wait(self.start(*arguments, **options))
+
+
+def load() -> None:
+    """Loads what the command needs."""
+    for path in (ROOT / "producer" / "lazyshard_producer").glob("*.py"):
+        # Ray is slow, and no affair of the command's.
+        if path.stem[0] != "_" and not path.stem.startswith("ray"):
+            importlib.import_module(f"lazyshard_producer.{path.stem}")
+    for name in ("pyarrow.parquet", "pyarrow.ipc", "zstandard"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # What is imported only when a command line is read.
+    with contextlib.redirect_stderr(io.StringIO()):
+        importlib.import_module("lazyshard_producer.cli").main(["run", "--source", "/nowhere", "--out", "nowhere"])
+
+
+def call_first(functions: Sequence[str]) -> None:
+    """Calls functions, MODULE:NAME each."""
+    for function in functions:
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)()
+
+
+def _run(
+    arguments: list[str],
+    point: partial[KillPoint] | None,
+    no_answer_s: float | None,
+    prepare: Sequence[str],
+    most_s: float,
+) -> int:
+    from lazyshard_producer.cli import main
+
+    if no_answer_s is not None:
+        going: Any = importlib.import_module("lazyshard_producer.going")
+        going.Patience = partial(going.Patience, no_answer_s=no_answer_s)
+    signal.setitimer(signal.ITIMER_REAL, most_s)
+    call_first(prepare)
+    if point is not None:
+        point(tell=partial(_count, [0, 0], point.args[0])).install()
+    return main(arguments)
+
+
+def _count(counted: list[int], number: int, call: int, name: str, begins: bool) -> None:
+    if begins:
+        counted[0] = max(counted[0], call)
+        if call == number:
+            counted[1] = CALLS.index(name) + 1
+        leave(_COUNTED.pack(*counted))
+
+
+def _last(power_of: str | None, error: int | None) -> None:
+    if power_of is not None:
+        cut_power(power_of)
+    if error:
+        raise OSError(error, os.strerror(error))

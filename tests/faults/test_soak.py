@@ -41,6 +41,8 @@ def test_a_short_soak_loses_and_leaks_nothing(tmp_path: Path) -> None:
     assert found["done"]["steps"] > 0
     assert found["kills"] > 0
     assert found["kills"] == sum(found["done"].get(name, 0) for name in FAULTS)
+    # A run that compares no life finds no leak either.
+    assert found["counts"]["lives of processes long enough to be compared"] > 0
     samples = found["counts"]["samples of the stream"]
     assert 0 <= samples - found["counts"]["samples that the surviving history has trained"] < 8 * 32
 

@@ -34,6 +34,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from tests.swift.warm import warm_ranks
+
 CPU: Final = Path(__file__).with_name("cpu")
 TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
 BIN: Final = Path(sys.executable).parent
@@ -83,6 +85,12 @@ RESUMABLE: Final[dict[str, Option]] = {
 """More options for `megatron sft`, of a run that is to be resumed and of the one that resumes it, with
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
 bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
+
+MEGATRON_VARIABLES: Final = {
+    "PYTHONPATH": os.pathsep.join((str(CPU / "startup"), str(CPU / "standin"))),
+    "CPU_AS_CUDA": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 SWIFT: Final[dict[str, Option]] = {
     **BOTH,
@@ -362,9 +370,7 @@ def start_megatron_sft(
     """
     more = {
         "NPROC_PER_NODE": str(processes),
-        "PYTHONPATH": os.pathsep.join((str(CPU / "startup"), str(CPU / "standin"))),
-        "CPU_AS_CUDA": "1",
-        "TORCHDYNAMO_DISABLE": "1",
+        **MEGATRON_VARIABLES,
         **(environment or {}),
     }
     return _start(work, model, command, {**MEGATRON, **options}, plugins, more, packages)
@@ -387,15 +393,27 @@ def start_swift_sft(
 
 
 def megatron_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `megatron sft` to its end; arguments as of `start_megatron_sft`."""
+    """Runs `megatron sft` to its end; arguments as of `start_megatron_sft`. Ranks are warm, see `warm.py`."""
+    options["environment"] = _warm("swift.megatron.pipelines", options, MEGATRON_VARIABLES)
     with start_megatron_sft(work, model, **options) as training:
         return training.wait(timeout_s)
 
 
 def swift_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `swift sft` to its end; arguments as of `start_swift_sft`."""
+    """Runs `swift sft` to its end; arguments as of `start_swift_sft`. Ranks of several are warm, see `warm.py`."""
+    if options.get("processes", 2) > 1:
+        options["environment"] = _warm("swift.pipelines", options, {})
     with start_swift_sft(work, model, **options) as training:
         return training.wait(timeout_s)
+
+
+def _warm(module: str, options: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a call, with that of warm ranks where it leaves the packages as they are."""
+    environment = dict(options.get("environment") or {})
+    if options.get("packages") is None and "PYTHONPATH" not in environment:
+        whole = {**_environment(Path.cwd()), **variables, "MASTER_PORT": ""}
+        environment |= warm_ranks(module, tuple(sorted(whole.items())))
+    return environment
 
 
 def _start(

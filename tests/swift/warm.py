@@ -1,0 +1,73 @@
+"""Ranks of a training as forks of a process that has imported what ms-swift needs: `cpu/warm_server.py`.
+
+For trainings of which a test wants only what they have trained and said. Command and `torchrun` are the real ones.
+Where a start-up is what is tested, or a rank's process is looked at or killed, nothing is warm.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+CPU: Final = Path(__file__).with_name("cpu")
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="lazyshard-warm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def _client() -> Path:
+    """An executable, since torchrun takes no more in place of Python."""
+    path = _folder() / "warm_python"
+    path.write_text(f"#!{sys.executable} -IS\n" + (CPU / "warm_client.py").read_text(encoding="utf-8"))
+    path.chmod(0o755)
+    return path
+
+
+@cache
+def warm_ranks(module: str, environment: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Starts a server, at the first call for a module; it ends with this process.
+
+    Args:
+        module: the part of ms-swift that the ranks import.
+        environment: all variables that it is started with.
+
+    Returns:
+        Variables for the command, which have torchrun start its ranks there.
+    """
+    path = _folder() / f"{module}.socket"
+    server = subprocess.Popen(
+        [sys.executable, str(CPU / "warm_server.py"), str(path), module],
+        env={**dict(environment), "HOME": str(_folder())},
+        cwd=_folder(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    atexit.register(_end, server)
+    assert server.stdout is not None
+    said = []
+    for line in server.stdout:
+        said.append(line)
+        if line == "ready\n":
+            return {"PYTHON_EXEC": str(_client()), "WARM_SOCKET": str(path)}
+    raise AssertionError(f"warm_server.py {module} has ended:\n{''.join(said)}")
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.terminate()
+    server.wait()
+    assert server.stdout is not None
+    server.stdout.close()

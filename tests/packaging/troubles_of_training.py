@@ -17,9 +17,9 @@ from lazyshard.storage import pacing
 from lazyshard.storage.published import Published
 from lazyshard.storage.retire import retire
 from lazyshard_swift.checkpoints import load_position
-from lazyshard_swift.gate import Gate
 from lazyshard_swift.position import check_fits
 from lazyshard_swift.settings_checks import check_combinations
+from lazyshard_swift.stream import Gate
 from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told, without_rights
 from tests.storage.streams import produce
 from tests.swift.unit.runs import megatron, position

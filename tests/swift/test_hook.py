@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard_swift import hook, hooked
-from tests.swift.stand_ins import EXTEND, PTH, STAND_IN_EXTENSIONS, make_packages, package_folder, python, write
+from tests.swift.stand_ins import EXTEND, PTH, ROOT, STAND_IN_EXTENSIONS, make_packages, package_folder, python, write
 
 SOURCE: Final = """
 value = 1
@@ -298,3 +298,14 @@ print([extension.__name__ for extension in extensions for name in extension.exte
     make_packages(tmp_path, hook.EXTENSIONS)
     done = python(code, tmp_path, package_folder(), LAZYSHARD_SWIFT_WARNED="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[hook.EXTENSIONS[module]]}\n", "")
+
+
+def test_extensions_load_nothing_that_a_run_without_the_flag_does_not_need() -> None:
+    code = f"""
+import importlib, sys
+for name in {sorted(set(hook.EXTENSIONS.values()))}:
+    importlib.import_module(name)
+print([name for name in sys.modules if name.startswith("lazyshard.data")])
+"""
+    done = python(code, package_folder(), ROOT, site=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

@@ -2,36 +2,39 @@
 
 To ms-swift and its trainers it is one stream, whose samples are the positions of the blend: what they count by
 (`RunPlan`) is that of such a stream. Which stream and sample each position is, and where each of them stands, is the
-blend's own state, which the checkpoints hold beside it.
+blend's own state, which the checkpoints hold beside it. What is decided of the streams are their shares, their units,
+and the length of an epoch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
-from lazyshard import BlendedDataset
+from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare, blend_shares
 from lazyshard.format.blend_state import BlendState
-from lazyshard_swift import encoded, rows, settings
-from lazyshard_swift.blend_streams import SHOWN, Streams, length_of, member_of, units_of, weights_of
-from lazyshard_swift.encoded import Encode, encoders
-from lazyshard_swift.errors import ResumeRefused
-from lazyshard_swift.gate import Gate, check_present
-from lazyshard_swift.opening import begin, check_whole, facts_of
-from lazyshard_swift.parallel import Facts, stream_id_of
-from lazyshard_swift.planning import decide
-from lazyshard_swift.position import BLENDED, Position
+from lazyshard.format.state import PartState, RunState
+from lazyshard.storage.urls import stream_name
+from lazyshard_swift import parallel, settings
+from lazyshard_swift.encoded import Encode, for_stream
+from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
+from lazyshard_swift.parallel import Facts, notice, stream_id_of
+from lazyshard_swift.planning import batch_sizes, stream_unit
+from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
-from lazyshard_swift.stream import ENDLESS, NO_CACHE, TrainStream, open_samples
+from lazyshard_swift.stream import ENDLESS, NO_CACHE, Gate, TrainStream, check_present, open_samples
 
-__all__ = ["BlendStream", "open_blend"]
+Stopping = Literal["first_exhausted", "all_exhausted"]
+
+SHOWN: Final = 20
+"""Streams of which the log tells the share."""
 
 
 class BlendStream(TrainStream):
@@ -223,40 +226,6 @@ class _Kept:
         return found
 
 
-def open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStream:
-    """Opens the streams that the arguments name, waiting for those that are not there yet. A collective.
-
-    Raises: as `lazyshard_swift.opening.open_train_stream`.
-    """
-    directories = tuple(args.dataset)
-    facts = tuple(facts_of(args, directory, rank) for directory in directories)
-    streams = Streams(directories, facts, weights_of(args, directories, facts), args.stopping_strategy)
-    ended = all(one.ended for one in facts)
-    if ended and settings.progress(args, live=False).steps is None:
-        samples = length_of(args, streams, rank)
-    else:
-        # Steps decide, and the gate finds the end.
-        ended, samples = False, sum(one.samples for one in facts)
-    plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
-    streams = replace(streams, units=units_of(args, streams, plan))
-    cache = encoded.cache_options(args, template)
-    stream = BlendStream(
-        plan,
-        streams,
-        encoders(directories, template, raw, rows.packing_length(args)),
-        max_wait=args.sharded_lazy_max_wait,
-        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
-        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
-        cache=cache,
-    )
-    for number, directory in enumerate(directories):
-        name = stream.names[number]
-        if plan.saved is None or plan.saved.blend is None or name not in plan.saved.blend.names:
-            check_whole(directory, stream_id_of(facts[number].stream), plan.consumer)
-    begin(stream, args)
-    return stream
-
-
 def _load(blend: BlendedDataset, state: BlendState, checkpoint: str) -> None:
     try:
         blend.load_state_dict(state.to_dict())
@@ -264,3 +233,122 @@ def _load(blend: BlendedDataset, state: BlendState, checkpoint: str) -> None:
         raise ResumeRefused(
             f"{checkpoint}: {cause}", checkpoint=checkpoint, expected=cause.expected, actual=cause.actual
         ) from cause
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The streams of a blend; the same on every rank.
+
+    Attributes:
+        directories: of the streams.
+        facts: what all ranks know of each.
+        weights: of each, in samples.
+        stopping: where the blend ends.
+        units: how many samples of each a rank is dealt in a row; empty where that makes no difference.
+    """
+
+    directories: tuple[str, ...]
+    facts: tuple[Facts, ...]
+    weights: tuple[float, ...]
+    stopping: Stopping
+    units: tuple[int, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The directories, for messages."""
+        return ", ".join(self.directories)
+
+    def total(self, number: int) -> int | None:
+        """Returns how many samples a stream has, None if it was still being produced when the run started."""
+        facts = self.facts[number]
+        return facts.samples if facts.ended else None
+
+    def open(
+        self, rank: Rank, encode: Sequence[Encode] | None, own: dict[str, Any], of_blend: dict[str, Any]
+    ) -> BlendedDataset:
+        """Opens the blend for a rank.
+
+        Args:
+            rank: whose.
+            encode: makes samples of rows, one for each stream; None gives the rows.
+            own: options of each stream's data set; those of a cache are for streams of raw rows.
+            of_blend: options of the blend.
+        """
+        place: dict[str, Any] = {"dp_rank": rank.dp_rank, "dp_size": rank.dp_size}
+        units: list[dict[str, Any]] = [{"unit": unit} for unit in self.units] or [{} for _ in self.directories]
+        each: Sequence[Encode | None] = encode or [None] * len(self.directories)
+        parts = [
+            (LazyShardedDataset(directory, one, **place, **unit, **for_stream(own, one)), weight)
+            for directory, one, weight, unit in zip(self.directories, each, self.weights, units, strict=True)
+        ]
+        return BlendedDataset(parts, stopping=self.stopping, **of_blend)
+
+
+def member_of(position: Position, name: str) -> RunState | None:
+    """Returns where a stream stood at a position; None if it was not blended yet."""
+    blend = position.blend
+    return None if blend is None or name not in blend.names else blend.members[blend.names.index(name)]
+
+
+def weights_of(args: Any, directories: tuple[str, ...], facts: tuple[Facts, ...]) -> tuple[float, ...]:
+    """Returns what was given, or the samples of each stream.
+
+    Raises:
+        SettingsRefused: nothing was given, and a stream is still being produced; or a weight is not above 0.
+    """
+    given = args.interleave_prob
+    if given:
+        if not all(weight > 0 for weight in given):
+            raise SettingsRefused(
+                f"--interleave_prob {' '.join(map(str, given))}: weights are numbers above 0",
+                argument="interleave_prob",
+            )
+        return tuple(map(float, given))
+    live = [directory for directory, one in zip(directories, facts, strict=True) if not one.ended or not one.samples]
+    if live:
+        raise SettingsRefused(
+            f"--dataset has {len(directories)} streams, and {live[0]} is still being produced or empty, so their sizes "
+            f"do not say how to blend them: give the share of each with --interleave_prob",
+            argument="interleave_prob",
+        )
+    weights = tuple(float(one.samples) for one in facts)
+    shares = ", ".join(f"{weight / sum(weights):.3g}" for weight in weights[:SHOWN])
+    notice(f"the streams of --dataset are blended by their sizes, {shares}; --interleave_prob gives other shares")
+    return weights
+
+
+def units_of(args: Any, streams: Streams, plan: RunPlan) -> tuple[int, ...]:
+    """Returns how many samples of each stream a rank is dealt in a row: those with which it began, if it did."""
+    units, dp_size = [], plan.rank.dp_size
+    batch_size, global_batch = batch_sizes(args, dp_size)
+    part = PartState(dp_size, batch_size, draws_per_step=global_batch // dp_size)
+    for directory, facts in zip(streams.directories, streams.facts, strict=True):
+        name = stream_id_of(facts.stream) or stream_name(directory)
+        begun = None if plan.saved is None else member_of(plan.saved, name)
+        units.append(stream_unit(args, facts, part, plan.progress, plan.window, begun))
+    return tuple(units)
+
+
+def length_of(args: Any, streams: Streams, rank: Rank) -> int:
+    """Returns how many samples an epoch of the blend has, over all ranks. A collective.
+
+    Raises:
+        StreamTooShort: less than a micro batch of every rank.
+    """
+    found = 0
+    if parallel.is_first():
+        batch_size, _ = batch_sizes(args, rank.dp_size)
+        own = {"samples_per_chunk": args.sharded_lazy_samples_per_chunk, "max_wait": args.sharded_lazy_max_wait}
+        try:
+            found = len(streams.open(rank, None, own, {"batch_size": batch_size}))
+        except ValueError:
+            found = 0
+    found = parallel.agree(found)
+    if not found:
+        raise StreamTooShort(
+            f"{streams.where}: an epoch of the blend has less than one micro batch for {each_of(rank.dp_size)}: "
+            f"one of the streams is too short for its share",
+            directory=streams.where,
+            samples=sum(one.samples for one in streams.facts),
+        )
+    return found

@@ -6,12 +6,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyshard_swift.hooked import wrap
-from lazyshard_swift.parallel import stopped
 from lazyshard_swift.pipeline import is_stream
-from lazyshard_swift.run_plan import consumed_after, ends_epoch
+
+# Anything else is imported where it is needed: a run without the flag loads none of it.
+if TYPE_CHECKING:
+    from lazyshard_swift.stream import TrainStream
 
 
 def extend(module: ModuleType) -> None:
@@ -49,8 +51,6 @@ def loader_classes(trainer: Any, stream: Any, sampler: type[Any], loader: type[A
         sampler: ms-swift's `BatchSamplerShard`.
         loader: ms-swift's `DataLoaderShard`.
     """
-    from lazyshard_swift.loaders import gated_loader, sampler_in_epochs, strided_sampler
-
     _attach(trainer, stream)
     if stream.plan.one_pass:
         # The trainer has planned its steps by epochs that are all alike.
@@ -112,6 +112,8 @@ def _attach(trainer: Any, stream: Any) -> None:
 
 
 def _stopped(trainer: Any, stream: Any) -> str:
+    from lazyshard_swift.parallel import stopped
+
     plan, state, step = stream.plan, trainer.state, trainer.state.global_step
     consumed = _consumed(trainer, stream)
     saved = trainer._lazyshard.last_step == step
@@ -132,6 +134,8 @@ def _saves(trainer: Any) -> bool:
 
 def _counted(trainer: Any, stream: Any) -> int:
     """Returns how many samples the trainer takes to have been trained, by its steps."""
+    from lazyshard_swift.run_plan import consumed_after
+
     plan, accumulation = stream.plan, trainer.args.gradient_accumulation_steps
     micro = plan.batch_size * plan.rank.dp_size
     return consumed_after(trainer.state.global_step, plan.epoch_samples, micro, accumulation)
@@ -151,6 +155,8 @@ def _steps_in_all(trainer: Any, stream: Any) -> int:
 
 def _ends_epoch(trainer: Any, stream: Any) -> bool:
     """Returns whether an epoch of the stream ends with the step that was just trained."""
+    from lazyshard_swift.run_plan import ends_epoch
+
     plan = stream.plan
     if plan.total is None:
         return False
@@ -200,3 +206,77 @@ def _replaced(module: ModuleType, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(module).update(before)
+
+
+def sampler_in_epochs(original: type[Any]) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard`, in the same order, that tells its epoch to the gate."""
+
+    class EpochBatchSampler(original):  # type: ignore[misc]
+        _epoch = 0
+
+        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
+            super().__init__(total_samples, *rest, **options)
+            self._epoch_samples = total_samples
+
+        def set_epoch(self, epoch: int) -> None:
+            super().set_epoch(epoch)
+            self._epoch = epoch
+
+    return EpochBatchSampler
+
+
+def strided_sampler(original: type[Any]) -> type[Any]:
+    """Returns a subclass of ms-swift's `BatchSamplerShard` that keeps to its strided order, epoch after epoch.
+
+    ms-swift's own shuffle goes over all indices, so it would wait for the last chunk; the stream shuffles instead.
+    """
+
+    class StridedBatchSampler(sampler_in_epochs(original)):  # type: ignore[misc]
+        def __init__(self, total_samples: int, *rest: Any, **options: Any) -> None:
+            options["shuffle"] = False
+            super().__init__(total_samples, *rest, **options)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            first = self._epoch * self._epoch_samples
+            for batch in super().__iter__():
+                yield [first + index for index in batch]
+
+    return StridedBatchSampler
+
+
+def gated_loader(
+    original: type[Any], stream: TrainStream, accumulation_steps: int, saves: Callable[[], bool] = lambda: False
+) -> type[Any]:
+    """Returns a subclass of ms-swift's `DataLoaderShard` that asks the stream's gate before each step.
+
+    Args:
+        original: ms-swift's class.
+        stream: the stream.
+        accumulation_steps: micro batches of a step.
+        saves: says whether a checkpoint is saved where the loader ends before its time.
+    """
+
+    class GatedLoader(original):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            sampler, skipped = self.batch_sampler, 0
+            # After a resume accelerate's SkipBatchSampler is around ours.
+            while not hasattr(sampler, "_epoch_samples"):
+                skipped += sampler.skip_batches
+                sampler = sampler.batch_sampler
+            plan, count = stream.plan, len(sampler)
+            start = (sampler._epoch * plan.epoch_samples + plan.index_offset) // plan.rank.dp_size
+            batches: Iterator[Any] | None = None
+            for number in range(skipped, count):
+                if number % accumulation_steps == 0 or batches is None:
+                    first, size = start + number * plan.batch_size, plan.batch_size
+                    # In the last step of an epoch there may be fewer; where steps decide, that one is not trained.
+                    whole = accumulation_steps - number % accumulation_steps
+                    step = whole if plan.stop_at_end else min(whole, count - number)
+                    if not stream.gate.allows(first, first + step * size, saves=saves()):
+                        return
+                if batches is None:
+                    # Workers start reading here, so not before the gate has let the first step through.
+                    batches = super().__iter__()
+                yield next(batches)
+
+    return GatedLoader

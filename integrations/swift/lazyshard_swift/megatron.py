@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Dataset
+
 from lazyshard_swift.hooked import wrap
-from lazyshard_swift.parallel import stopped
 from lazyshard_swift.pipeline import is_stream
 
 if TYPE_CHECKING:
@@ -95,8 +96,6 @@ def loading(trainer: Any, stream: TrainStream) -> Iterator[Any]:
     if stream.plan.layout != "strided":
         yield stream
         return
-    from lazyshard_swift.loaders import RunLength
-
     # One pass over what is left of the run, in ms-swift's sequential form: rank r takes r, r + ranks, ... from what is
     # consumed of the current part on. Epochs and shuffle are the stream's.
     args, state = trainer.args, trainer.state
@@ -205,7 +204,7 @@ def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
 
 def _finish(trainer: Any) -> None:
     """Ends a training as ms-swift ends it after its last step: what is not logged yet, a checkpoint, the callbacks."""
-    from lazyshard_swift.parallel import notice
+    from lazyshard_swift.parallel import notice, stopped
 
     ours: _Steps = trainer._lazyshard
     args, state, module = trainer.args, trainer.state, _trainer_module()
@@ -258,3 +257,28 @@ def _changed(args: Any, **values: Any) -> Iterator[None]:
         yield
     finally:
         vars(args).update(before)
+
+
+class RunLength(Dataset[Any]):
+    """A stream with the length of a whole run, for a sampler that goes through it once.
+
+    Args:
+        stream: the stream.
+        samples: how many samples the run takes, over all ranks.
+    """
+
+    def __init__(self, stream: TrainStream, samples: int) -> None:
+        self._stream = stream
+        self._samples = samples
+
+    def __len__(self) -> int:
+        """Samples of the run, over all ranks."""
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns an encoded sample."""
+        return self._stream[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Returns the encoded samples of a batch."""
+        return self._stream.__getitems__(indices)

@@ -14,7 +14,7 @@ from lazyshard_swift import hooked, ms_swift, settings
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.hooked import wrap
 
-_STREAMS: Final = ("lazyshard_swift.stream", "lazyshard_swift.blend", "lazyshard_swift.grouped")
+_STREAMS: Final = ("lazyshard_swift.stream", "lazyshard_swift.blend", "lazyshard_swift.opening")
 """The modules of our data sets."""
 
 

@@ -12,7 +12,7 @@ from lazyshard import StreamReader
 from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
-from lazyshard_swift.grouped import GroupedStream, read_lengths
+from lazyshard_swift.opening import GroupedStream, read_lengths
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position

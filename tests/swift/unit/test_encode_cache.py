@@ -11,7 +11,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard_swift import ms_swift
-from lazyshard_swift.blend_streams import Streams
+from lazyshard_swift.blend import Streams
 from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, cache_options, for_stream, tell_cache
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.parallel import Facts

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.data.rank import Rank
 from lazyshard.format.arrays import pack_row
-from lazyshard_swift.blend_streams import Streams
+from lazyshard_swift.blend import Streams
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoding import fingerprint, of_producer, pack, unpack
 from lazyshard_swift.errors import SettingsRefused, code_of

@@ -13,7 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
-from lazyshard_swift.gate import Gate
+from lazyshard_swift.stream import Gate
 from tests.storage.streams import produce
 
 PER_CHUNK = 3

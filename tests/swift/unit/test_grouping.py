@@ -20,7 +20,7 @@ from lazyshard.storage.retire import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
-from lazyshard_swift.grouped import check_sampler, read_lengths
+from lazyshard_swift.opening import check_sampler, read_lengths
 from lazyshard_swift.position import parse
 from lazyshard_swift.run_plan import RunPlan
 from tests.storage.lengths import measured, sealed

@@ -1,4 +1,4 @@
-"""`loaders`: ms-swift's own sampler and loader of the Hugging Face trainer over real streams, all ranks together."""
+"""`huggingface`: ms-swift's own sampler and loader of its trainer over real streams, all ranks together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from lazyshard.errors import WaitTimeout
 from lazyshard_swift.errors import StreamTooShort
-from lazyshard_swift.loaders import RunLength, gated_loader, strided_sampler
+from lazyshard_swift.huggingface import gated_loader, strided_sampler
+from lazyshard_swift.megatron import RunLength
 from lazyshard_swift.run_plan import RunPlan, consumed_after
 from tests.data import swift_samplers
 from tests.storage.streams import produce

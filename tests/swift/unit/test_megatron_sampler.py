@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard_swift.loaders import RunLength
+from lazyshard_swift.megatron import RunLength
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 from tests.data.swift_samplers import megatron_batches

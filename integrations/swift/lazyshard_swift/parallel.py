@@ -28,7 +28,7 @@ _POLL_S: Final = 0.5
 FOREIGN: Final = "first-row-"
 """Begins the identity of a stream that has no id: a digest of its first row follows."""
 
-_FORMAT: Final = "[%(levelname)s:lazyshard] %(message)s"
+_LOG_FORMAT: Final = "[%(levelname)s:lazyshard] %(message)s"
 
 
 def stream_id_of(stream: str) -> str | None:
@@ -155,7 +155,7 @@ def attend() -> None:
     logger = logging.getLogger("lazyshard")
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
         logger.addHandler(handler)
         logger.propagate = False
 

@@ -46,7 +46,6 @@ NO_CACHE: Final[Mapping[str, Any]] = MappingProxyType({})
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
 
-
 _SAVE_S: Final = 1800.0
 """How long a rank that has given up may take to save what was trained, with all others."""
 

@@ -1,4 +1,4 @@
-"""`gate`: the same decision on every rank, without a word between them, on real streams."""
+"""`Gate`: the same decision on every rank, without a word between them, on real streams."""
 
 from __future__ import annotations
 

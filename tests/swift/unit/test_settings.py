@@ -1,4 +1,4 @@
-"""Each refusal of `settings_checks` and `own_checks` names the argument and a way out; what follows from what works."""
+"""Each refusal of `settings_checks` names the argument and a way out; what follows from what works."""
 
 from __future__ import annotations
 

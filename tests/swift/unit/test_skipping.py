@@ -1,4 +1,4 @@
-"""`skipping`: what is read of the argument, and what a run that goes on without some samples then trains."""
+"""`--sharded_lazy_skip`: what is read of the argument, and what a run that goes on without some samples then trains."""
 
 from __future__ import annotations
 

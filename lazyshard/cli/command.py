@@ -25,6 +25,7 @@ from lazyshard.cli import (
     measure,
     rechunk,
     report,
+    simulate,
     status,
     trace,
     verify,
@@ -58,6 +59,7 @@ app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command
 app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
 app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
 app.command("report", help=report.HELP, epilog=report.EPILOG)(report.command)
+app.command("simulate", help=simulate.HELP, epilog=simulate.EPILOG)(simulate.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
 app.command("verify-filesystem", help=verify_filesystem.HELP, epilog=verify_filesystem.EPILOG)(

@@ -34,6 +34,7 @@ AREAS: Final = {
     "lazyshard doctor": ["swift"],
     "lazyshard check-config": ["train.yaml"],
     "lazyshard verify-filesystem": ["."],
+    "lazyshard simulate": ["--ranks", "1"],
 }
 """Commands that are not about a stream, and what they are about."""
 

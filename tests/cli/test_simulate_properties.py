@@ -8,12 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.configuration.settings import Amount
-from scripts.simulation.simulate_disk import disk_use, done_chunks
-from scripts.simulation.simulate_model import Timeline, simulate
-from scripts.simulation.simulate_polling import Found, Polls
-from scripts.simulation.simulate_producer import first_look
-from scripts.simulation.simulate_setting import Setting
+from lazyshard.simulation.costs import disk_use, done_chunks
+from lazyshard.simulation.run import Timeline, first_look, simulate
+from lazyshard.simulation.setting import Setting
+from lazyshard.simulation.waiting import Found, Polls
 
 
 @st.composite
@@ -33,7 +31,7 @@ def settings(draw: st.DrawFn, *, limited: bool = True) -> Setting:
         rows=draw(st.integers(ranks * batch * micro, 400)),
         window=draw(st.integers(0, 4)),
         head_start=draw(st.integers(0, 10)) * size,
-        max_ahead=None if ahead is None else Amount(number=ahead, unit="chunks"),
+        max_ahead=None if ahead is None else f"{ahead} chunks",
         retain=draw(st.sampled_from(["all", "consumed"])),
         checkpoint_steps=draw(st.integers(0, 6)),
         keep_checkpoints=draw(st.integers(1, 3)),
@@ -102,16 +100,6 @@ def test_no_step_begins_before_its_rows_are_there_or_the_step_before_has_ended(s
     assert all(late >= early + setting.step_seconds - 1e-6 for early, late in pairwise(began))
 
 
-@given(settings())
-def test_all_rows_of_whole_steps_are_trained_by_the_end(setting: Setting) -> None:
-    timeline = simulate(setting)
-    end = timeline.end_s
-    assert timeline.trained(np.array([end])).tolist() == [setting.steps * setting.step_rows]
-    times = np.linspace(0, end, 50)
-    assert (timeline.published_rows(times) >= timeline.trained(times)).all()
-    assert (np.diff(timeline.trained(times)) >= 0).all()
-
-
 @given(settings(limited=False), st.integers(2, 5))
 def test_a_faster_producer_never_makes_the_run_longer(setting: Setting, times: int) -> None:
     faster = run(replace(setting, producer_rate=setting.producer_rate * times))
@@ -142,7 +130,7 @@ def test_more_checkpoints_that_are_kept_never_take_less_disk(setting: Setting, m
 
 @given(settings(), st.integers(1, 20))
 def test_a_producer_is_never_further_ahead_than_it_may_be(setting: Setting, ahead: int) -> None:
-    timeline = simulate(replace(setting, max_ahead=Amount(number=ahead, unit="chunks")))
+    timeline = simulate(replace(setting, max_ahead=f"{ahead} chunks"))
     began = np.array(starts(timeline))
     for chunk, at in enumerate(timeline.begun.tolist()):
         # A step is asked for when the one before has ended, so at most the one after those that have begun.

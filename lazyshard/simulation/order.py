@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lazyshard.plan.shuffle_distance import expected_neighbours
 from lazyshard.plan.shuffle_measured import in_turn
-from scripts.simulation.simulate_setting import Setting
+from lazyshard.simulation.setting import Setting
 
 _POSITIONS: Final = 1 << 17
 """Of one rank, of two whole windows or more where they are smaller."""
@@ -51,7 +51,7 @@ class Shuffle(NamedTuple):
 
 def shuffle_quality(setting: Setting, seed: int = 0) -> Shuffle:
     """Returns the distances of a setting; `seed` chooses what is looked at where not all is."""
-    choice = random.Random(seed)
+    choice = random.Random(seed)  # noqa: S311 - what is looked at
     neighbours = expected_neighbours(
         setting.ranks,
         setting.samples_per_chunk,

@@ -1,20 +1,26 @@
 """Predictions beside real runs: at each number of ranks one that the training limits and one that the producer limits.
 
+    python -m tests.harness.simulated.check [--ranks 2 4 8] [--tolerance 0.15]
+
+takes about a minute. Exit codes: 0 all predictions fit; 1 one is off by more than is allowed, or a run failed; 2 usage.
+
 The simulation is told what a step took in the same run, waits left out: these ranks only sleep, but a busy machine lets
 them sleep for longer.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard_producer.configuration.settings import Amount
-from scripts.simulation.simulate_real import Measured, measure
-from scripts.simulation.simulate_report import outcome
-from scripts.simulation.simulate_setting import Setting
+from lazyshard.simulation.outcome import outcome
+from lazyshard.simulation.setting import Setting
+from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
 _BUSY: Final = 1.25
 """Where sleeping takes so many times as long as it was asked to, what is measured is other people's work."""
@@ -30,21 +36,17 @@ _COMMON: Final[dict[str, Any]] = {
 }
 
 
-def _ahead(chunks: int) -> Amount:
-    return Amount(number=chunks, unit="chunks")
-
-
 CASES: Final[tuple[Setting, ...]] = tuple(
     Setting(**(_COMMON | case))
     for case in (
-        {"ranks": 2, "samples_per_chunk": 20, "rows": 640, "producer_rate": 200.0, "max_ahead": _ahead(6)},
+        {"ranks": 2, "samples_per_chunk": 20, "rows": 640, "producer_rate": 200.0, "max_ahead": "6 chunks"},
         {"ranks": 2, "samples_per_chunk": 20, "rows": 400, "producer_rate": 50.0},
         {
             "ranks": 4,
             "samples_per_chunk": 20,
             "rows": 1280,
             "producer_rate": 400.0,
-            "max_ahead": _ahead(16),
+            "max_ahead": "16 chunks",
             "window": 2,
         },
         {"ranks": 4, "samples_per_chunk": 25, "rows": 800, "producer_rate": 100.0, "woken": True},
@@ -104,7 +106,7 @@ def compare(measured: Measured, tolerance: float) -> list[Comparison]:
 
 def describe(setting: Setting) -> str:
     """Returns a case in words."""
-    ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead.number}"
+    ahead = "" if setting.max_ahead is None else f", --max-ahead {setting.max_ahead}"
     head = "" if not setting.head_start else f", {setting.head_start} of them in advance"
     return (
         f"{setting.ranks} ranks of {setting.batch} rows a step of {1000 * setting.step_seconds:.0f} ms; "
@@ -149,3 +151,27 @@ def check(
         if real.setting.step_seconds > _BUSY * case.step_seconds:
             say(f"  this machine is busy: a step of {1000 * case.step_seconds:.0f} ms took longer; so may all else")
     return found
+
+
+def main() -> int:
+    """Runs the cases and returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=(2, 4, 8), choices=(2, 4, 8), help="only those")
+    parser.add_argument("--tolerance", type=float, default=0.15, help="share by which predictions may be off (0.15)")
+    parser.add_argument("--dir", type=Path, help="where to put the streams (a temporary folder)")
+    args = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)
+    cases = [case for case in CASES if case.ranks in args.ranks]
+    try:
+        found = check(cases, args.dir, args.tolerance, lambda line: print(line, flush=True))
+    except RealRunFailed as error:
+        print(f"a real run failed: {error}", file=sys.stderr)
+        return 1
+    fits = [one.fits for _, comparisons in found for one in comparisons]
+    print(f"\n{sum(fits)} of {len(fits)} predictions are within {args.tolerance:.0%} and what each may be off besides")
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
+    return 0 if all(fits) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

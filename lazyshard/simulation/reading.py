@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from lazyshard.simulation.setting import Setting
 from lazyshard.storage.open_chunks import OPEN_CHUNKS, OPEN_ROWS
-from scripts.simulation.simulate_setting import Setting
 
 CHUNK_OPENS: Final = 2
 """Of a reader, to open a chunk: seal and data."""

@@ -24,9 +24,8 @@ from watchdog.observers import Observer
 from lazyshard.errors import HeadInvalid
 from lazyshard.format import Head
 from lazyshard.format.names import HEAD, SEAL_SUFFIX
-from lazyshard_producer.configuration.quantities import show_amount
-from scripts.simulation.simulate_rank import CONSUMER, LONGEST_S, Trained, rank_process
-from scripts.simulation.simulate_setting import Setting
+from lazyshard.simulation.setting import Setting
+from tests.harness.simulated.rank import CONSUMER, LONGEST_S, Trained, rank_process
 
 _LOOK_S: Final = 0.002
 
@@ -37,7 +36,7 @@ class RealRunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `scripts.simulation.simulate_report.Outcome` for the meaning of each.
+    """What a real run was like; see `lazyshard.simulation.outcome.Outcome` for the meaning of each.
 
     Attributes:
         setting: what was run, with the head start that there was, and what a step took on average but for the waits:
@@ -187,7 +186,7 @@ def _producing(setting: Setting, source: Path, stream: Path, log: Path) -> Itera
     if setting.retain == "consumed":
         command += ["--consumers", CONSUMER]
     if setting.max_ahead is not None:
-        command += ["--max-ahead", show_amount(setting.max_ahead).replace(",", "").replace(" ", "")]
+        command += ["--max-ahead", setting.max_ahead.replace(" ", "")]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
         try:
             yield process

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from lazyshard import LazyShardedDataset
 from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
+from lazyshard.simulation.setting import Setting
 from lazyshard.storage.watch import Waker
-from scripts.simulation.simulate_setting import Setting
 
 CONSUMER: Final = "simulated"
 

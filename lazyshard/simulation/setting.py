@@ -11,19 +11,28 @@ takes. It grows by whole stripes (with windows: by all ranks' windows), here cal
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
+from lazyshard.format.byte_size import parse_size
 from lazyshard.plan import Course, Part, Rules
-from lazyshard_producer.configuration.settings import Amount
-from lazyshard_producer.holding.limits import ahead_in_chunks
 
 SEAL_ROW_BYTES: Final = 27
 """Bytes of a seal for each row, see docs/retention.md."""
 
 PREFETCH: Final = 2
 """Batches that each worker of a DataLoader has under way: torch's default."""
+
+_AMOUNT: Final = re.compile(r"([0-9_]+) *(chunks?|samples?|)", re.IGNORECASE)
+
+_AT_LEAST_ONE: Final = (
+    *("ranks", "batch", "micro_batches", "samples_per_chunk", "rows", "keep_checkpoints", "ranks_a_node"),
+)
+_AT_LEAST_NONE: Final = (
+    *("window", "row_bytes", "head_start", "checkpoint_steps", "workers", "latency_s", "visibility_s"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +41,16 @@ class Setting:
 
     Attributes:
         ranks: data-parallel ranks, >= 1.
-        batch: samples of one rank in a micro batch, >= 1.
-        micro_batches: micro batches of one rank in a step, >= 1.
         step_seconds: what a step takes where its data is there, > 0.
         samples_per_chunk: rows in a chunk, >= 1.
-        window: chunks that each rank shuffles among; 0 draws in order.
         producer_rate: rows a second that can be published, > 0.
         rows: of the stream; then it ends.
+        batch: samples of one rank in a micro batch, >= 1.
+        micro_batches: micro batches of one rank in a step, >= 1.
+        window: chunks that each rank shuffles among; 0 draws in order.
         row_bytes: mean size of a row, line end included.
         head_start: rows that were produced before the training began.
-        max_ahead: the producer's --max-ahead; None for no limit.
+        max_ahead: the producer's --max-ahead: chunks, samples or bytes ("64chunks", "20GB"); None for no limit.
         retain: the producer's --retain.
         checkpoint_steps: steps from one checkpoint, and commit of the cursor, to the next; 0 for none.
         keep_checkpoints: how many are kept: the cursor stays at the oldest.
@@ -65,7 +74,7 @@ class Setting:
     window: int = 0
     row_bytes: int = 2000
     head_start: int = 0
-    max_ahead: Amount | None = None
+    max_ahead: str | None = None
     retain: Literal["all", "consumed"] = "all"
     checkpoint_steps: int = 0
     keep_checkpoints: int = 1
@@ -77,25 +86,16 @@ class Setting:
 
     def __post_init__(self) -> None:
         """Checks the fields."""
-        for name in (
-            "ranks",
-            "batch",
-            "micro_batches",
-            "samples_per_chunk",
-            "rows",
-            "keep_checkpoints",
-            "ranks_a_node",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is 1 or more, got {getattr(self, name)}")
-        for name in ("window", "row_bytes", "head_start", "checkpoint_steps", "workers", "latency_s", "visibility_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is 0 or more, got {getattr(self, name)}")
+        for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_NONE, 0)):
+            for name in names:
+                if not least <= getattr(self, name) < math.inf:
+                    raise ValueError(f"{name} is {least} or more, got {getattr(self, name)}")
         for name in ("step_seconds", "producer_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
         if not self.steps:
             raise ValueError(f"rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
+        _ = self.ahead_chunks
 
     @cached_property
     def draws(self) -> int:
@@ -110,9 +110,8 @@ class Setting:
     @cached_property
     def course(self) -> Course:
         """What each rank draws."""
-        return Course(
-            Rules(self.samples_per_chunk, self.window * self.samples_per_chunk), [Part(self.ranks, self.batch)]
-        )
+        rules = Rules(self.samples_per_chunk, self.window * self.samples_per_chunk)
+        return Course(rules, [Part(self.ranks, self.batch)])
 
     @cached_property
     def span(self) -> int:
@@ -146,10 +145,14 @@ class Setting:
 
     @cached_property
     def ahead_chunks(self) -> int | None:
-        """The limit of the producer in chunks; None for none."""
+        """The limit of the producer in chunks, of samples and bytes at least one; None for none."""
         if self.max_ahead is None:
             return None
-        return ahead_in_chunks(self.max_ahead, self.samples_per_chunk, self.chunk_bytes)
+        found = _AMOUNT.fullmatch(self.max_ahead.strip())
+        if found is None:
+            return max(1, parse_size(self.max_ahead) // self.chunk_bytes)
+        number = int(found[1])
+        return max(1, number // self.samples_per_chunk) if found[2].lower().startswith("s") else number
 
     def needed_chunks(self, step: int) -> int:
         """Returns how many chunks must be published before a step can be trained.

@@ -1,4 +1,8 @@
-"""The run: when each step begins, for all ranks at once.
+"""The run: when chunks are published, and when each step begins, for all ranks at once.
+
+Chunks come by the rules of `lazyshard-producer run`: by its rate and head start; with `--max-ahead` one is not begun
+before it is allowed, a held producer looks again after pauses that grow from 0.2 to 2 s, and rows of at most a second
+are made up for afterwards.
 
 Steps follow each other without a pause as long as their data is there, so only those are looked at that need more than
 was seen before: from one of them to the next is arithmetic. A thousand ranks or one make no difference.
@@ -6,19 +10,89 @@ was seen before: from one of them to the next is arithmetic. A thousand ranks or
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from array import array
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.simulation.reading import loaded_step_s, reading_s
+from lazyshard.simulation.setting import PREFETCH, Setting
+from lazyshard.simulation.waiting import Polls
 from lazyshard.storage.writer import HEARTBEAT_S
-from scripts.simulation.simulate_polling import Polls
-from scripts.simulation.simulate_producer import Producer
-from scripts.simulation.simulate_reading import loaded_step_s, reading_s
-from scripts.simulation.simulate_setting import PREFETCH, Setting
 
-_NOTHING_S = 1e-9
+BURST_S: Final = 1.0
+"""Seconds of rows that the producer makes up for after it was held (`lazyshard_producer.pace.BURST_S`)."""
+
+_NOTHING_S: Final = 1e-9
+
+
+def retry_s(held_s: float) -> float:
+    """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.holding`)."""
+    return min(2.0, max(0.2, held_s / 10))
+
+
+class Producer:
+    """The chunks of a stream, with the second at which each is published; 0 is when the training begins.
+
+    Args:
+        setting: of the run.
+
+    Attributes:
+        published: seconds, one for each chunk published so far; 0 for what was there before.
+        begun: the second at which each of them was allowed.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        ahead = setting.ahead_chunks
+        self._ahead = setting.chunks if ahead is None else ahead
+        allowed = min(setting.chunks, self._ahead)
+        rows = np.minimum(np.arange(allowed + 1) * setting.samples_per_chunk, setting.rows)
+        due = (rows - setting.head_start) / setting.producer_rate
+        self.published = array("d", np.maximum(0.0, due[1:]))
+        self.begun = array("d", np.maximum(0.0, due[:-1]))
+        # When the last row was due, and since when the producer is held.
+        self._due = self._held_since = float(due[-1])
+
+    def tell(self, mark: int, at: float) -> None:
+        """Takes notice of a reading mark: a reader told at a moment that it needs so many chunks."""
+        setting, there = self._setting, len(self.published)
+        allowed = min(setting.chunks, mark + self._ahead)
+        if allowed <= there:
+            return
+        at += setting.visibility_s
+        begin = self._held_since + (first_look(at - self._held_since) if at > self._held_since else 0.0)
+        self._due = max(self._due, begin - BURST_S)
+        for chunk in range(there, allowed):
+            self.begun.append(max(0.0, begin))
+            rows = min(setting.samples_per_chunk, setting.rows - chunk * setting.samples_per_chunk)
+            self._due += rows / setting.producer_rate
+            begin = max(begin, self._due)
+            self.published.append(max(0.0, begin))
+        self._held_since = begin
+
+
+@lru_cache(maxsize=1)
+def _looks() -> tuple[float, ...]:
+    """Returns when a held producer looks, in seconds since it is held, up to where the pauses grow no more."""
+    times, longest = [0.0], retry_s(math.inf)
+    while retry_s(times[-1]) < longest:
+        times.append(times[-1] + retry_s(times[-1]))
+    return tuple(times)
+
+
+def first_look(held_s: float) -> float:
+    """Returns when a producer looks that is held: its first look after so many seconds or just then."""
+    times = _looks()
+    if held_s > times[-1]:
+        longest = retry_s(math.inf)
+        return times[-1] + math.ceil((held_s - times[-1]) / longest) * longest
+    return times[bisect_left(times, held_s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +135,7 @@ class Timeline:
     @property
     def end_s(self) -> float:
         """When the last step ended."""
-        return self.step_ends(self.setting.steps - 1)
+        return float(self.ends(np.array([self.setting.steps - 1], dtype=np.int64))[0])
 
     @property
     def stalled_s(self) -> float:
@@ -73,27 +147,10 @@ class Timeline:
         """The same as a share of the time until the end."""
         return self.stalled_s / self.end_s
 
-    def step_ends(self, step: int) -> float:
-        """Returns when a step ended."""
-        return float(self.ends(np.array([step], dtype=np.int64))[0])
-
     def ends(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns when steps ended."""
         after = np.searchsorted(self.after_wait, steps, side="right") - 1
         return self.began[after] + (steps - self.after_wait[after] + 1) * self.step_s
-
-    def trained(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Returns how many rows were trained by these moments."""
-        after = np.searchsorted(self.began, times, side="right") - 1
-        known = np.maximum(after, 0)
-        done = self.after_wait[known] + ((times - self.began[known]) / self.step_s + 1e-9).astype(np.int64)
-        limits = np.append(self.after_wait[1:], self.setting.steps)[known]
-        return np.where(after < 0, 0, np.minimum(done, limits)) * self.setting.step_rows
-
-    def published_rows(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Returns how many rows were published by these moments."""
-        chunks = np.searchsorted(self.published, times, side="right")
-        return np.minimum(chunks * self.setting.samples_per_chunk, self.setting.rows)
 
 
 def simulate(setting: Setting) -> Timeline:
@@ -104,7 +161,7 @@ def simulate(setting: Setting) -> Timeline:
     early = PREFETCH * setting.workers // setting.micro_batches
     fill_s = reading_s(setting) if setting.workers else 0.0
     after_wait, began, waits = [0], [0.0], [0.0]
-    step = asked = looks = shared = asides = 0
+    step = seen = asked = looks = shared = asides = 0
     found = looking = 0.0
 
     def begins(step: int) -> float:
@@ -114,11 +171,11 @@ def simulate(setting: Setting) -> Timeline:
             at -= 1
         return began[at] + max(0, step - after_wait[at]) * step_s
 
-    seen = 0
     while step < setting.steps:
         needed = setting.needed_chunks(step)
         ask = max(found, begins(step - early)) if step > early else found
         producer.tell(needed, ask)
+        found = ask
         if seen < needed:
             asked += 1
             visible = producer.published[needed - 1] + lag
@@ -138,8 +195,6 @@ def simulate(setting: Setting) -> Timeline:
                 asides += wait.asides if step else 0
                 looking += found - ask
             seen = max(needed, bisect_right(producer.published, found - polls.look_s - lag))
-        else:
-            found = ask
         ready, due = found + fill_s, begins(step)
         if not step:
             began[0] = waits[0] = ready

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lazyshard.format import Head
+from lazyshard.simulation.setting import Setting
 from lazyshard.storage import Published
 from lazyshard.storage.pacing import expected_wait, next_poll
 from lazyshard.storage.shared_looks import LATER_S
-from scripts.simulation.simulate_setting import Setting
 
 LOOK_OPERATIONS: Final = 2
 """Of a look at the head, one after the other: an open and a read."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.simulation.simulate_check import CASES, Comparison, compare, lines
-from scripts.simulation.simulate_files import PUBLISH_OPENS
-from scripts.simulation.simulate_rank import kind
-from scripts.simulation.simulate_real import Measured, RealRunFailed, measure
-from scripts.simulation.simulate_report import outcome
-from scripts.simulation.simulate_setting import Setting
+from lazyshard.simulation.costs import PUBLISH_OPENS
+from lazyshard.simulation.outcome import outcome
+from lazyshard.simulation.setting import Setting
+from tests.harness.simulated.check import CASES, Comparison, compare, lines
+from tests.harness.simulated.rank import kind
+from tests.harness.simulated.real import Measured, RealRunFailed, measure
 
 TINY = Setting(
     ranks=2,
@@ -70,7 +70,7 @@ def test_a_real_run_trains_every_row_once_and_opens_chunks_as_often_as_predicted
 
 
 def test_a_real_run_whose_producer_does_not_start_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.simulation.simulate_real.sys.executable", "/bin/false")
+    monkeypatch.setattr("tests.harness.simulated.real.sys.executable", "/bin/false")
     with pytest.raises(RealRunFailed, match="the producer published no 0 rows"):
         measure(TINY, tmp_path)
 

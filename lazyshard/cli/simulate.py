@@ -132,37 +132,42 @@ def _run(setting: Setting, axes: Sequence[Axis], as_json: bool) -> int:
 
 
 def run_lines(found: Outcome) -> list[str]:
-    """Returns the table for people."""
-    setting, timeline, disk, files = found.setting, found.timeline, found.disk, found.files
+    """Returns the table of a run."""
+    setting, timeline, disk, files, order = found.setting, found.timeline, found.disk, found.files, found.shuffle
     trained, computed = setting.step_rows / timeline.step_s, setting.step_rows / setting.step_seconds
-    longest = float(timeline.waits[1:].max(initial=0.0))
+    slow = "" if trained > 0.99 * computed else f"; reading keeps it from {computed:,.1f}"
+    stalled = f"{_time(timeline.stalled_s)}, {timeline.stall_share:.1%} of the time, the first step's wait included"
     rows = [
         ("run", f"{setting.ranks:,} ranks, {setting.step_rows:,} rows a step of {setting.step_seconds:g} s"),
         ("stream", f"{setting.rows:,} rows in {setting.chunks:,} chunks of {size(setting.chunk_bytes)}"),
         ("published", f"{setting.producer_rate:,.1f} rows a second"),
-        ("trained at most", f"{trained:,.1f} rows a second" + ("" if trained > 0.99 * computed else _slow(computed))),
+        ("trained at most", f"{trained:,.1f} rows a second{slow}"),
         ("limited by", found.limited_by),
         ("", ""),
         ("first step after", _time(timeline.first_step_s)),
         ("last step after", _time(timeline.end_s)),
-        (
-            "stalled",
-            f"{_time(timeline.stalled_s)}, {timeline.stall_share:.1%} of the time, the first step's wait included",
-        ),
-        ("later waits", f"{len(timeline.waits) - 1:,}, the longest {_time(longest)}"),
+        ("stalled", stalled),
+        ("later waits", f"{len(timeline.waits) - 1:,}, the longest {_time(found.longest_wait_s)}"),
         ("disk peak", f"{disk.peak_chunks:,} chunks, {size(disk.peak_bytes)}, after {_time(disk.peak_at_s)}"),
-        ("cursor", f"written {disk.commits:,} times"),
+        ("cursor", f"written {disk.cursor_writes:,} times"),
         ("", ""),
-        ("filesystem", f"{files.a_second:,.1f} metadata operations a second, {files.total:,} in all"),
-        ("  a node", f"{files.a_second_and_node:,.1f} a second from the readers of each of {files.nodes:,}"),
-        ("  while waiting", f"{files.waiting:,.1f} opens a second by {files.processes:,} processes"),
-        ("  a new stripe", f"{files.stripe:,} operations at once"),
+        (
+            "filesystem",
+            f"{files.metadata_a_second:,.1f} metadata operations a second, {files.metadata_operations:,} in all",
+        ),
+        ("  a node", f"{files.metadata_a_second_and_node:,.1f} a second from the readers of each of {files.nodes:,}"),
+        ("  while waiting", f"{files.polls_a_second:,.1f} opens a second by {files.processes:,} processes"),
+        ("  a new stripe", f"{files.stripe_operations:,} operations at once"),
         ("  the end", f"{tail_chunks(setting):,} chunks fill no stripe, opened {tail_openings(setting):,} times"),
         ("", ""),
-        ("neighbours", f"drawn {found.shuffle.neighbours:,.1f} samples of a rank apart{_in_steps(found)}"),
-        ("drawn in turn", f"{_distance(found.shuffle.in_turn, setting)} apart in the stream"),
-        ("a global batch", f"{_distance(found.shuffle.batch, setting)} apart"),
-        ("all shuffled", f"would be {_distance(found.shuffle.full, setting)}"),
+        (
+            "neighbours",
+            f"drawn {order.neighbour_draws:,.1f} samples of a rank apart "
+            f"({order.neighbour_draws / setting.draws:,.2f} steps)",
+        ),
+        ("drawn in turn", f"{_distance(order.in_turn_distance, setting)} apart in the stream"),
+        ("a global batch", f"{_distance(order.batch_distance, setting)} apart"),
+        ("all shuffled", f"would be {_distance(order.full_distance, setting)}"),
     ]
     return [f"{name:17}{value}".rstrip() for name, value in rows] + _warnings(found)
 
@@ -185,16 +190,8 @@ def _warnings(found: Outcome) -> list[str]:
     return [f"warning: {text}" for text in told]
 
 
-def _slow(computed: float) -> str:
-    return f"; reading keeps it from {computed:,.1f}"
-
-
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_seconds(seconds)
-
-
-def _in_steps(found: Outcome) -> str:
-    return f" ({found.shuffle.neighbours / found.setting.draws:,.2f} steps)"
 
 
 def _distance(rows: float | None, setting: Setting) -> str:

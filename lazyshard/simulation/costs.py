@@ -7,7 +7,6 @@ kept, and the producer deletes before and after it publishes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,14 +41,14 @@ class Disk(NamedTuple):
         peak_chunks: the most chunks at a time.
         peak_bytes: what they took, seals included.
         peak_at_s: when that was.
-        commits: how often the cursor was written.
+        cursor_writes: commits of the cursor.
         deleted: chunks deleted by the end.
     """
 
     peak_chunks: int
     peak_bytes: int
     peak_at_s: float
-    commits: int
+    cursor_writes: int
     deleted: int
 
 
@@ -98,48 +97,30 @@ def _in_time(
     return np.minimum(deleted, target)[newest]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class Files(NamedTuple):
     """Operations on the filesystem: all of a run's, reads and syncs not counted.
 
     Attributes:
         processes: reading processes of all ranks.
-        looks: opens of the head by them.
-        chunk_opens: opens of chunks by them, data and seals.
-        other_reads: their stats, and looks whether chunks were deleted.
-        marks: reading marks and cursors written.
-        publishing: of the producer, deleting included.
-        seconds: how long the run took.
-        waiting: opens a second by all processes together while they wait; 0 where none waits.
-        stripe: operations of all processes at the moment in which a stripe is there that they have waited for.
         nodes: machines of ranks.
+        head_opens: opens of the head by the readers.
+        chunk_opens: opens of chunks by them, data and seals.
+        metadata_operations: all of a run's, with the stats, the marks and cursors, the publishing and deleting.
+        metadata_a_second: those, a second.
+        metadata_a_second_and_node: those of the readers of one machine, a second.
+        polls_a_second: opens a second by all processes together while they wait; 0 where none waits.
+        stripe_operations: of all processes at the moment in which a stripe is there that they have waited for.
     """
 
     processes: int
-    looks: int
-    chunk_opens: int
-    other_reads: int
-    marks: int
-    publishing: int
-    seconds: float
-    waiting: float
-    stripe: int
     nodes: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.looks + self.chunk_opens + self.other_reads + _REPLACE * self.marks + self.publishing
-
-    @property
-    def a_second(self) -> float:
-        """All of them, a second."""
-        return self.total / self.seconds
-
-    @property
-    def a_second_and_node(self) -> float:
-        """Those of the readers of one machine, a second."""
-        return (self.looks + self.chunk_opens + self.other_reads) / self.seconds / self.nodes
+    head_opens: int
+    chunk_opens: int
+    metadata_operations: int
+    metadata_a_second: float
+    metadata_a_second_and_node: float
+    polls_a_second: float
+    stripe_operations: int
 
 
 def count_files(timeline: Timeline, disk: Disk) -> Files:
@@ -148,21 +129,23 @@ def count_files(timeline: Timeline, disk: Disk) -> Files:
     The main process looks when it begins and at each commit; with workers also at each stripe that is new to it, as
     `dataset.in_epoch` does in the training loop.
     """
-    setting = timeline.setting
+    setting, seconds = timeline.setting, timeline.end_s
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
-    main = setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.commits
-    opened = all_openings(setting)
+    opened, asides = all_openings(setting), timeline.asides * nodes
     polls = timeline.looks * loaders + timeline.shared * nodes
+    looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
+    reading = looks + opened * (CHUNK_OPENS + CHUNK_STATS) + asides
     spans = -(-setting.steps * setting.draws // setting.span)
+    marks = min(spans, int(seconds / MARK_S) + timeline.asked) + disk.cursor_writes
+    total = reading + _REPLACE * marks + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
     return Files(
         processes=loaders,
-        looks=polls + main,
-        chunk_opens=opened * CHUNK_OPENS,
-        other_reads=opened * CHUNK_STATS + timeline.asides * nodes,
-        marks=min(spans, int(timeline.end_s / MARK_S) + timeline.asked) + disk.commits,
-        publishing=setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted,
-        seconds=timeline.end_s,
-        waiting=(polls + timeline.asides * nodes) / timeline.looking_s if timeline.looking_s else 0.0,
-        stripe=nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
         nodes=nodes,
+        head_opens=looks,
+        chunk_opens=opened * CHUNK_OPENS,
+        metadata_operations=total,
+        metadata_a_second=total / seconds,
+        metadata_a_second_and_node=reading / seconds / nodes,
+        polls_a_second=(polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
+        stripe_operations=nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
     )

@@ -37,16 +37,16 @@ class Shuffle(NamedTuple):
     """Mean distances.
 
     Attributes:
-        neighbours: of two samples that are neighbours in the stream, in draws of a rank from the one to the other.
-        in_turn: of two samples that a rank draws one after the other, in rows of the stream.
-        batch: of two samples of a global batch, in rows of the stream; None where it is of one sample.
-        full: of two samples anywhere, in rows: what shuffling everything would give.
+        neighbour_draws: of two samples that are neighbours in the stream, in draws of a rank from the one to the other.
+        in_turn_distance: of two samples that a rank draws one after the other, in rows of the stream.
+        batch_distance: of two samples of a global batch, in rows of the stream; None where it is of one sample.
+        full_distance: of two samples anywhere, in rows: what shuffling everything would give.
     """
 
-    neighbours: float
-    in_turn: float
-    batch: float | None
-    full: float
+    neighbour_draws: float
+    in_turn_distance: float
+    batch_distance: float | None
+    full_distance: float
 
 
 def shuffle_quality(setting: Setting, seed: int = 0) -> Shuffle:

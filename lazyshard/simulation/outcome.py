@@ -27,7 +27,7 @@ MOST_RUNS: Final = 400
 Axis = tuple[str, list[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """All that is known of a simulated run."""
 
@@ -45,10 +45,15 @@ class Outcome:
             return "producer"
         return "reading" if step_s > 1.01 * setting.step_seconds else "training"
 
+    @property
+    def longest_wait_s(self) -> float:
+        """Of the waits but that for the first step."""
+        return float(self.timeline.waits[1:].max(initial=0.0))
+
     def figures(self) -> dict[str, Any]:
         """Returns all figures by name, plain values."""
-        setting, timeline, files = self.setting, self.timeline, self.files
-        return asdict(setting) | {
+        setting, timeline = self.setting, self.timeline
+        found = {
             "steps": setting.steps,
             "chunks": setting.chunks,
             "limited_by": self.limited_by,
@@ -56,38 +61,19 @@ class Outcome:
             "end_s": timeline.end_s,
             "stalled_s": timeline.stalled_s,
             "stall_share": timeline.stall_share,
-            "longest_wait_s": float(timeline.waits[1:].max(initial=0.0)),
+            "longest_wait_s": self.longest_wait_s,
             "waits": len(timeline.waits) - 1,
-            "peak_chunks": self.disk.peak_chunks,
-            "peak_bytes": self.disk.peak_bytes,
-            "peak_at_s": self.disk.peak_at_s,
-            "cursor_writes": self.disk.commits,
-            "metadata_a_second": files.a_second,
-            "metadata_a_second_and_node": files.a_second_and_node,
-            "polls_a_second": files.waiting,
-            "stripe_operations": files.stripe,
-            "head_opens": files.looks,
-            "chunk_opens": files.chunk_opens,
             "tail_chunks": tail_chunks(setting),
             "tail_openings": tail_openings(setting),
-            "neighbour_draws": self.shuffle.neighbours,
-            "in_turn_distance": self.shuffle.in_turn,
-            "batch_distance": self.shuffle.batch,
-            "full_distance": self.shuffle.full,
         }
+        return asdict(setting) | found | self.disk._asdict() | self.files._asdict() | self.shuffle._asdict()
 
 
 def outcome(setting: Setting) -> Outcome:
     """Simulates a run and counts everything."""
     timeline = simulate(setting)
     disk = disk_use(timeline)
-    return Outcome(
-        setting=setting,
-        timeline=timeline,
-        disk=disk,
-        files=count_files(timeline, disk),
-        shuffle=shuffle_quality(setting),
-    )
+    return Outcome(setting, timeline, disk, count_files(timeline, disk), shuffle_quality(setting))
 
 
 def parse_axis(text: str) -> Axis:

@@ -95,7 +95,7 @@ def first_look(held_s: float) -> float:
     return times[bisect_left(times, held_s)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """What came out, in seconds since the training began.
 
@@ -204,17 +204,6 @@ def simulate(setting: Setting) -> Timeline:
             waits.append(ready - due)
         # With a limit the producer is told of each window; without, nothing happens until more is needed.
         step = setting.first_step_after(needed if setting.max_ahead is not None else seen)
-    return Timeline(
-        setting=setting,
-        step_s=step_s,
-        published=np.array(producer.published),
-        begun=np.array(producer.begun),
-        after_wait=np.array(after_wait, dtype=np.int64),
-        began=np.array(began),
-        waits=np.array(waits),
-        asked=asked,
-        looks=looks,
-        shared=shared,
-        asides=asides,
-        looking_s=looking,
-    )
+    after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
+    published, allowed = np.array(producer.published), np.array(producer.begun)
+    return Timeline(setting, step_s, published, allowed, after, begun, waited, asked, looks, shared, asides, looking)

@@ -11,7 +11,7 @@ import pytest
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.simulate import run_lines
 from lazyshard.data import reading_marks
-from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, count_files, disk_use
+from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, PUBLISH_OPENS, count_files, disk_use
 from lazyshard.simulation.order import shuffle_quality
 from lazyshard.simulation.outcome import outcome, parse_axes, parse_axis, sweep
 from lazyshard.simulation.reading import all_openings, loaded_step_s, openings
@@ -135,7 +135,7 @@ def test_checkpoints_free_the_disk() -> None:
 
 def test_disk_bytes_count_the_seals() -> None:
     found = disk_use(simulate(replace(SMALL, row_bytes=973)))
-    assert (found.peak_chunks, found.peak_bytes, found.commits) == (16, 16 * 4 * 1000, 0)
+    assert (found.peak_chunks, found.peak_bytes, found.cursor_writes) == (16, 16 * 4 * 1000, 0)
 
 
 @pytest.mark.parametrize(
@@ -181,41 +181,44 @@ def test_operations_are_counted() -> None:
     files = count_files(timeline, disk)
     assert (files.processes, files.nodes) == (2, 1)
     # Two opens for each of 16 chunks, which one rank reads.
-    assert (files.chunk_opens, files.other_reads - timeline.asides) == (32, 16)
-    assert files.looks == 2 * timeline.looks + timeline.shared + 2 + disk.commits
-    assert files.total >= files.looks + files.chunk_opens
+    assert files.chunk_opens == 32
+    assert files.head_opens == 2 * timeline.looks + timeline.shared + 2 + disk.cursor_writes
+    # And a stat for each of them; the producer's come on top.
+    read = files.head_opens + 32 + 16 + timeline.asides
+    assert files.metadata_a_second_and_node == pytest.approx(read / timeline.end_s)
+    assert files.metadata_operations > read + 16 * PUBLISH_OPENS
 
 
 def test_what_is_drawn_in_turn_in_order_is_as_far_apart_as_there_are_ranks() -> None:
     for ranks in (1, 2, 7):
-        assert shuffle_quality(replace(SMALL, ranks=ranks, rows=4096)).in_turn == pytest.approx(ranks)
+        assert shuffle_quality(replace(SMALL, ranks=ranks, rows=4096)).in_turn_distance == pytest.approx(ranks)
 
 
 def test_neighbours_in_a_window_are_a_third_of_it_apart() -> None:
     one = replace(SMALL, ranks=1, samples_per_chunk=1000, window=8, rows=96_000)
     found = shuffle_quality(one)
-    assert found.in_turn == pytest.approx(8000 / 3, rel=0.05)
-    assert found.neighbours == pytest.approx(8001 / 3, abs=1)
+    assert found.in_turn_distance == pytest.approx(8000 / 3, rel=0.05)
+    assert found.neighbour_draws == pytest.approx(8001 / 3, abs=1)
 
 
 def test_distances_are_those_that_inspect_tells() -> None:
     one = replace(SMALL, ranks=4, samples_per_chunk=50, window=4, rows=40_000)
     told = report_shuffle(Published(800, 40_000, True), 50, Reading(4, "chunk", one.draws), [4]).windows[0]
     found = shuffle_quality(one)
-    assert found.neighbours == told.expected.neighbours
-    assert found.in_turn == pytest.approx(told.measured.in_turn, rel=0.03)
+    assert found.neighbour_draws == told.expected.neighbours
+    assert found.in_turn_distance == pytest.approx(told.measured.in_turn, rel=0.03)
 
 
 def test_a_global_batch_in_order_lies_in_a_stripe() -> None:
     # Positions 0 and 1 of ranks 0 and 1: rows 0 1 4 5.
-    assert shuffle_quality(replace(SMALL, rows=8)).batch == pytest.approx((1 + 4 + 5 + 3 + 4 + 1) / 6)
-    assert shuffle_quality(replace(SMALL, ranks=1, batch=1)).batch is None
+    assert shuffle_quality(replace(SMALL, rows=8)).batch_distance == pytest.approx((1 + 4 + 5 + 3 + 4 + 1) / 6)
+    assert shuffle_quality(replace(SMALL, ranks=1, batch=1)).batch_distance is None
 
 
 def test_a_global_batch_of_many_ranks_is_known_from_some() -> None:
     few = replace(SMALL, ranks=2048, samples_per_chunk=64, window=4, rows=2048 * 64 * 8)
     many = replace(few, ranks=20480, rows=20480 * 64 * 8)
-    found, more = shuffle_quality(few).batch, shuffle_quality(many).batch
+    found, more = shuffle_quality(few).batch_distance, shuffle_quality(many).batch_distance
     assert found is not None and more is not None
     assert more == pytest.approx(10 * found, rel=0.15)
 

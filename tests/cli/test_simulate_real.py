@@ -54,7 +54,7 @@ def measured(setting: Setting) -> Measured:
         end_s=found.timeline.end_s,
         stalled_s=found.timeline.stalled_s,
         peak_chunks=found.disk.peak_chunks,
-        head_opens=found.files.looks,
+        head_opens=found.files.head_opens,
         chunk_opens=found.files.chunk_opens,
     )
 

@@ -98,7 +98,7 @@ def compare(measured: Measured, tolerance: float) -> list[Comparison]:
             ("stalled, s", timeline.stalled_s, measured.stalled_s, 0.05 * measured.end_s),
             ("share stalled", timeline.stall_share, measured.stall_share, 0.05),
             ("disk peak, chunks", found.disk.peak_chunks, measured.peak_chunks, 2.0),
-            ("opens of head.json", found.files.looks, measured.head_opens, 10.0 + 2.0 * ranks),
+            ("opens of head.json", found.files.head_opens, measured.head_opens, 10.0 + 2.0 * ranks),
             ("opens of chunks", found.files.chunk_opens, measured.chunk_opens, 0.0),
         )
     ]

@@ -22,6 +22,7 @@ import filelock
 from lazyshard import __version__
 from lazyshard.errors import redact
 from lazyshard.examination import Finding
+from lazyshard.filesystem.side import type_of
 from lazyshard.format.names import HEAD
 from lazyshard.storage.durable import sync_directory
 from lazyshard.storage.urls import is_url
@@ -114,7 +115,7 @@ def _filesystem(stream: str) -> Iterator[Finding]:
         yield Finding(section, "directory", f"neither it nor {place} is there: is the filesystem mounted?", False)
         return
     yield Finding(section, "directory", "there" if place == directory else f"not there yet; {place} is", True)
-    yield Finding(section, "type", _type_of(place))
+    yield Finding(section, "type", type_of(str(place)) or "unknown")
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".lazyshard-doctor-", dir=place))
     except OSError as error:
@@ -134,18 +135,6 @@ def _filesystem(stream: str) -> Iterator[Finding]:
                 yield Finding(section, subject, f"does not work{problem}: {without}", False if needed else None)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _type_of(place: Path) -> str:
-    """Returns the type of the filesystem, as the list of mounts has it."""
-    best, kind, real = "", "unknown", os.path.realpath(place)
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            point, found = line.split(" ")[1:3]
-            point = point.replace("\\040", " ")
-            if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-                best, kind = point, found
-    return kind
 
 
 def _renames(scratch: Path) -> bool:

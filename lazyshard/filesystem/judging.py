@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.filesystem.measuring import NAME_LENGTHS, RACES, REPLACEMENTS, Measured
+from lazyshard.filesystem.measuring import NAME_LENGTHS, REPLACEMENTS, Measured
 
 Verdict = Literal["ok", "slow", "limit", "missing"]
 """ok: as it should be; slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing:
@@ -66,9 +66,7 @@ def judge(measured: Measured) -> list[Line]:
         *_sights(measured),
         _syncing("file", measured.sync_file, "a chunk counts only once it is on the device"),
         _syncing("directory", measured.sync_folder, "it syncs the directory before it counts a chunk as published"),
-        _lock(measured.locks["flock"]),
-        Line("fcntl lock between the two (not needed)", measured.locks["fcntl"]),
-        Line("exclusive create (not needed)", _races(measured.won_once)),
+        _lock(measured.lock),
         _links(measured.linked_over),
         _held("file that is removed while open", measured.unlinked),
         _held("file that is replaced while open", measured.replaced),
@@ -130,16 +128,13 @@ def _sights(measured: Measured) -> list[Line]:
         "with --consumers; what a producer that goes on after one elsewhere must know it asks for by name"
     )
     rows = "rows that are added to a followed source are so late"
-    found = [
+    return [
         _sight(measured, "replaced, by open", head, _CACHES),
         _sight(measured, "new, by open", "each chunk is so late", _CACHES),
         _sight(measured, "new, by open, asked for before", early, names),
         _sight(measured, "new, by listing", starts, "sshfs: dir_cache=no; NFS: actimeo=1", needed=False),
         _sight(measured, "grown, by open", rows, _CACHES, needed=False),
     ]
-    # Not needed: for whoever looks with `ls -l` or `test -e`.
-    others = ("new, by stat, asked for before", "replaced, by stat", "grown, by stat")
-    return found + [Line(f"{label} (not needed)", _seconds(measured, measured.seen[label])) for label in others]
 
 
 def _sight(measured: Measured, label: str, means: str, remedy: str, *, needed: bool = True) -> Line:
@@ -180,10 +175,6 @@ def _lock(found: str) -> Line:
     )
     remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
     return Line("flock between the two", found, "limit", means, remedy)
-
-
-def _races(won_once: int) -> str:
-    return "holds" if won_once == RACES else f"in {won_once} of {RACES} races"
 
 
 def _links(linked_over: bool | None) -> Line:

@@ -17,7 +17,6 @@ from lazyshard.filesystem.side import Side, error_name
 REPLACEMENTS: Final = 200
 """Enough that a replacement in two steps, with a moment of nothing in between, is met."""
 
-RACES: Final = 20
 NAME_LENGTHS: Final = (255, 226, 143, 100, 64)
 """255 is what most have; 226 what the longest name of a consumer takes, 64 what a stream without one does."""
 
@@ -65,7 +64,7 @@ class Far:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except OSError as cause:
-            raise Untried(self._why()) from cause
+            raise self._silent() from cause
 
     def answer(self) -> Any:
         """Returns what the last question gave.
@@ -75,13 +74,13 @@ class Far:
             Untried: there is no answer.
         """
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._process.stdout.readline().strip()
         try:
             answer = json.loads(line)
         except ValueError:
-            raise Untried(f"{self._why()}{': it said ' + line.strip() if line.strip() else ''}") from None
+            raise self._silent(line) from None
         if not isinstance(answer, dict) or not answer.keys() & {"error", "done"}:
-            raise Untried(f"{self._why()}: it said {line.strip()}")
+            raise self._silent(line)
         if "error" in answer:
             raise OSError(0, answer["error"])
         return answer["done"]
@@ -91,8 +90,9 @@ class Far:
         self.ask(*question)
         return self.answer()
 
-    def _why(self) -> str:
-        return f"no answer from the other side ({' '.join(self._command)})"
+    def _silent(self, said: str = "") -> Untried:
+        words = f": it said {said}" if said else ""
+        return Untried(f"no answer from the other side ({' '.join(self._command)}){words}")
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,8 @@ class Measured:
         errors: by name the other errors of these looks.
         storm: what a reader met while a file was replaced again and again; see `Side.storm`.
         rename: the error of renaming over an existing file, empty for none.
-        won_once: names, of `RACES` that both sides tried to create exclusively, that just one of them did.
         linked_over: whether a second hard link took the place of a name that was there; None where there are none.
-        locks: by kind "holds", "does not hold" or the error, between the two sides.
+        lock: flock between the two sides: "holds", "does not hold" or the error.
         sync_file: the error of syncing a file, empty for none.
         sync_folder: of syncing a directory.
         unlinked: what the far side gets from a file that it holds open and the near side has removed: "read on", "cut"
@@ -129,9 +128,8 @@ class Measured:
     errors: dict[str, int] = field(default_factory=dict)
     storm: dict[str, Any] = field(default_factory=dict)
     rename: str = ""
-    won_once: int = RACES
     linked_over: bool | None = False
-    locks: dict[str, str] = field(default_factory=dict)
+    lock: str = "holds"
     sync_file: str = ""
     sync_folder: str = ""
     unlinked: str = "read on"
@@ -142,12 +140,9 @@ class Measured:
 LOOKS: Final[dict[str, tuple[str, str, int]]] = {
     "new, by open": ("open", "fresh/new", 7),
     "new, by open, asked for before": ("open", "asked/new", 7),
-    "new, by stat, asked for before": ("stat", "stat/new", 7),
     "new, by listing": ("list", "list/new", 7),
     "replaced, by open": ("open", "replaced/file", 9),
-    "replaced, by stat": ("stat", "replaced-stat/file", 9),
     "grown, by open": ("open", "grown/file", 9),
-    "grown, by stat": ("stat", "grown-stat/file", 9),
 }
 """Each in a folder of its own, so that one way of looking does not refresh what another one has cached."""
 
@@ -190,9 +185,8 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
             torn=torn,
             errors=errors,
             storm=_storm(near, far, longest),
-            won_once=_races(near, far),
             linked_over=_linked_over(near, far),
-            locks={kind: _lock(near, far, kind) for kind in ("flock", "fcntl")},
+            lock=_lock(near, far),
             sync_file=_error(near, "sync_file", "sync"),
             sync_folder=_error(near, "sync_folder"),
             unlinked=_held(near, far, "unlinked", removed=True),
@@ -250,18 +244,9 @@ def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:
     return counts
 
 
-def _races(near: Side, far: Far) -> int:
-    once = 0
-    for number in range(RACES):
-        far.ask("create", f"race-{number}")
-        won = near.create(f"race-{number}")
-        once += bool(far.answer()) != won
-    return once
-
-
 def _linked_over(near: Side, far: Far) -> bool | None:
     # The far side remembers that the name is not there: what counts is what the server says.
-    far.do("look", "stat", "linked")
+    far.do("look", "open", "linked")
     near.put("linked-near", 1)
     far.do("put", "linked-far", 2)
     try:
@@ -276,16 +261,15 @@ def _linked_over(near: Side, far: Far) -> bool | None:
     return True
 
 
-def _lock(near: Side, far: Far, kind: str) -> str:
-    name = f"lock-{kind}"
+def _lock(near: Side, far: Far) -> str:
     try:
-        if not near.lock(kind, name):
+        if not near.lock("lock"):
             return "does not hold"
         try:
-            return "does not hold" if far.do("lock", kind, name) else "holds"
+            return "does not hold" if far.do("lock", "lock") else "holds"
         finally:
-            near.let_go(name)
-            far.do("let_go", name)
+            near.let_go("lock")
+            far.do("let_go", "lock")
     except OSError as error:
         return _name(error)
 

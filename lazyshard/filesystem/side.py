@@ -69,7 +69,7 @@ class Side:
 
     def hello(self) -> str:
         """Tells of which filesystem the folder is, as the system calls it."""
-        return _type_of(self._folder)
+        return type_of(self._folder)
 
     def make_folder(self, name: str) -> None:
         """Makes a folder, which all that follows is in."""
@@ -108,20 +108,18 @@ class Side:
         self._write(self._path(name), data[len(data) // 2 :], os.O_APPEND)
 
     def look(self, kind: str, name: str) -> int | None:
-        """Looks once: returns the version found by "open", the size by "stat", 1 if there by "list", else None.
+        """Looks once: returns the version found by "open", 1 if there by "list", else None.
 
         A file that is cut or mixed is version -1.
         """
         path = self._path(name)
+        if kind == "list":
+            return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
         try:
-            if kind == "open":
-                found = version_of(self._read(path))
-                return -1 if found is None else found
-            if kind == "stat":
-                return os.stat(path).st_size
+            found = version_of(self._read(path))
         except FileNotFoundError:
             return None
-        return 1 if os.path.basename(name) in os.listdir(os.path.dirname(path)) else None
+        return -1 if found is None else found
 
     def watch(self, looks: dict[str, list[Any]], longest: float) -> dict[str, dict[str, Any]]:
         """Looks again and again until each of these has come: by label its kind, name and version.
@@ -138,7 +136,7 @@ class Side:
                 state = found[label]
                 if state["seconds"] is not None:
                     continue
-                wanted = {"open": version, "stat": len(content(version)), "list": 1}[kind]
+                wanted = 1 if kind == "list" else version
                 try:
                     seen = self.look(kind, name)
                 except OSError as error:
@@ -181,29 +179,17 @@ class Side:
                 break
         return counts
 
-    def create(self, name: str) -> bool:
-        """Makes a file that must not be there; returns whether this side has made it."""
-        path = self._path(name)
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        except OSError:
-            # Not every protocol has a word for "exists": over SFTP any refusal is EPERM.
-            return False
-        self._made.append(path)
-        return True
-
     def link(self, source: str, name: str) -> None:
         """Gives a file a second name, which must not be there."""
         os.link(self._path(source), self._path(name))
         self._made.append(self._path(name))
 
-    def lock(self, kind: str, name: str) -> bool:
-        """Locks a file with "flock" or "fcntl"; returns whether nobody else has it."""
+    def lock(self, name: str) -> bool:
+        """Locks a file; returns whether nobody else has it."""
         fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT, 0o644)
         self._made.append(self._path(name))
-        call = fcntl.flock if kind == "flock" else fcntl.lockf
         try:
-            call(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -348,7 +334,7 @@ def _count(errors: dict[str, int], error: OSError) -> None:
     errors[error_name(error)] = errors.get(error_name(error), 0) + 1
 
 
-def _type_of(folder: str) -> str:
+def type_of(folder: str) -> str:
     """Returns the type of the filesystem that a folder is in, as the list of mounts has it; empty if unknown."""
     best, kind = "", ""
     real = os.path.realpath(folder)

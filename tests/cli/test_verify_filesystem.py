@@ -33,7 +33,6 @@ GOOD: Final = Measured(
     round_trip_s=0.001,
     seen=dict.fromkeys(LOOKS, 0.002),
     storm=STORM,
-    locks={"flock": "holds", "fcntl": "holds"},
 )
 
 
@@ -79,13 +78,11 @@ def test_what_is_as_it_should_be_fits() -> None:
         (seen("new, by listing", 61.0), 1, "new, by listing", "slow"),
         (seen("new, by listing", None), 1, "new, by listing", "limit"),
         (seen("grown, by open", None), 1, "grown, by open", "limit"),
-        (seen("replaced, by stat", None), 0, "replaced, by stat (not needed)", "ok"),
         (replace(GOOD, sync_file="EIO"), 3, "fsync of a file", "missing"),
         (replace(GOOD, sync_folder="EINVAL"), 3, "fsync of a directory", "missing"),
-        (replace(GOOD, locks={"flock": "does not hold", "fcntl": "holds"}), 1, "flock between the two", "limit"),
-        (replace(GOOD, locks={"flock": "ENOLCK", "fcntl": "holds"}), 1, "flock between the two", "limit"),
-        (replace(GOOD, locks={"flock": "holds", "fcntl": "ENOLCK"}), 0, "flock between the two", "ok"),
-        (replace(GOOD, won_once=19), 0, "exclusive create (not needed)", "ok"),
+        (replace(GOOD, lock="does not hold"), 1, "flock between the two", "limit"),
+        (replace(GOOD, lock="ENOLCK"), 1, "flock between the two", "limit"),
+        (GOOD, 0, "flock between the two", "ok"),
         (replace(GOOD, linked_over=True), 1, "hard link refuses a name that is there", "limit"),
         (replace(GOOD, linked_over=None), 1, "hard link refuses a name that is there", "limit"),
         (replace(GOOD, unlinked="ESTALE"), 0, "file that is removed while open", "ok"),
@@ -156,7 +153,7 @@ def test_a_local_folder_fits_and_nothing_is_left(
         if where == "memory":
             folder.rmdir()
     found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["measured"]["rename"], len(found["lines"])) == ("fits", "", 19)
+    assert (found["verdict"], found["measured"]["rename"], len(found["lines"])) == ("fits", "", 14)
 
 
 def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:
@@ -252,8 +249,8 @@ def test_two_sshfs_mounts_work_with_limits(tmp_path: Path) -> None:
         assert measured["seen"]["replaced, by open"] < 1
         assert measured["seen"]["new, by open"] < 1
         assert measured["rename"] == measured["sync_file"] == measured["sync_folder"] == ""
-        assert (measured["won_once"], measured["linked_over"]) == (20, False)
-        assert measured["locks"] == {"flock": "does not hold", "fcntl": "does not hold"}
+        assert measured["linked_over"] is False
+        assert measured["lock"] == "does not hold"
         assert (measured["unlinked"], measured["replaced"]) == ("read on", "read on")
     # What the caches are seen by; a busy machine may make it longer.
     assert of_cached["seen"]["new, by open, asked for before"] > 5

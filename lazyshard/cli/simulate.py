@@ -13,7 +13,6 @@ from lazyshard.cli import exits
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import say
 from lazyshard.simulation.outcome import SWEPT, Axis, Outcome, outcome, parse_axes, sweep
-from lazyshard.simulation.reading import tail_chunks, tail_openings
 from lazyshard.simulation.setting import Setting
 from lazyshard.storage.pacing import format_seconds
 
@@ -158,7 +157,7 @@ def run_lines(found: Outcome) -> list[str]:
         ("  a node", f"{files.metadata_a_second_and_node:,.1f} a second from the readers of each of {files.nodes:,}"),
         ("  while waiting", f"{files.polls_a_second:,.1f} opens a second by {files.processes:,} processes"),
         ("  a new stripe", f"{files.stripe_operations:,} operations at once"),
-        ("  the end", f"{tail_chunks(setting):,} chunks fill no stripe, opened {tail_openings(setting):,} times"),
+        ("  the end", f"{setting.tail_chunks:,} chunks fill no stripe, opened {setting.tail_openings:,} times"),
         ("", ""),
         (
             "neighbours",

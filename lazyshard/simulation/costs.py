@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.simulation.reading import CHUNK_OPENS, CHUNK_STATS, all_openings
 from lazyshard.simulation.run import Timeline, retry_s
-from lazyshard.simulation.setting import Setting
+from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, Setting
 
 LOOK_S: Final = 0.5
 DELETED_AT_ONCE: Final = 100
@@ -131,7 +130,7 @@ def count_files(timeline: Timeline, disk: Disk) -> Files:
     """
     setting, seconds = timeline.setting, timeline.end_s
     loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
-    opened, asides = all_openings(setting), timeline.asides * nodes
+    opened, asides = setting.all_openings, timeline.asides * nodes
     polls = timeline.looks * loaders + timeline.shared * nodes
     looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
     reading = looks + opened * (CHUNK_OPENS + CHUNK_STATS) + asides

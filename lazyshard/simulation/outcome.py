@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 from lazyshard.simulation.costs import Disk, Files, count_files, disk_use
 from lazyshard.simulation.order import Shuffle, shuffle_quality
-from lazyshard.simulation.reading import tail_chunks, tail_openings
 from lazyshard.simulation.run import Timeline, simulate
 from lazyshard.simulation.setting import Setting
 
@@ -63,8 +62,8 @@ class Outcome:
             "stall_share": timeline.stall_share,
             "longest_wait_s": self.longest_wait_s,
             "waits": len(timeline.waits) - 1,
-            "tail_chunks": tail_chunks(setting),
-            "tail_openings": tail_openings(setting),
+            "tail_chunks": setting.tail_chunks,
+            "tail_openings": setting.tail_openings,
         }
         return asdict(setting) | found | self.disk._asdict() | self.files._asdict() | self.shuffle._asdict()
 

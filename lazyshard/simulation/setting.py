@@ -1,4 +1,4 @@
-"""What is simulated: a run's numbers, and what the plan makes of them. Integers and seconds, no I/O.
+"""What is simulated: a run's numbers, what the plan makes of them, and what reading costs. No I/O.
 
 Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
 can be trained once the last of its positions may be drawn: `lazyshard.plan.Course.needed` says how many rows that
@@ -18,12 +18,25 @@ from typing import Final, Literal
 
 from lazyshard.format.byte_size import parse_size
 from lazyshard.plan import Course, Part, Rules
+from lazyshard.storage.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 
 SEAL_ROW_BYTES: Final = 27
 """Bytes of a seal for each row, see docs/retention.md."""
 
 PREFETCH: Final = 2
 """Batches that each worker of a DataLoader has under way: torch's default."""
+
+CHUNK_OPENS: Final = 2
+"""Of a reader, to open a chunk: seal and data."""
+
+CHUNK_STATS: Final = 1
+"""Likewise: of `stream.json`, whether it is still the same stream."""
+
+_CHUNK_OPERATIONS: Final = CHUNK_OPENS + CHUNK_STATS + 1
+"""One after the other; the last one reads the seal."""
+
+_AHEAD_BYTES: Final = 512 << 10
+"""What is read at once in order."""
 
 _AMOUNT: Final = re.compile(r"([0-9_]+) *(chunks?|samples?|)", re.IGNORECASE)
 
@@ -169,3 +182,57 @@ class Setting:
             return self.steps
         spans = chunks * self.samples_per_chunk // self.span_rows
         return min(self.steps, spans * self.span // self.draws)
+
+    @cached_property
+    def openings(self) -> float:
+        """How often a chunk is opened on average: once by each worker that a batch with its rows comes to.
+
+        In order a chunk's rows lie in a few batches, which go round the workers. In a window they lie anywhere; a
+        worker that cannot hold all its chunks open opens them again and again, each row finding its chunk open by
+        chance.
+        """
+        size, workers = self.samples_per_chunk, max(1, self.workers)
+        if not self.window:
+            return min(workers, (size + self.batch - math.gcd(size, self.batch)) / self.batch)
+        held = min(OPEN_CHUNKS, max(1, OPEN_ROWS // size))
+        once = workers * (1 - (1 - 1 / workers) ** size)
+        if self.window <= held:
+            return once
+        return once + workers * max(0.0, size / workers - 1) * (1 - held / self.window)
+
+    @cached_property
+    def tail_chunks(self) -> int:
+        """How many chunks at the end of the stream fill no stripe of all ranks."""
+        return self.chunks - self.rows // (self.ranks * self.samples_per_chunk) * self.ranks
+
+    @cached_property
+    def tail_openings(self) -> int:
+        """How often those are opened at the most.
+
+        Their rows are dealt one by one, so each of them is opened by as many ranks as it has rows for.
+        """
+        size = self.samples_per_chunk
+        batches = -(-max(1, size // self.ranks) // self.batch)
+        return self.tail_chunks * min(size, self.ranks * min(max(1, self.workers), batches))
+
+    @cached_property
+    def all_openings(self) -> int:
+        """How often chunks are opened in a run, those of the tail included."""
+        return round((self.chunks - self.tail_chunks) * self.openings) + self.tail_openings
+
+    @cached_property
+    def reading_s(self) -> float:
+        """How long one process reads at a micro batch on average: operations one after the other.
+
+        In order half a megabyte is read at once. In windows each row counts as a read of its own, which is the worst
+        case.
+        """
+        size, batch = self.samples_per_chunk, self.batch
+        reads = batch if self.window else max(batch * self.row_bytes / _AHEAD_BYTES, batch / size)
+        return (reads + self.openings * _CHUNK_OPERATIONS * batch / size) * self.latency_s
+
+    @cached_property
+    def loaded_step_s(self) -> float:
+        """How long a step takes, reading included: beside it with workers, before it without."""
+        reading = self.micro_batches * self.reading_s
+        return max(self.step_seconds, reading / self.workers) if self.workers else self.step_seconds + reading

@@ -14,7 +14,6 @@ from lazyshard.data import reading_marks
 from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, PUBLISH_OPENS, count_files, disk_use
 from lazyshard.simulation.order import shuffle_quality
 from lazyshard.simulation.outcome import outcome, parse_axes, parse_axis, sweep
-from lazyshard.simulation.reading import all_openings, loaded_step_s, openings
 from lazyshard.simulation.run import BURST_S, Producer, first_look, retry_s, simulate
 from lazyshard.simulation.setting import Setting
 from lazyshard.storage import Published
@@ -151,27 +150,27 @@ def test_disk_bytes_count_the_seals() -> None:
     ],
 )
 def test_a_chunk_is_opened_by_each_worker_that_a_batch_of_it_comes_to(changes: Any, expected: float) -> None:
-    assert openings(replace(SMALL, **changes)) == expected
+    assert replace(SMALL, **changes).openings == expected
 
 
 def test_chunks_of_the_tail_are_opened_by_each_rank_that_has_a_row_of_them() -> None:
-    assert all_openings(replace(SMALL, rows=64)) == 16
+    assert replace(SMALL, rows=64).all_openings == 16
     # Two stripes, and a chunk that is dealt to both ranks row by row; then to as many of 9 ranks as it has rows.
-    assert all_openings(replace(SMALL, rows=20)) == 4 + 2
-    assert all_openings(replace(SMALL, ranks=9, rows=40)) == 9 + 4
+    assert replace(SMALL, rows=20).all_openings == 4 + 2
+    assert replace(SMALL, ranks=9, rows=40).all_openings == 9 + 4
 
 
 def test_a_window_of_more_chunks_than_may_be_open_opens_them_again_and_again() -> None:
     many = replace(SMALL, ranks=1, rows=10**6, samples_per_chunk=1000, window=512)
-    assert openings(replace(many, window=256)) == 1.0
-    assert openings(many) == pytest.approx(1 + 999 / 2)
+    assert replace(many, window=256).openings == 1.0
+    assert many.openings == pytest.approx(1 + 999 / 2)
 
 
 def test_reading_adds_to_a_step_without_workers_and_hides_behind_it_with_them() -> None:
     slow = replace(SMALL, latency_s=0.01)
-    assert loaded_step_s(replace(slow, workers=2)) == 0.5
+    assert replace(slow, workers=2).loaded_step_s == 0.5
     # Half a chunk is opened, by four operations, and read by half an operation.
-    assert loaded_step_s(slow) == pytest.approx(0.5 + 0.01 * (2 + 0.5))
+    assert slow.loaded_step_s == pytest.approx(0.5 + 0.01 * (2 + 0.5))
 
 
 def test_operations_are_counted() -> None:

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.simulation.costs import disk_use, done_chunks
-from lazyshard.simulation.run import Timeline, first_look, simulate
+from lazyshard.simulation.run import Found, Polls, Timeline, first_look, simulate
 from lazyshard.simulation.setting import Setting
-from lazyshard.simulation.waiting import Found, Polls
 
 
 @st.composite

@@ -12,7 +12,7 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import say
-from lazyshard.simulation.outcome import SWEPT, Axis, Outcome, outcome, parse_axes, sweep
+from lazyshard.simulation.outcome import SWEPT, Axis, Simulated, outcome, parse_axes, sweep
 from lazyshard.simulation.setting import Setting
 from lazyshard.storage.pacing import format_seconds
 
@@ -130,7 +130,7 @@ def _run(setting: Setting, axes: Sequence[Axis], as_json: bool) -> int:
     return exits.DONE
 
 
-def run_lines(found: Outcome) -> list[str]:
+def run_lines(found: Simulated) -> list[str]:
     """Returns the table of a run."""
     setting, timeline, disk, files, order = found.setting, found.timeline, found.disk, found.files, found.shuffle
     trained, computed = setting.step_rows / timeline.step_s, setting.step_rows / setting.step_seconds
@@ -171,7 +171,7 @@ def run_lines(found: Outcome) -> list[str]:
     return [f"{name:17}{value}".rstrip() for name, value in rows] + _warnings(found)
 
 
-def _warnings(found: Outcome) -> list[str]:
+def _warnings(found: Simulated) -> list[str]:
     setting, waits = found.setting, float(found.timeline.waits.max())
     told = []
     if waits > MAX_WAIT_S:
@@ -199,7 +199,7 @@ def _distance(rows: float | None, setting: Setting) -> str:
     return f"{rows:,.1f} rows ({rows / setting.samples_per_chunk:,.2f} chunks)"
 
 
-def swept_lines(axes: Sequence[Axis], found: Sequence[Outcome]) -> list[str]:
+def swept_lines(axes: Sequence[Axis], found: Sequence[Simulated]) -> list[str]:
     """Returns a table, a line for each run."""
     heads = ["first step", "stalled", "later waits", "disk peak", "metadata", "in turn", "batch"]
     units = ["s", "share", "s", "GB", "a second", "rows", "rows"]

@@ -15,8 +15,8 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.wording import complain, explain, say
-from lazyshard.filesystem.judging import Line, conclude, judge
-from lazyshard.filesystem.measuring import Far, Measured, Untried, measure
+from lazyshard.filesystem.judging import Judged, conclude, judge
+from lazyshard.filesystem.measuring import Far, Sightings, Untried, measure
 from lazyshard.filesystem.side import serve
 
 HELP: Final = """Tells whether lazyshard can use a filesystem that two mounts or two machines share.
@@ -111,7 +111,7 @@ def _run(near: str, other: Sequence[str], shown: str, longest: float, as_json: b
     return _CODES[verdict]
 
 
-def _table(measured: Measured, lines: Sequence[Line], near: str, far: str) -> list[str]:
+def _table(measured: Sightings, lines: Sequence[Judged], near: str, far: str) -> list[str]:
     left = max(len(line.what) for line in lines)
     shown = [
         f"changes in {near} ({measured.near or 'unknown'}), seen from {far} ({measured.far or 'unknown'}); a question "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.filesystem.measuring import NAME_LENGTHS, REPLACEMENTS, Measured
+from lazyshard.filesystem.measuring import NAME_LENGTHS, REPLACEMENTS, Sightings
 
 Verdict = Literal["ok", "slow", "limit", "missing"]
 """ok: as it should be; slow: it comes, but late; limit: lazyshard works without it, with what `means` says; missing:
@@ -36,7 +36,7 @@ _LOGS: Final = "look into the client's and the server's logs"
 
 
 @dataclass(frozen=True)
-class Line:
+class Judged:
     """One thing that was looked at.
 
     Attributes:
@@ -54,12 +54,12 @@ class Line:
     remedy: str = ""
 
 
-def judge(measured: Measured) -> list[Line]:
+def judge(measured: Sightings) -> list[Judged]:
     """Returns a line for each thing that was looked at, the most important ones first."""
     if measured.rename:
         means = "nothing can be published: every file appears by a rename, most of them over an older one"
         remedy = "sshfs: a server with posix-rename (OpenSSH has it), no `-o workaround=...`; else another filesystem"
-        return [Line("rename over an existing file", measured.rename, "missing", means, remedy)]
+        return [Judged("rename over an existing file", measured.rename, "missing", means, remedy)]
     return [
         _replacing(measured),
         _whole(measured),
@@ -74,7 +74,7 @@ def judge(measured: Measured) -> list[Line]:
     ]
 
 
-def conclude(lines: list[Line]) -> tuple[Literal["fits", "limited", "unfit"], str]:
+def conclude(lines: list[Judged]) -> tuple[Literal["fits", "limited", "unfit"], str]:
     """Returns what it comes to, and the last line."""
     if missing := [line.what for line in lines if line.verdict == "missing"]:
         return "unfit", f"does not fit: {'; '.join(missing)}"
@@ -88,7 +88,7 @@ def _others(errors: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in errors.items() if name != "ESTALE")
 
 
-def _replacing(measured: Measured) -> Line:
+def _replacing(measured: Sightings) -> Judged:
     what, storm = "rename replaces in one step", measured.storm
     found = f"{storm['reads']} reads during {REPLACEMENTS} replacements"
     bad = [f"{storm[key]} {word}" for key, word in (("missing", "found nothing"), ("torn", "found half")) if storm[key]]
@@ -97,29 +97,29 @@ def _replacing(measured: Measured) -> Line:
             "a cursor or the head that is not there for a moment looks like one that was never written: chunks that a "
             "consumer needs could be deleted"
         )
-        return Line(what, f"{found}: {', '.join(bad)}", "missing", means, "another filesystem")
+        return Judged(what, f"{found}: {', '.join(bad)}", "missing", means, "another filesystem")
     if storm["back"]:
         means = "readers pass over a head that says less than an earlier one, so what is new shows later"
-        return Line(what, f"{found}: {storm['back']} went back", "limit", means, "shorter or no attribute caches")
+        return Judged(what, f"{found}: {storm['back']} went back", "limit", means, "shorter or no attribute caches")
     if errors := _others(storm["errors"]):
-        return Line(what, f"{found}: {errors}", "missing", "readers stop with this error", _LOGS)
+        return Judged(what, f"{found}: {errors}", "missing", "readers stop with this error", _LOGS)
     stale = storm["errors"].get("ESTALE", 0)
     met = [f"{storm['torn']} came cut, which lazyshard reads again"] if storm["torn"] else ["all whole"]
     met += [f"{stale} ESTALE, which lazyshard answers by opening again"] if stale else []
-    return Line(what, f"{found}: {'; '.join(met)}")
+    return Judged(what, f"{found}: {'; '.join(met)}")
 
 
-def _whole(measured: Measured) -> Line:
+def _whole(measured: Sightings) -> Judged:
     what = "a renamed file shows whole"
     if measured.torn:
         means = "readers report chunks as damaged that are not"
-        return Line(what, f"{measured.torn} looks found half", "missing", means, "another filesystem, or no caches")
+        return Judged(what, f"{measured.torn} looks found half", "missing", means, "another filesystem, or no caches")
     if errors := _others(measured.errors):
-        return Line(what, errors, "missing", "readers stop with this error", _LOGS)
-    return Line(what, "yes")
+        return Judged(what, errors, "missing", "readers stop with this error", _LOGS)
+    return Judged(what, "yes")
 
 
-def _sights(measured: Measured) -> list[Line]:
+def _sights(measured: Sightings) -> list[Judged]:
     names = "shorter caches of missing names: NFS lookupcache=positive; sshfs negative_timeout=0"
     head = "every look of a reader at head.json is so late, and so is the word that another producer has taken over"
     early = "so long may the start of a reader that came before its producer take; readers wait 60 s for a file"
@@ -137,69 +137,69 @@ def _sights(measured: Measured) -> list[Line]:
     ]
 
 
-def _sight(measured: Measured, label: str, means: str, remedy: str, *, needed: bool = True) -> Line:
+def _sight(measured: Sightings, label: str, means: str, remedy: str, *, needed: bool = True) -> Judged:
     """Judges one latency: up to `SOON_S` is ok, then it is slow, and past `GRACE_S` missing where it is needed."""
     at = measured.seen[label]
     found = _seconds(measured, at)
     if at is not None and at <= SOON_S:
-        return Line(label, found)
+        return Judged(label, found)
     if not needed:
-        return Line(label, found, "slow" if at is not None else "limit", means, remedy)
+        return Judged(label, found, "slow" if at is not None else "limit", means, remedy)
     if at is not None and at <= GRACE_S:
-        return Line(label, found, "slow", means, remedy)
-    return Line(label, found, "missing", f"{means}; after 60 s readers report it as missing", remedy)
+        return Judged(label, found, "slow", means, remedy)
+    return Judged(label, found, "missing", f"{means}; after 60 s readers report it as missing", remedy)
 
 
-def _seconds(measured: Measured, at: float | None) -> str:
+def _seconds(measured: Sightings, at: float | None) -> str:
     if at is None:
         return f"not within {measured.waited_s:.0f} s"
     return "at once" if at < 0.1 + 2 * measured.round_trip_s else f"{at:.1f} s"
 
 
-def _syncing(what: str, error: str, why: str) -> Line:
+def _syncing(what: str, error: str, why: str) -> Judged:
     if not error:
-        return Line(f"fsync of a {what}", "no error")
+        return Judged(f"fsync of a {what}", "no error")
     means, remedy = (
         f"no producer runs here: {why}; readers can",
         "run the producer where it is supported, as on the server",
     )
-    return Line(f"fsync of a {what}", error, "missing", means, remedy)
+    return Judged(f"fsync of a {what}", error, "missing", means, remedy)
 
 
-def _lock(found: str) -> Line:
+def _lock(found: str) -> Judged:
     if found == "holds":
-        return Line("flock between the two", found)
+        return Judged("flock between the two", found)
     means = (
         "a second producer on the other side is not refused: it takes the stream over, and the first one stops at its "
         "next chunk. Nothing is lost, but see to it that only one is started"
     )
     remedy = "NFS: no `nolock` and no `local_lock=flock`; Lustre: mount with -o flock; else one producer a stream"
-    return Line("flock between the two", found, "limit", means, remedy)
+    return Judged("flock between the two", found, "limit", means, remedy)
 
 
-def _links(linked_over: bool | None) -> Line:
+def _links(linked_over: bool | None) -> Judged:
     what = "hard link refuses a name that is there"
     if linked_over is False:
-        return Line(what, "holds")
+        return Judged(what, "holds")
     means = "two producers that create the same stream at the same moment may both think that it is theirs"
     found = "no hard links" if linked_over is None else "replaced the file"
-    return Line(what, found, "limit", means, "start a stream's first producer alone")
+    return Judged(what, found, "limit", means, "start a stream's first producer alone")
 
 
-def _held(what: str, found: str) -> Line:
+def _held(what: str, found: str) -> Judged:
     if found == "read on":
-        return Line(what, "can be read on")
+        return Judged(what, "can be read on")
     if found == "ESTALE":
-        return Line(what, "ESTALE, which lazyshard answers by opening it again")
+        return Judged(what, "ESTALE, which lazyshard answers by opening it again")
     means = "a reader that has a chunk open when it is deleted stops with this error"
-    return Line(what, found, "limit", means, "with `--retain consumed`: keep some chunks, `--retain N`")
+    return Judged(what, found, "limit", means, "with `--retain consumed`: keep some chunks, `--retain N`")
 
 
-def _names(length: int) -> Line:
+def _names(length: int) -> Judged:
     what, found = "length of names", f"{length} bytes" if length else f"less than {NAME_LENGTHS[-1]} bytes"
     if length >= LONGEST_NAME:
-        return Line(what, found)
+        return Judged(what, found)
     if length >= _LEAST_NAME:
         means = f"names of consumers may have {length - (LONGEST_NAME - 200)} bytes at the most, not 200"
-        return Line(what, found, "limit", means, "short names of consumers")
-    return Line(what, found, "missing", "the files of a stream cannot be made", "another filesystem")
+        return Judged(what, found, "limit", means, "short names of consumers")
+    return Judged(what, found, "missing", "the files of a stream cannot be made", "another filesystem")

@@ -96,7 +96,7 @@ class Far:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Sightings:
     """What was found. Seconds count from the end of the change; None is longer than was waited for.
 
     Attributes:
@@ -147,7 +147,7 @@ LOOKS: Final[dict[str, tuple[str, str, int]]] = {
 """Each in a folder of its own, so that one way of looking does not refresh what another one has cached."""
 
 
-def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) -> Measured:
+def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) -> Sightings:
     """Measures everything, in a folder made and removed below the given one. Takes about as long as the slowest sight.
 
     Args:
@@ -175,9 +175,9 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
         round_trip = time.monotonic() - started
         rename = _error(near, "put", "rename", 1) or _error(near, "put", "rename", 2)
         if rename:
-            return Measured(longest, *kinds, round_trip, rename=rename)
+            return Sightings(longest, *kinds, round_trip, rename=rename)
         seen, torn, errors = _sights(near, far, longest)
-        return Measured(
+        return Sightings(
             longest,
             *kinds,
             round_trip,

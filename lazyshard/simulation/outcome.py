@@ -27,7 +27,7 @@ Axis = tuple[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Simulated:
     """All that is known of a simulated run."""
 
     setting: Setting
@@ -68,11 +68,11 @@ class Outcome:
         return asdict(setting) | found | self.disk._asdict() | self.files._asdict() | self.shuffle._asdict()
 
 
-def outcome(setting: Setting) -> Outcome:
+def outcome(setting: Setting) -> Simulated:
     """Simulates a run and counts everything."""
     timeline = simulate(setting)
     disk = disk_use(timeline)
-    return Outcome(setting, timeline, disk, count_files(timeline, disk), shuffle_quality(setting))
+    return Simulated(setting, timeline, disk, count_files(timeline, disk), shuffle_quality(setting))
 
 
 def parse_axis(text: str) -> Axis:
@@ -129,7 +129,7 @@ def _between(low: Any, high: Any) -> Iterator[Any]:
     yield high
 
 
-def sweep(setting: Setting, axes: Sequence[Axis]) -> list[Outcome]:
+def sweep(setting: Setting, axes: Sequence[Axis]) -> list[Simulated]:
     """Simulates a run for all values of one or two axes, the last one changing fastest."""
     found = [setting]
     for name, values in axes:

@@ -120,7 +120,7 @@ def first_look(held_s: float) -> float:
     return times[bisect_left(times, held_s)]
 
 
-class Found(NamedTuple):
+class WaitEnd(NamedTuple):
     """How a wait ended.
 
     Attributes:
@@ -150,7 +150,7 @@ class Polls:
         self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
         self._known = lru_cache(maxsize=None)(self._find)
 
-    def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> Found:
+    def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> WaitEnd:
         """Returns how a wait ends.
 
         Args:
@@ -160,7 +160,7 @@ class Polls:
         """
         return self._known(missing, max(1, round(next_s / self._period * _STEPS)), round(blind_s, 3))
 
-    def _find(self, missing: int, phase: int, blind_s: float) -> Found:
+    def _find(self, missing: int, phase: int, blind_s: float) -> WaitEnd:
         setting, period = self._setting, self._period
         size, first = setting.samples_per_chunk, phase * period / _STEPS
         arrival = first + (missing - 1) * period
@@ -173,7 +173,7 @@ class Polls:
             done = there >= missing or time >= arrival
             time += self.look_s
             if done:
-                return Found(
+                return WaitEnd(
                     max(0.0, time - arrival) + (min(LATER_S, age / 4) if self._shares else 0.0), own, shared, asides
                 )
             if time - aside_at >= _ASIDE_S:

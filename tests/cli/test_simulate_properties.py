@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.simulation.costs import disk_use, done_chunks
-from lazyshard.simulation.run import Found, Polls, Timeline, first_look, simulate
+from lazyshard.simulation.run import Polls, Timeline, WaitEnd, first_look, simulate
 from lazyshard.simulation.setting import Setting
 
 
@@ -43,7 +43,7 @@ def settings(draw: st.DrawFn, *, limited: bool = True) -> Setting:
 
 def run(setting: Setting) -> Timeline:
     """Simulates a run whose readers see everything at once."""
-    with patch.object(Polls, "wait", lambda *_: Found(0.0, 1, 0, 0)):
+    with patch.object(Polls, "wait", lambda *_: WaitEnd(0.0, 1, 0, 0)):
         return simulate(setting)
 
 

@@ -16,8 +16,8 @@ import pytest
 from lazyshard.cli import exits
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.verify_filesystem import _CODES
-from lazyshard.filesystem.judging import Line, conclude, judge
-from lazyshard.filesystem.measuring import LOOKS, Far, Measured, _sights, measure
+from lazyshard.filesystem.judging import Judged, conclude, judge
+from lazyshard.filesystem.measuring import LOOKS, Far, Sightings, _sights, measure
 from lazyshard.filesystem.side import Side, content, version_of
 from tests.cli.commands import ROOT, environment
 from tests.harness.network.mounts import CACHED, DEFAULT, Share, why_not
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.full
 
 STORM: Final = {"reads": 900, "missing": 0, "torn": 0, "back": 0, "errors": {}, "seconds": 1.0}
 
-GOOD: Final = Measured(
+GOOD: Final = Sightings(
     waited_s=90.0,
     near="nfs4",
     far="nfs4",
@@ -40,11 +40,11 @@ def main(arguments: list[str]) -> int:
     return lazyshard(["verify-filesystem", *arguments])
 
 
-def seen(label: str, seconds: float | None) -> Measured:
+def seen(label: str, seconds: float | None) -> Sightings:
     return replace(GOOD, seen={**GOOD.seen, label: seconds})
 
 
-def storm(**counts: Any) -> Measured:
+def storm(**counts: Any) -> Sightings:
     return replace(GOOD, storm={**STORM, **counts})
 
 
@@ -92,7 +92,7 @@ def test_what_is_as_it_should_be_fits() -> None:
         (replace(GOOD, longest_name=0), 3, "length of names", "missing"),
     ],
 )
-def test_each_measurement_has_its_verdict(measured: Measured, code: int, what: str, verdict: str) -> None:
+def test_each_measurement_has_its_verdict(measured: Sightings, code: int, what: str, verdict: str) -> None:
     lines = judge(measured)
     line = next(line for line in lines if line.what == what)
     assert line.verdict == verdict
@@ -102,7 +102,7 @@ def test_each_measurement_has_its_verdict(measured: Measured, code: int, what: s
 
 
 def test_conclusion_names_what_is_worst() -> None:
-    ok, slow, missing = Line("a", "", "ok"), Line("b", "", "slow"), Line("c", "", "missing")
+    ok, slow, missing = Judged("a", "", "ok"), Judged("b", "", "slow"), Judged("c", "", "missing")
     assert conclude([ok, slow]) == ("limited", "works with limits: b")
     assert conclude([ok, slow, missing]) == ("unfit", "does not fit: c")
 

@@ -148,10 +148,10 @@ def memory(place: Path, chunks: int, text: int) -> Figures:
 
 def prepare(setting: Setting) -> Mapping[str, Side]:
     """Returns the sides."""
-    place, stripes, long = setting.place, setting.size(40, 3), setting.size(1_000_000, 10_000)
+    place, stripes, long = setting.place, setting.size(20, 3), setting.size(1_000_000, 10_000)
     idle = Idle(place, setting.size(10, 1), setting.size(20, 3))
     most = setting.size(8, 2)
-    many, some = setting.size(1000, 20), setting.size(300, 20)
+    many, some = setting.size(1000, 20), setting.size(100, 20)
     return {
         "1 rank, woken": lambda: latency(place, 1, True, stripes),
         "8 ranks, woken": lambda: latency(place, most, True, stripes),
@@ -163,7 +163,7 @@ def prepare(setting: Setting) -> Mapping[str, Side]:
         "1 rank asking": lambda: idle.calls(1),
         "1,000 chunks of rows of 2 KB": lambda: memory(place, many, 2_000),
         "10 chunks of rows of 2 KB": lambda: memory(place, 10, 2_000),
-        "300 chunks of rows of 1 MB": lambda: memory(place, some, long),
+        "100 chunks of rows of 1 MB": lambda: memory(place, some, long),
         "10 chunks of rows of 1 MB": lambda: memory(place, 10, long),
     }
 
@@ -190,9 +190,9 @@ WAIT: Final = Benchmark(
         Row("asking", "8 ranks asking", "1 rank asking", "calls", 0.6),
         Row("memory", f"1,000 {_SHORT}", f"10 {_SHORT}", "rank MB", 0.93),
         Row("memory-worker", f"1,000 {_SHORT}", f"10 {_SHORT}", "worker MB", 0.93),
-        Row("memory-long", f"300 {_LONG}", f"10 {_LONG}", "rank MB", 0.93),
-        Row("memory-long-worker", f"300 {_LONG}", f"10 {_LONG}", "worker MB", 0.93),
-        Row("memory-rows", f"300 {_LONG}", f"1,000 {_SHORT}", "rank MB", 0.93),
+        Row("memory-long", f"100 {_LONG}", f"10 {_LONG}", "rank MB", 0.93),
+        Row("memory-long-worker", f"100 {_LONG}", f"10 {_LONG}", "worker MB", 0.93),
+        Row("memory-rows", f"100 {_LONG}", f"1,000 {_SHORT}", "rank MB", 0.93),
     ),
     prepare,
 )

@@ -22,7 +22,9 @@ from lazyshard.format import Retired, Tokens, seal_digest
 from lazyshard.format.names import HEAD_RESERVE, arrays_name, chunk_name, seal_name, tokens_name
 from lazyshard.storage import durable, read_retired, retire
 from lazyshard.storage.retire import list_kept
-from tests.harness.writers.crashes import WHEN, Killer, Violation, fast_directory
+from tests.harness.disks import fast_folder
+from tests.harness.tally import Violation
+from tests.harness.writers.crashes import WHEN, Killer
 from tests.storage import arrays
 from tests.storage.streams import forked, names, needs_root, rows
 
@@ -37,7 +39,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
+    with fast_folder(tmp_path) as directory:
         yield directory
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.history import Lived, Step, Violation, check_kept, check_whole, read_steps, survived
+from tests.harness.runs.history import Lived, Step, check_kept, check_whole, read_steps, survived
 from tests.harness.runs.plan import LifePlan, make_plan
+from tests.harness.tally import RunViolation
 
 RUN = replace(make_plan(0), samples=12, per_chunk=2, unit=2, window=0, limit=12, indices=None)
 """Twelve samples, dealt in twos, in order."""
@@ -26,7 +27,7 @@ def life(steps: list[Step], dp: int = 2, origin: tuple[int, int] | None = None, 
 
 
 def kind(*lives: Lived) -> str:
-    with pytest.raises(Violation) as caught:
+    with pytest.raises(RunViolation) as caught:
         check_whole(RUN, lives)
     return caught.value.kind
 
@@ -70,7 +71,7 @@ def test_other_order_is_found() -> None:
 def test_needed_chunk_that_is_deleted_is_found() -> None:
     lives = [life(TWO)]
     check_kept(RUN, lives, 0, 2, 2)
-    with pytest.raises(Violation, match=r"sample 5 of chunk 2 is still to be trained"):
+    with pytest.raises(RunViolation, match=r"sample 5 of chunk 2 is still to be trained"):
         check_kept(RUN, lives, 0, 3, 3)
 
 

@@ -19,14 +19,16 @@ from lazyshard.storage.listing import Listing
 from lazyshard.storage.lock import WriterLock
 from lazyshard.storage.open_chunk import OpenChunk
 from lazyshard.storage.steps import StepsAtOnce
-from tests.harness.writers.crashes import WHEN, Mutant, Violation, check, fast_directory, finish, run, sweep
+from tests.harness.disks import fast_folder
+from tests.harness.tally import Violation
+from tests.harness.writers.crashes import WHEN, Mutant, check, finish, run, sweep
 
 pytestmark = pytest.mark.full
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
+    with fast_folder(tmp_path) as directory:
         yield directory
 
 

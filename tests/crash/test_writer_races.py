@@ -13,13 +13,13 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced
 from lazyshard.storage import durable, lock, recovery, workplace
 from lazyshard.storage.workplace import Workplace
-from tests.harness.writers.crashes import fast_directory
+from tests.harness.disks import fast_folder
 from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
+    with fast_folder(tmp_path) as directory:
         yield directory
 
 

@@ -25,7 +25,7 @@ from lazyshard.data.shared import Stats
 from lazyshard.errors import SkipSample
 from lazyshard.storage.kept_samples import FOLDER
 from tests.data.workers import DEADLINE_S, loader
-from tests.harness.disks.small import SmallDisk
+from tests.harness.disks import SmallDisk
 from tests.storage.streams import foreign, forked, produce, reap, rows
 
 FACTS: Final = {"tokenizer": "bytes", "max_length": 512}

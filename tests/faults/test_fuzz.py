@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.storage.verification import verify
-from tests.harness.fuzz import bounds as fuzz_bounds
-from tests.harness.fuzz.cases import Cases, hypothesis_case
+from tests.harness.fuzz import looks as fuzz_bounds
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.kept import Input, Recipe, inputs, recipes, run_input, run_recipe
 from tests.harness.fuzz.looks import LOOKS, look_at
 from tests.harness.fuzz.streams import ARRAYS, STREAMS
-from tests.harness.fuzz.sweep import CASES, sweep
+from tests.harness.fuzz.sweep import CASES, Cases, hypothesis_case, sweep
 from tests.harness.planted.fuzz import MUTANTS, planted
 from tests.harness.tally import Tally
 

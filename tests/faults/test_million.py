@@ -13,8 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.harness.soak.million import PER_CHUNK, Measured, measure
-from tests.harness.soak.million_room import room
+from tests.harness.soak.million import PER_CHUNK, Measured, measure, room
 from tests.producer.commands import environment
 
 FEW = 600

@@ -22,13 +22,12 @@ from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.ended import complete_end, find_end
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf
-from tests.harness.model.consumer import Consumer
+from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Disk, Step, do
-from tests.harness.model.producer import Producer
+from tests.harness.model.producer import Consumer, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
 from tests.harness.model.stream import STREAM, TMP, Plan
 from tests.harness.model.world import LOOKS, State, World
-from tests.harness.writers.crashes import fast_directory
 from tests.storage.streams import forked
 
 pytestmark = pytest.mark.full
@@ -42,7 +41,7 @@ _NO_CALLS: Final = (*LOOKS, "checkpoint", "commit", "committed")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    with fast_directory(tmp_path) as directory:
+    with fast_folder(tmp_path) as directory:
         yield directory
 
 

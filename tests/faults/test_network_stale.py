@@ -17,7 +17,7 @@ from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.storage import files, listing, native_stream, read_retired, recovery
 from lazyshard.storage.patience import READERS
 from lazyshard.storage.retire import list_kept, retire
-from tests.harness.network.stale import READING, WRITING, StaleCall
+from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.producer.commands import ids
 from tests.storage.streams import foreign, forked, open_descriptors, produce, rows
 from tests.storage.waiting_by_hand import World

@@ -10,29 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.disks import fast_folder, tool
 from tests.harness.planted import points as points_mutants
 from tests.harness.planted.points import MUTANTS, written_uncounted
-from tests.harness.points.faults import ERRORS, Fault, parse_faults, ways
 from tests.harness.points.reader import Reader
-from tests.harness.points.scenes import SCENES
-from tests.harness.points.sealed import Violation
-from tests.harness.points.stage import Stage
 from tests.harness.points.sweep import Sweeper
 from tests.harness.points.traced import Traced, trace
-from tests.harness.points.trial import Trial
+from tests.harness.points.trial import Stage, Trial
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.kill_points import WHENS
+from tests.harness.processes.kill_points import ERRORS, WHENS, Fault, parse_faults, ways
 from tests.harness.scenes.streams import Stream
-from tests.harness.tally import Tally
-from tests.harness.tools import tool
-from tests.harness.writers.crashes import fast_directory
+from tests.harness.scenes.table import POINTS
+from tests.harness.tally import Tally, Violation
 
 pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with fast_directory(tmp_path_factory.mktemp("points")) as directory:
+    with fast_folder(tmp_path_factory.mktemp("points")) as directory:
         yield directory
 
 
@@ -55,14 +51,14 @@ def stages(place: Path, nursery: Commands, reader: Reader) -> dict[str, Stage]:
 
 def staged(name: str, stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader) -> Stage:
     if name not in stages:
-        stages[name] = Stage(SCENES[name], nursery, reader, place / f"stage-{len(stages)}")
+        stages[name] = Stage(POINTS[name], nursery, reader, place / f"stage-{len(stages)}")
     return stages[name]
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", POINTS)
 def test_killed_at_calls(scene: str, stages: dict[str, Stage], place: Path, nursery: Commands, reader: Reader) -> None:
     tally = Tally(scene)
-    number = list(SCENES).index(scene)
+    number = list(POINTS).index(scene)
     sweeper = Sweeper(staged(scene, stages, place, nursery, reader), tally, scene, step=19, seed=5 * number)
     assert sweeper.at_every_call("kill", WHENS[number % 3]) > 0
     assert tally.violations == []
@@ -75,7 +71,7 @@ def test_error_at_calls(
 ) -> None:
     tally = Tally(scene)
     stage = staged(scene, stages, place, nursery, reader)
-    number = list(SCENES).index(scene) + list(ERRORS).index(kind)
+    number = list(POINTS).index(scene) + list(ERRORS).index(kind)
     sweeper = Sweeper(stage, tally, scene, step=5 if kind in ("EFBIG", "short") else 43, seed=7 * number)
     assert sweeper.at_every_call(kind, ways(kind)[number % len(ways(kind))]) > 0
     assert sweeper.at_every_call(kind, ways(kind)[0], always=True) > 0
@@ -105,7 +101,7 @@ def test_two_at_a_time(
 def test_mutant_is_found(name: str, place: Path, nursery: Commands, reader: Reader) -> None:
     mutant = MUTANTS[name]
     # It works as long as nothing happens, or there would be no stage.
-    stage = Stage(SCENES[mutant.scene], nursery, reader, place / name, mutant.broken)
+    stage = Stage(POINTS[mutant.scene], nursery, reader, place / name, mutant.broken)
     tally = Tally(name)
     sweeper = Sweeper(stage, tally, mutant.scene, step=mutant.step, most=1, first=mutant.first)
     sweeper.at_every_call(mutant.kind, mutant.when)
@@ -123,7 +119,7 @@ def test_reader_that_dies_or_says_nothing_is_a_violation(
 ) -> None:
     monkeypatch.setattr("tests.harness.points.reader._ANSWER_S", 0.2)
     with Reader() as reader:
-        stage = Stage(SCENES["plain"], nursery, reader, place / by.name)
+        stage = Stage(POINTS["plain"], nursery, reader, place / by.name)
         tally = Tally("plain")
         sweeper = Sweeper(stage, tally, "plain")
         os.kill(reader.pid, by)
@@ -144,7 +140,7 @@ def traced(scene: str, place: Path, kill_at: int, nursery: Commands, reader: Rea
     strace = tool("strace")
     folder = (place / f"traced-{scene}-{kill_at}-{len(broken)}").resolve()
     folder.mkdir()
-    stage = Stage(SCENES[scene], nursery, reader, folder / "stage")
+    stage = Stage(POINTS[scene], nursery, reader, folder / "stage")
     trial = Trial(stage)
     assert not kill_at or trial.suffer(Fault("kill", kill_at))
     found = Traced()

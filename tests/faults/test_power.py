@@ -14,14 +14,20 @@ from typing import Final
 import pytest
 
 from lazyshard.format.names import seal_name
-from tests.harness.disks.power import FILESYSTEMS, Disk, Filesystem
+from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
 from tests.harness.power import sweep as power_sweep
+from tests.harness.power.checks import Told
 from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
-from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery, cut_in_recovery
-from tests.harness.power.scenarios import SCENARIOS
-from tests.harness.power.told import Told
-from tests.harness.power.trials import make_whole
+from tests.harness.power.trials import (
+    Bench,
+    PlayedScene,
+    cut_at_each_call,
+    cut_in_each_recovery,
+    cut_in_recovery,
+    make_whole,
+)
 from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
 
 pytestmark = [
@@ -57,18 +63,18 @@ class Place:
         if name not in self._made:
             folder = self.folder / f"in {name}"
             folder.mkdir()
-            scenario = SCENARIOS[name](folder)
+            played = PlayedScene(name, POWER[name], POWER[name].make(folder))
             disk = self.disk(filesystem)
-            self._made[name] = Bench(self.forks, disk, scenario, make_whole(self.forks, folder, scenario))
+            self._made[name] = Bench(self.forks, disk, played, make_whole(self.forks, folder, played))
         made = self._made[name]
-        return Bench(self.forks, self.disk(filesystem), made.scenario, made.whole, mutant)
+        return Bench(self.forks, self.disk(filesystem), made.played, made.whole, mutant)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     fallback = tmp_path_factory.mktemp("power")
     with (
-        power_sweep.fast_folder(fallback) as folder,
+        fast_folder(fallback) as folder,
         Nursery(folder / "forks", "tests.harness.processes.commands") as forks,
         ExitStack() as stack,
     ):
@@ -238,8 +244,8 @@ def test_a_cut_is_one_although_another_mount_namespace_has_the_disk_too(filesyst
 
 
 def test_a_filesystem_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.harness.disks.power.tool", lambda name: pytest.skip(f"needs {name}"))
-    monkeypatch.setattr(power_sweep, "SCENARIOS", {})
+    monkeypatch.setattr("tests.harness.disks.tool", lambda name: pytest.skip(f"needs {name}"))
+    monkeypatch.setattr(power_sweep, "POWER", {})
     tally = Tally("power")
     power_sweep.sweep(tally, tmp_path, 0, 1)
     assert tally.notes == ["ext4 was left out: needs mkfs.ext4", "xfs was left out: needs mkfs.xfs"]

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.harness.disks.small import SmallDisk
+from tests.harness.disks import SmallDisk
 from tests.harness.soak.disk import Ballast, measure
-from tests.harness.soak.ledger import Ledger, Violation
-from tests.harness.soak.order import DeclaredOrder
+from tests.harness.soak.history import DeclaredOrder, Ledger
 from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
 from tests.harness.soak.report import FAULTS
 from tests.harness.soak.rows import row
-from tests.harness.soak.sweep import soak
+from tests.harness.soak.run import soak
 from tests.harness.soak.watch import Life, Look, Watch, look_at
+from tests.harness.tally import RunViolation
 from tests.plan.oracle import course_of_draws
 
 pytestmark = pytest.mark.timeout(600)
@@ -91,12 +91,12 @@ def test_ledger_takes_back_what_a_checkpoint_does_not_have() -> None:
 def test_ledger_finds_a_sample_that_comes_twice() -> None:
     ledger = Ledger()
     ledger.train(numbers(0, 1, 2))
-    with pytest.raises(Violation, match=r"samples \[1\] of 2 came again"):
+    with pytest.raises(RunViolation, match=r"samples \[1\] of 2 came again"):
         ledger.train(numbers(3, 1))
     ledger.settle(ledger.close())
-    with pytest.raises(Violation, match=r"samples \[2\] of 1 came again"):
+    with pytest.raises(RunViolation, match=r"samples \[2\] of 1 came again"):
         ledger.train(numbers(2))
-    with pytest.raises(Violation, match="came again"):
+    with pytest.raises(RunViolation, match="came again"):
         ledger.train(numbers(7, 7))
 
 
@@ -104,7 +104,7 @@ def test_ledger_finds_a_sample_that_never_came() -> None:
     ledger = Ledger()
     ledger.train(numbers(0, 1, 3, 4))
     ledger.check_below(2)
-    with pytest.raises(Violation, match="sample 2 was never trained"):
+    with pytest.raises(RunViolation, match="sample 2 was never trained"):
         ledger.check_below(3)
 
 

@@ -17,14 +17,14 @@ from tests.harness.tally import Tally
 
 SWEEPS: Final = {
     "points": "tests.harness.points.sweep",
-    "pairs": "tests.harness.writers.sweep",
+    "pairs": "tests.harness.writers.races",
     "power": "tests.harness.power.sweep",
     "model": "tests.harness.model.sweep",
     "network": "tests.harness.network.sweep",
     "fuzz": "tests.harness.fuzz.sweep",
     "properties": "tests.harness.properties",
-    "training": "tests.harness.runs.training_sweep",
-    "soak": "tests.harness.soak.sweep",
+    "training": "tests.harness.runs.sweep",
+    "soak": "tests.harness.soak.run",
 }
 """Each module has `sweep(tally, place, seed, scale)`: it counts in a `Tally`, writes below `place`, and returns."""
 

@@ -8,9 +8,29 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["Tally"]
+__all__ = ["RunViolation", "Tally", "Violation"]
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
+
+
+class Violation(AssertionError):
+    """A promise that was not kept."""
+
+
+class RunViolation(Violation):
+    """A promise to a run of training that was not kept.
+
+    Attributes:
+        kind: which one: `twice`, `skipped`, `lost`, `order`, `gone` (what is needed was deleted), `torn`, `hang`,
+            `full`, `leak`, `error` (somebody failed who had no reason to), `producer` (it did), `refused` (a state that
+            was to be accepted).
+        text: what was seen.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
 
 
 @dataclass

@@ -21,7 +21,7 @@ DEADLINE_S: Final = 60.0
 
 def environment() -> dict[str, str]:
     # The plain terminal: no colours, no wrapping. One thread for numpy: the processes are many and the cores few.
-    paths = [str(ROOT), str(ROOT / "producer")]
+    paths = [str(ROOT), str(ROOT / "producer"), str(ROOT / "integrations" / "swift")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "OPENBLAS_NUM_THREADS": "1",

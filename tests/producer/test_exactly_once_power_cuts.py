@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.harness.disks.power import FILESYSTEMS, Disk
+from tests.harness.disks import FILESYSTEMS, Disk
 from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import MANY, is_refused, made
 from tests.harness.scenes.sources import KINDS

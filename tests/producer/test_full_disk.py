@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.disks.small import SmallDisk, disk_fixture
+from tests.harness.disks import SmallDisk, disk_fixture
 from tests.producer.commands import assert_one_line, chunk_files, ids, rows, run, run_arguments
 
 pytestmark = [

@@ -15,7 +15,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
-from tests.harness.disks.power import Disk
+from tests.harness.disks import Disk
 from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream

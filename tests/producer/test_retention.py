@@ -16,7 +16,7 @@ from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.storage import StreamReader, write_cursor
 from lazyshard.storage.reading import write_reading
-from tests.harness.disks.small import SmallDisk, disk_fixture
+from tests.harness.disks import SmallDisk, disk_fixture
 from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
 
 pytestmark = pytest.mark.full

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.harness.disks.power import Disk
-from tests.harness.disks.small import SmallDisk
+from tests.harness.disks import Disk, SmallDisk
 from tests.harness.processes.commands import Commands
 from tests.harness.scenes.rows import made
 from tests.harness.scenes.sources import KINDS

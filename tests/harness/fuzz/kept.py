@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import orjson
 
-from tests.harness.fuzz.bounds import bounded
 from tests.harness.fuzz.damage import Damaged, replace_by
 from tests.harness.fuzz.formats import FORMATS, check_bytes
-from tests.harness.fuzz.looks import LOOKS, look_at
+from tests.harness.fuzz.looks import LOOKS, bounded, look_at
 from tests.harness.fuzz.rows import check_batch, check_foreign, check_one
 from tests.harness.fuzz.streams import STREAMS
 

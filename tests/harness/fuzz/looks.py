@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import resource
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -28,11 +31,47 @@ from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.storage import chunk, foreign_rows, list_consumers, read_cursor
 from lazyshard.storage.retire import retire
 from lazyshard.storage.verification import verify
-from tests.harness.fuzz.bounds import Hangs, bounded
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 
-__all__ = ["LOOKS", "Broken", "Look", "look_at"]
+__all__ = ["DEADLINE_S", "LOOKS", "MEMORY_BYTES", "Broken", "Hangs", "Look", "bounded", "look_at"]
+
+
+DEADLINE_S: Final = 30.0
+"""A look takes milliseconds; one that takes so long hangs."""
+
+MEMORY_BYTES: Final = 1 << 30
+"""Above what the process has already. What asks for more gets a MemoryError, which is none of lazyshard's own."""
+
+
+class Hangs(BaseException):
+    """Raised by the timer, out of whatever hangs; nothing that catches errors catches it."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Within, a call that takes too long ends with `Hangs`, and one that takes too much memory with a MemoryError."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Hangs(f"no end within {DEADLINE_S:.0f} s")
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+    resource.setrlimit(resource.RLIMIT_AS, (_most(limits), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _most(limits: tuple[int, int]) -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    return most if limits[0] == resource.RLIM_INFINITY else min(most, limits[0])
+
 
 _DOCUMENTED: Final = frozenset(
     (

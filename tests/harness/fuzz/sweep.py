@@ -1,25 +1,170 @@
 """The sweep over damaged files: formats, rows, states of runs, whole directories; about ten minutes at scale 1.
 
-Each case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.cases`), and
+Each case is drawn from its seed, target and number alone, so a violation is seen again with these (`fuzz.sweep`), and
 with `scripts/test_faults fuzz --seed N`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import orjson
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.harness.fuzz.cases import Cases, hypothesis_case
+from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import fill_row
+from tests.harness.fuzz.damage import Damaged, damage, damage_cursor
+from tests.harness.fuzz.formats import FORMATS, check_bytes, check_value, mutated
+from tests.harness.fuzz.looks import LOOKS, Hangs, bounded, look_at
+from tests.harness.fuzz.mutations import alter_json, spoil, spoil_more
+from tests.harness.fuzz.rows import check_batch, check_foreign, check_one, drawn_lines
+from tests.harness.fuzz.states import check_blend, check_state, drawn_blend, drawn_state, put_streams
+from tests.harness.fuzz.streams import ARRAYS, STREAMS, Known
 from tests.harness.tally import Tally
 
-__all__ = ["CASES", "sweep"]
+__all__ = ["CASES", "Cases", "Found", "hypothesis_case", "sweep"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a case has shown.
+
+    Attributes:
+        broken: what was broken, None if nothing.
+        taken: whether the input was taken as valid, and so was looked at further.
+    """
+
+    broken: str | None
+    taken: bool
+
+
+class Cases:
+    """Runs cases.
+
+    Args:
+        place: an empty directory of one's own.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._streams = put_streams(place)
+        self._run: Final[dict[str, Callable[[Random], bool]]] = {
+            "formats": _formats,
+            "rows": _rows,
+            "batches": _batches,
+            "foreign": self._foreign,
+            "states": self._states,
+            "blends": self._blends,
+            "descriptions": _descriptions,
+        }
+
+    def run(self, target: str, seed: int, number: int) -> Found:
+        """Runs a case of a target: one of `_run`, "cursors", "streams" or "arrays"."""
+        random = Random(f"{seed}/{target}/{number}")
+        if target == "arrays":
+            return self._look(ARRAYS, random, damage, LOOKS)
+        if target == "streams":
+            return self._damaged(random)
+        if target == "cursors":
+            return self._damaged_cursor(random)
+        try:
+            with bounded():
+                return Found(None, self._run[target](random))
+        except (Exception, Hangs) as error:
+            return Found(f"{type(error).__name__}: {str(error)[:500]}", False)
+
+    def _foreign(self, random: Random) -> bool:
+        data = b"".join(drawn_lines(random))
+        check_foreign(spoil_more(data, random) if random.randrange(2) else data, self._place / "foreign.jsonl")
+        return True
+
+    def _states(self, random: Random) -> bool:
+        known, state, options = drawn_state(random)
+        return check_state(self._streams[known.name], known, state, options, random.choice((1, 1, 2, 3)))
+
+    def _blends(self, random: Random) -> bool:
+        return check_blend(self._streams, *drawn_blend(self._streams, random), random.choice((1, 1, 2, 3)))
+
+    def _damaged(self, random: Random) -> Found:
+        return self._look(random.choice(list(STREAMS.values())), random, damage, LOOKS)
+
+    def _damaged_cursor(self, random: Random) -> Found:
+        known = STREAMS[random.choice(("live", "retired"))]
+        return self._look(known, random, damage_cursor, ("status", "resume", "delete"))
+
+    def _look(
+        self, known: Known, random: Random, spoil: Callable[[Path, Known, Random], Damaged], looks: Iterable[str]
+    ) -> Found:
+        directory = self._place / "damaged"
+        known.put(directory)
+        try:
+            done = spoil(directory, known, random)
+            for look in looks:
+                broken = look_at(directory, known, done, look)
+                if broken is not None:
+                    return Found(f"{known.name}, {', '.join(done.what)}: {broken}", False)
+        finally:
+            shutil.rmtree(directory)
+        return Found(None, not done.what)
+
+
+def hypothesis_case(random: Random) -> None:
+    """Draws a case of a format or of rows, for Hypothesis. Raises what it broke."""
+    target = random.choice((*FORMATS.values(), None))
+    if target is None:
+        check_one(spoil(random.choice(drawn_lines(random)), random)[1])
+        check_batch(drawn_lines(random))
+        return
+    check_value(target, target.make(random))
+    check_bytes(target, mutated(target, random))
+
+
+def _formats(random: Random) -> bool:
+    target = random.choice(list(FORMATS.values()))
+    check_value(target, target.make(random))
+    return check_bytes(target, mutated(target, random))
+
+
+def _rows(random: Random) -> bool:
+    line = random.choice(drawn_lines(random))
+    return check_one(spoil_more(line, random) if random.randrange(2) else line)
+
+
+def _descriptions(random: Random) -> bool:
+    """Rows that describe their arrays in odd ways: a description is refused, or what it gives lies within the bytes."""
+    line = ARRAYS.rows[random.randrange(len(ARRAYS.rows))]
+    assert line is not None
+    data = np.frombuffer(random.randbytes(8 * random.randrange(8)), np.uint8)
+    try:
+        row = orjson.loads(alter_json(line, random, values=(-8, 4, 8, 16, 33, 2**31, 2**62, 2**63)))
+        if type(row) is not dict:
+            return False
+        fill_row(row, data)
+    except (RowInvalid, orjson.JSONDecodeError):
+        return False
+    pending = [row]
+    while pending:
+        value: Any = pending.pop()
+        if isinstance(value, np.ndarray) and value.nbytes:
+            assert np.may_share_memory(value, data) and value.nbytes <= data.nbytes
+        elif isinstance(value, (dict, list)):
+            pending += value.values() if isinstance(value, dict) else value
+    return True
+
+
+def _batches(random: Random) -> bool:
+    check_batch(drawn_lines(random))
+    return True
+
 
 CASES: Final = {
     "streams": 9_000,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.harness.model.consumer import Kept, is_readable
 from tests.harness.model.disk import Content
+from tests.harness.model.producer import Kept, is_readable
 from tests.harness.model.stream import (
     CURSOR,
     END_PATH,

@@ -10,9 +10,8 @@ from collections.abc import Collection, Hashable, Iterator
 from dataclasses import replace
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from tests.harness.model.consumer import Consumer
 from tests.harness.model.disk import Disk, Step, do, half_written, power_cuts, without_junk
-from tests.harness.model.producer import RETIRED_DONE, Producer
+from tests.harness.model.producer import RETIRED_DONE, Consumer, Producer
 from tests.harness.model.promise import Course, Facts, broken, look
 from tests.harness.model.stream import CURSOR, Broken, Plan, Seen
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from lazyshard.format.names import RETIRED
-from tests.harness.model.consumer import Consumer, Kept
 from tests.harness.model.disk import Content, Step
-from tests.harness.model.producer import Producer
+from tests.harness.model.producer import Consumer, Kept, Producer
 from tests.harness.model.stream import CURSOR, HEAD_PATH, STREAM, Listed, Plan, Seen, at, data_path, seal_path
 from tests.harness.model.world import World
 

@@ -18,13 +18,10 @@ from lazyshard.errors import WaitTimeout
 from lazyshard.format import Cursor
 from lazyshard.format.arrays import pack_row
 from lazyshard.storage import write_cursor
-from tests.harness.points.sealed import SealedChunks, Violation
+from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.nursery import Answering, Silent, decode, encode
-
-__all__ = ["CONSUMER", "Read", "Reader", "Watched"]
-
-CONSUMER: Final = "slow"
-"""Name of the consumer that the reader is, where it acknowledges."""
+from tests.harness.scenes.table import CONSUMER
+from tests.harness.tally import Violation
 
 _ANSWER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.001

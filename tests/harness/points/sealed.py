@@ -14,12 +14,9 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format import End, Head, Seal, SealedArrays, parse_row
 from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
 from lazyshard.storage import read_retired
+from tests.harness.tally import Violation
 
-__all__ = ["SealedChunks", "Violation"]
-
-
-class Violation(AssertionError):
-    """A promise that was not kept."""
+__all__ = ["SealedChunks"]
 
 
 class SealedChunks:

@@ -1,6 +1,6 @@
 """Every crash point: the producer's command is stopped, or has an error, at each call that changes a file.
 
-For every kind of source (`points.scenes`), each call N = 1, 2, ... of a run until it gets through without one: killed
+For every kind of source (`scenes.table`), each call N = 1, 2, ... of a run until it gets through without one: killed
 before, after and half way through it; an error in its place, once and from there on; and once more at each call M of
 the run that goes on from there. While all this happens a process reads the stream (`points.reader`). What is to hold is
 in `points.sealed` for every instant and in `points.trial` for the end. The streams are in memory where there is room
@@ -21,16 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.harness.points.faults import ERRORS, Fault, parse_faults, ways
+from tests.harness.disks import fast_folder
 from tests.harness.points.reader import Reader
-from tests.harness.points.scenes import SCENES
-from tests.harness.points.sealed import Violation
-from tests.harness.points.stage import Stage
-from tests.harness.points.trial import Trial
+from tests.harness.points.trial import Stage, Trial
 from tests.harness.processes.commands import Commands
-from tests.harness.processes.kill_points import When
-from tests.harness.tally import Tally
-from tests.harness.writers.crashes import fast_directory
+from tests.harness.processes.kill_points import ERRORS, Fault, When, parse_faults, ways
+from tests.harness.scenes.table import POINTS
+from tests.harness.tally import Tally, Violation
 
 __all__ = ["Sweeper", "stage", "sweep"]
 
@@ -197,14 +194,14 @@ class Sweeper:
 @contextmanager
 def stage(name: str, place: Path, broken: Sequence[str] = ()) -> Iterator[Stage]:
     """A scene by its name, ready to be played; see `Stage`."""
-    with fast_directory(place) as folder, Commands(folder) as nursery, Reader() as reader:
-        yield Stage(SCENES[name], nursery, reader, folder / "stage", broken)
+    with fast_folder(place) as folder, Commands(folder) as nursery, Reader() as reader:
+        yield Stage(POINTS[name], nursery, reader, folder / "stage", broken)
 
 
 def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     """Plays all of it, or of the first faults every 1/scale-th."""
     step = max(1, round(1 / scale))
-    for name in SCENES:
+    for name in POINTS:
         with contextlib.ExitStack() as stack:
             try:
                 sweeper = Sweeper(stack.enter_context(stage(name, place)), tally, name, step, seed)

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.storage import list_consumers, read_cursor, read_retired
-from tests.harness.disks.power import Disk
-from tests.harness.power.checks import Violation
-from tests.harness.power.cuts import ORDER
-from tests.harness.power.lives import CONSUMER, Stop, produce
+from tests.harness.disks import Disk
+from tests.harness.power.lives import Stop, produce
 from tests.harness.power.training import EVERY, TOTAL, Checkpoint, Progress, found, train
-from tests.harness.power.trials import RETAINS, Scenario
+from tests.harness.power.trials import ORDER, PlayedScene
 from tests.harness.processes.nursery import Ended, Nursery
-from tests.harness.scenes.sources import FedSource
-from tests.harness.tally import Tally
+from tests.harness.scenes.table import CONSUMED, CONSUMER
+from tests.harness.tally import Tally, Violation
 
-PER_CHUNK: Final = 4
+PER_CHUNK: Final = CONSUMED.per_chunk
 
 LIVE: Final = 4
 """Chunks of the stream that are published when the run starts."""
@@ -34,23 +32,20 @@ class Beginning:
 
     Attributes:
         folder: the stream as it is when the run starts.
-        scenario: what is produced.
+        played: what is produced.
     """
 
     folder: Path
-    scenario: Scenario
+    played: PlayedScene
 
 
 def begin(forks: Nursery, folder: Path) -> Beginning:
     """Makes the stream up to where the run starts."""
-    path = folder / "consumed.jsonl"
-    rows = [b'{"id":%d}' % number for number in range(TOTAL)]
-    path.write_bytes(b"\n".join([*rows, b""]))
-    scenario = Scenario("consumer", FedSource(str(path), rows), PER_CHUNK, RETAINS)
+    played = PlayedScene("consumer", CONSUMED, CONSUMED.make(folder))
     out = folder / "live"
     ended = forks.call(
         produce,
-        arguments=scenario.arguments(out),
+        arguments=played.arguments(out),
         stop=None,
         mutant=None,
         told="",
@@ -58,7 +53,7 @@ def begin(forks: Nursery, folder: Path) -> Beginning:
     )
     if ended.status != -signal.SIGKILL:
         raise RuntimeError(f"the producer was not killed but exits with {ended.status}: {ended.said}")
-    return Beginning(out, scenario)
+    return Beginning(out, played)
 
 
 class ConsumerTrial:
@@ -153,7 +148,7 @@ class ConsumerTrial:
         self._check(Progress(until, until))
 
     def _produce(self) -> None:
-        arguments = self._beginning.scenario.arguments(self._stream)
+        arguments = self._beginning.played.arguments(self._stream)
         ended = self._forks.call(produce, arguments=arguments, stop=None, mutant=None, told="")
         if ended.status:
             raise Violation(f"the producer exits with {ended.status}: {ended.last_words}")

@@ -17,12 +17,11 @@ from typing import Any, Final
 from lazyshard.format import Cursor
 from lazyshard.storage import write_cursor
 from lazyshard.storage.manifest import read_manifest
-from tests.harness.disks.power import cut_power
+from tests.harness.disks import cut_power
 from tests.harness.planted import power as power_mutants
-from tests.harness.power.told import Told
+from tests.harness.power.checks import Told
 from tests.harness.processes.kill_points import KillPoint, When
-
-CONSUMER: Final = "trainer"
+from tests.harness.scenes.table import CONSUMER
 
 LAG: Final = 2
 """Chunks that the consumer beside a producer has not acknowledged, the newest ones."""

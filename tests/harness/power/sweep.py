@@ -7,9 +7,6 @@ ways. Parts: `single`, a cut at each point; `kill, cut`, a kill at each call and
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +14,12 @@ from typing import Final
 
 import pytest
 
-from tests.harness.disks.power import FILESYSTEMS, Disk
+from tests.harness.disks import FILESYSTEMS, Disk, fast_folder
 from tests.harness.power.consumer import begin, cut_consumer_at_each_call
-from tests.harness.power.cuts import Bench, cut_at_each_call, cut_in_each_recovery
-from tests.harness.power.scenarios import SCENARIOS
-from tests.harness.power.trials import make_whole
+from tests.harness.power.trials import Bench, PlayedScene, cut_at_each_call, cut_in_each_recovery, make_whole
 from tests.harness.processes.nursery import Nursery
+from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
-
-_ROOM: Final = 512 << 20
-"""Bytes that images and what is beside them may take of memory."""
 
 _STACKED_EVERY: Final = {
     "plain": 6,
@@ -51,14 +44,14 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
     every = max(1, round(1 / scale))
     with fast_folder(place) as folder, Nursery(folder / "forks", "tests.harness.processes.commands") as forks:
         (folder / "in").mkdir()
-        made = {name: make(folder / "in") for name, make in SCENARIOS.items()}
-        wholes = {name: make_whole(forks, folder, scenario) for name, scenario in made.items()}
+        made = {name: PlayedScene(name, scene, scene.make(folder / "in")) for name, scene in POWER.items()}
+        wholes = {name: make_whole(forks, folder, played) for name, played in made.items()}
         beginning = begin(forks, folder)
         for filesystem in FILESYSTEMS:
             try:
                 with Disk(folder / filesystem, filesystem) as disk:
-                    for name, scenario in made.items():
-                        bench = Bench(forks, disk, scenario, wholes[name])
+                    for name, played in made.items():
+                        bench = Bench(forks, disk, played, wholes[name])
                         with _counted(tally, f"{filesystem} {name}, cut"):
                             cut_at_each_call(tally, bench, every, seed)
                         stacked = every * _STACKED_EVERY[name]
@@ -71,15 +64,6 @@ def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
                             cut_consumer_at_each_call(tally, forks, disk, beginning, every, seed, swift=swift)
             except pytest.skip.Exception as reason:
                 tally.notes.append(f"{filesystem} was left out: {reason}")
-
-
-@contextmanager
-def fast_folder(fallback: Path) -> Iterator[Path]:
-    """A folder in memory if there is room, where syncing costs nothing; a cut shows the same there."""
-    memory = Path("/dev/shm")
-    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
-    with tempfile.TemporaryDirectory(dir=memory if roomy else fallback, prefix="power-") as folder:
-        yield Path(folder)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from lazyshard.storage.durable import publish_bytes, sync_directory
 from lazyshard_swift import checkpoints as swift_checkpoints
 from lazyshard_swift.checkpoints import load_if_there, save_position
 from lazyshard_swift.position import Position
-from tests.harness.power.lives import CONSUMER, installed
+from tests.harness.power.lives import installed
+from tests.harness.scenes.table import CONSUMER
 
 TOTAL: Final = 24
 BATCH: Final = 2

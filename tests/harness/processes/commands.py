@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.harness.disks.power import cut_power
+from tests.harness.disks import cut_power
 from tests.harness.processes.kill_points import CALLS, KillPoint, When
 from tests.harness.processes.nursery import Nursery, leave
 from tests.producer.commands import ROOT

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 from typing import Final
 
 from tests.harness.runs.plan import LifePlan, RunPlan
-from tests.plan.oracle import course_of_draws
+from tests.harness.tally import RunViolation
+from tests.plan.oracle import course_of_draws, turns
 
 OF_A_STREAM: Final = 1_000_000
 """Where several streams are blended, the samples of each have numbers of their own: those of stream k from k times this
@@ -25,20 +27,6 @@ number on."""
 
 Step = list[list[int]]
 """The samples of each rank in one step."""
-
-
-class Violation(AssertionError):
-    """A promise that was not kept.
-
-    Attributes:
-        kind: which one: `twice`, `skipped`, `order`, `gone` (what is needed was deleted), `torn`, `hang`, `error`
-            (somebody failed who had no reason to), `producer` (it did), `refused` (a state that was to be accepted).
-    """
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(kind, text)
-        self.kind = kind
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +76,7 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
     """Checks that all lives together have trained every sample once, in order.
 
     Raises:
-        Violation: they have not.
+        RunViolation: they have not.
     """
     history = survived(lives, len(lives) - 1, len(lives[-1].steps))
     trained = check_once(run, history)
@@ -96,7 +84,7 @@ def check_whole(run: RunPlan, lives: Sequence[Lived]) -> None:
     last = lives[-1].plan
     if len(missing) >= last.dp * last.batch_size:
         most = f"{last.dp} ranks with micro batches of {last.batch_size} leave fewer than their product over"
-        raise Violation("skipped", f"samples {missing} were not trained; {most}")
+        raise RunViolation("skipped", f"samples {missing} were not trained; {most}")
     check_order(run, history)
 
 
@@ -104,15 +92,15 @@ def check_once(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) -> 
     """Checks that no sample was trained twice, and none that there is not; returns those that were.
 
     Raises:
-        Violation: one was.
+        RunViolation: one was.
     """
     trained = Counter(sample for _, steps in history for step in steps for rank in step for sample in rank)
     twice = sorted(sample for sample, count in trained.items() if count > 1)
     if twice:
-        raise Violation("twice", f"samples {twice} were trained more than once")
+        raise RunViolation("twice", f"samples {twice} were trained more than once")
     foreign = sorted(set(trained) - set(range(run.total)))
     if foreign:
-        raise Violation("order", f"samples {foreign} are past the end, {run.total}")
+        raise RunViolation("order", f"samples {foreign} are past the end, {run.total}")
     return set(trained)
 
 
@@ -120,7 +108,7 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
     """Checks that each rank has trained what the plain lists of the oracle deal it.
 
     Raises:
-        Violation: one has not.
+        RunViolation: one has not.
     """
     parts: list[tuple[int, int, list[Step]]] = []
     for plan, steps in history:
@@ -140,7 +128,7 @@ def check_order(run: RunPlan, history: Sequence[tuple[LifePlan, list[Step]]]) ->
             expected = declared[number][rank]
             if found != expected:
                 at = next(i for i in range(len(expected) + 1) if found[: i + 1] != expected[: i + 1])
-                raise Violation(
+                raise RunViolation(
                     "order",
                     f"part {number} of {[part[:3] for part in chain]}, rank {rank} of {dp}, micro batch {size}: at "
                     f"position {at} it trained {found[at : at + 3]}, declared are {expected[at : at + 3]}",
@@ -166,14 +154,118 @@ def check_kept(run: RunPlan, lives: Sequence[Lived], life: int, steps: int, reti
         retired: chunks below this number are gone.
 
     Raises:
-        Violation: it is not.
+        RunViolation: it is not.
     """
     history = survived(lives, life, steps)
     trained = {sample for _, done in history for step in done for rank in step for sample in rank}
     left = sorted(set(range(run.total)) - trained)
     if left and left[0] // run.per_chunk < retired:
-        raise Violation(
+        raise RunViolation(
             "gone",
             f"chunks below {retired} are deleted, but after {steps} steps of life {life} sample {left[0]} of chunk "
             f"{left[0] // run.per_chunk} is still to be trained",
         )
+
+
+History = Sequence[tuple[LifePlan, list[Step]]]
+
+
+def of_stream(lives: Sequence[Lived], number: int) -> list[Lived]:
+    """Returns what lives have trained of one stream, step by step, by its own sample numbers."""
+    first = number * OF_A_STREAM
+    return [
+        replace(
+            life,
+            plan=replace(life.plan, batch_size=1),
+            steps=[
+                [[sample - first for sample in rank if sample // OF_A_STREAM == number] for rank in step]
+                for step in life.steps
+            ],
+        )
+        for life in lives
+    ]
+
+
+def steps_left(run: RunPlan, lives: Sequence[Lived], origin: tuple[int, int] | None, plan: LifePlan) -> int:
+    """Returns about how many steps a life has, until the first of its streams is at its end.
+
+    Args:
+        run: the run.
+        lives: those so far.
+        origin: the life from which it goes on, and the steps which that had trained; None for neither.
+        plan: of the life.
+    """
+    trained = [0] * len(run.streams)
+    for _, steps in [] if origin is None else survived(lives, *origin):
+        for sample in [sample for step in steps for rank in step for sample in rank]:
+            trained[sample // OF_A_STREAM] += 1
+    draws = [
+        (stream.total - done) // plan.dp * sum(plan.weights) // weight
+        for stream, done, weight in zip(run.streams, trained, plan.weights, strict=True)
+        if weight
+    ]
+    return max(0, min(draws)) // plan.batch_size
+
+
+def check_blend(run: RunPlan, lives: Sequence[Lived]) -> None:
+    """Checks that all lives together have trained no sample twice, in the declared order and mixture, to the end.
+
+    Raises:
+        RunViolation: they have not.
+    """
+    steps = len(lives[-1].steps)
+    for number, stream in enumerate(run.streams):
+        history = survived(of_stream(lives, number), len(lives) - 1, steps)
+        check_once(stream, history)
+        check_order(stream, history)
+    history = survived(lives, len(lives) - 1, steps)
+    following = check_turns(history)
+    check_end(run, history, following)
+
+
+def check_turns(history: History) -> list[int]:
+    """Checks that all ranks drew from the same streams at the same positions, and from those whose turn it was.
+
+    Returns:
+        Whose turn it would be in the next micro batch.
+
+    Raises:
+        RunViolation: one has not.
+    """
+    begun: tuple[int, ...] = ()
+    drawn = 0
+    for number, (plan, steps) in enumerate(history):
+        divisor = gcd(*plan.weights)
+        weights = tuple(weight // divisor for weight in plan.weights)
+        if weights != begun:
+            begun, drawn = weights, 0
+        size = plan.batch_size
+        blended = [stream for stream, weight in enumerate(weights) if weight]
+        order = turns([weights[stream] for stream in blended], drawn + size * (len(steps) + 1))
+        declared = [blended[turn] for turn in order[drawn:]]
+        for step, ranks in enumerate(steps):
+            expected = declared[step * size : (step + 1) * size]
+            for rank, samples in enumerate(ranks):
+                found = [sample // OF_A_STREAM for sample in samples]
+                if found != expected:
+                    raise RunViolation(
+                        "order",
+                        f"life {number} of what has survived, step {step}: rank {rank} drew from streams {found}, it "
+                        f"was the turn of {expected}, with weights {plan.weights}",
+                    )
+        drawn += size * len(steps)
+    return declared[-size:]
+
+
+def check_end(run: RunPlan, history: History, following: Sequence[int]) -> None:
+    """Checks that the blend has ended because a stream had not enough for another micro batch of all ranks.
+
+    Raises:
+        RunViolation: it has ended too early.
+    """
+    plan = history[-1][0]
+    left = [stream.total for stream in run.streams]
+    for sample in [sample for _, steps in history for step in steps for rank in step for sample in rank]:
+        left[sample // OF_A_STREAM] -= 1
+    if all(following.count(number) * plan.dp <= most for number, most in enumerate(left)):
+        raise RunViolation("skipped", f"it has ended, and streams have {left} samples left, {following} would be next")

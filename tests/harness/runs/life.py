@@ -7,9 +7,11 @@ and stands for the collectives of a training step: the package needs none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -18,12 +20,110 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
+from lazyshard_producer.cli import main as produce
+from lazyshard_producer.holding import hold, holdback
 from tests.harness.processes.forks import forked, kill, last_words, reap, reap_group
-from tests.harness.runs.history import Violation
-from tests.harness.runs.kills import Board, count_calls
-from tests.harness.runs.plan import LifePlan
-from tests.harness.runs.producing import Producing
-from tests.harness.runs.rank import Rank, Torn
+from tests.harness.runs.history import OF_A_STREAM
+from tests.harness.runs.kills import PRODUCER, Board, count_calls
+from tests.harness.runs.plan import LifePlan, RunPlan
+from tests.harness.runs.rank import CONSUMER, Rank, Torn, row
+from tests.harness.tally import RunViolation
+
+_OFTEN_S: Final = 0.005
+"""How often it looks at its consumers: what may be deleted is to be deleted at once, not when all is over."""
+
+
+class Producing:
+    """The producer.
+
+    Args:
+        run: the run, as one over this stream alone.
+        folder: that of the run.
+        board: where its calls are counted.
+        number: of the stream.
+
+    Attributes:
+        stream: the stream's directory.
+        fd: is readable when it has ended; -1 while there is none.
+        died: how often it was killed alone.
+    """
+
+    def __init__(self, run: RunPlan, folder: Path, board: Board, number: int = 0) -> None:
+        self.stream = folder / f"stream-{number}"
+        self.fd = -1
+        self.died = 0
+        self._run = run
+        self._board = board
+        self._number = number
+        self._said = folder / f"producer-{number}.log"
+        self._source = folder / f"rows-{number}.jsonl"
+        first = number * OF_A_STREAM
+        self._source.write_text("".join(json.dumps(row(first + sample)) + "\n" for sample in range(run.samples)))
+        self._deaths = iter(run.deaths)
+        self._pid = 0
+        self._ended = False
+
+    def start(self, group: int) -> None:
+        """Starts it if it is not there and the stream has not ended, and moves it into a group; 0 is one of its own."""
+        if self._pid == 0 and not self._ended:
+            alone_at = next(self._deaths, 0)
+            self._pid = forked(lambda: self._produce(alone_at), self._said)
+            self.fd = os.pidfd_open(self._pid)
+            self._board.set_producing(self._number, True)
+        if self._pid:
+            # Fails if it is gone by now, which is noticed elsewhere.
+            with contextlib.suppress(ProcessLookupError):
+                os.setpgid(self._pid, group or self._pid)
+
+    def has_ended(self) -> None:
+        """Reaps it; one that was killed alone may be started again.
+
+        Raises:
+            RunViolation: it has failed.
+        """
+        status = self._reap()
+        self._ended = status == 0
+        if status not in (0, -signal.SIGKILL):
+            raise RunViolation("producer", f"the producer ended with {status}: {last_words(self._said)}")
+        if status and not self._board.killed:
+            self.died += 1
+
+    def stop(self) -> None:
+        """Kills it, if it is there."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            self._reap()
+
+    def said(self) -> str:
+        """Returns its last words."""
+        return last_words(self._said)
+
+    def _reap(self) -> int:
+        status = reap(self._pid, "the producer")
+        os.close(self.fd)
+        self._pid, self.fd = 0, -1
+        self._board.set_producing(self._number, False)
+        return status
+
+    def _produce(self, alone_at: int) -> int:
+        holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
+        hold._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
+        count_calls(self._board, PRODUCER + self._number, alone_at)
+        return produce(
+            [
+                *("run", "--source", str(self._source), "--out", str(self.stream), "--no-progress"),
+                *(
+                    "--samples-per-chunk",
+                    str(self._run.per_chunk),
+                    "--retain",
+                    self._run.retain,
+                    "--consumers",
+                    CONSUMER,
+                ),
+                *self._run.pace,
+            ]
+        )
+
 
 START_S: Final = 45.0
 """How long the ranks may take to their first step."""
@@ -69,7 +169,7 @@ class Life:
         """Runs the ranks; returns True if they came to the end, False if they were killed as planned.
 
         Raises:
-            Violation: one of them has failed, or nothing goes on.
+            RunViolation: one of them has failed, or nothing goes on.
             TimeoutError: what was killed is still there.
         """
         self.folder.mkdir()
@@ -157,7 +257,7 @@ class Life:
                         selector.register(one.fd, selectors.EVENT_READ, None)
                 found = selector.select(deadline - time.monotonic())
                 if not found:
-                    raise Violation("hang", f"nothing goes on any more: {self._who_waits(waiting)}")
+                    raise RunViolation("hang", f"nothing goes on any more: {self._who_waits(waiting)}")
                 for key, _ in found:
                     if key.data is None:
                         selector.unregister(key.fd)
@@ -177,7 +277,7 @@ class Life:
                     continue
                 said = waiting[0]
                 if len(set(waiting.values())) > 1:
-                    raise Violation("order", f"after {step} steps ranks are not in lockstep: {waiting}")
+                    raise RunViolation("order", f"after {step} steps ranks are not in lockstep: {waiting}")
                 waiting.clear()
                 deadline = time.monotonic() + self.patience_s
                 self._go_on()
@@ -215,7 +315,7 @@ class Life:
     def _check_killed(self, rank: int) -> None:
         if not self.board.killed:
             words = last_words(self.folder / f"rank-{rank}.log")
-            raise Violation("error", f"rank {rank} is gone without a word: {words}")
+            raise RunViolation("error", f"rank {rank} is gone without a word: {words}")
         if self._dies_together:
             # One that was there before may not have been in the group yet.
             self._stop_producers()
@@ -225,12 +325,12 @@ class Life:
             status = self._reap(rank)
             if status:
                 words = last_words(self.folder / f"rank-{rank}.log")
-                raise Violation("error", f"rank {rank} ended with {status}: {words}")
+                raise RunViolation("error", f"rank {rank} ended with {status}: {words}")
 
     def _fail(self, rank: int, said: dict[str, Any]) -> None:
         # What one says that has lost another one is nobody's fault.
         if not self.board.killed:
-            raise Violation(said["kind"], f"rank {rank}: {said['text']}; {self._where()}")
+            raise RunViolation(said["kind"], f"rank {rank}: {said['text']}; {self._where()}")
 
     def _who_waits(self, waiting: dict[int, str]) -> str:
         said = "; another one: ".join(one.said()[-600:] for one in self.producing)

@@ -21,14 +21,21 @@ from tests.harness.planted import runs as run_mutants
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
 from tests.harness.processes.nursery import Nursery, leave
 from tests.harness.runs import checkpoints as run_checkpoints
-from tests.harness.runs.blend_history import check_blend, of_stream, steps_left
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.runs.history import Lived, Violation, check_kept, check_whole, read_steps
+from tests.harness.runs.history import (
+    Lived,
+    check_blend,
+    check_kept,
+    check_whole,
+    of_stream,
+    read_steps,
+    steps_left,
+)
 from tests.harness.runs.kills import Board
-from tests.harness.runs.life import Life
+from tests.harness.runs.life import Life, Producing
 from tests.harness.runs.plan import LifePlan, RunPlan
-from tests.harness.runs.producing import Producing
 from tests.harness.runs.rank import Rank
+from tests.harness.tally import RunViolation
 
 RUN_S: Final = 100.0
 """How long a run may take; what hangs in it says so itself before that."""
@@ -105,7 +112,7 @@ def play(run: RunPlan, mutant: str | None, folder: Path) -> Played:
     left_alone: list[int] = []
     try:
         _live(run, folder, board, producing, played, left_alone)
-    except Violation as error:
+    except RunViolation as error:
         played.kind, played.text = error.kind, error.text
     except TimeoutError as error:
         played.kind, played.text = "hang", str(error)
@@ -162,7 +169,7 @@ def _live(
         # One that was killed at work leaves what its next start would remove.
         findings = [found for found in verify(stream, jobs=1).findings if found.severity != "leftover"]
         if findings:
-            raise Violation("torn", f"the stream {stream.name} is damaged: {findings}")
+            raise RunViolation("torn", f"the stream {stream.name} is damaged: {findings}")
 
 
 def _choose(folder: Path, back: int) -> tuple[Checkpoint | None, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -119,3 +120,29 @@ def is_refused(line: bytes, *, transform: bool) -> bool:
     if not line.endswith(b"}"):
         return True
     return transform and int(orjson.loads(line)["id"]) % 11 == 7
+
+
+def with_arrays(row: Row) -> Any:
+    """A row with two arrays, either of which may be empty, or one without any; some are refused."""
+    number = row["id"]
+    if number % 11 == 7:
+        raise ValueError("seven")
+    if _is_plain(number):
+        return {"id": number}
+    ids = np.full(number % 4, number, np.int32)
+    mel = np.full((3, number % 3), number, np.float16)
+    return {"id": number, "length": len(ids), "input_ids": ids, "audio": [{"mel": mel}]}
+
+
+def side_bytes(number: int) -> bytes:
+    """What the side file holds of the row with this id."""
+    if _is_plain(number):
+        return b""
+    ids = struct.pack("<i", number) * (number % 4)
+    mel = struct.pack("<e", number) * (3 * (number % 3))
+    return b"".join(part + bytes(-len(part) % 8) for part in (ids, mel))
+
+
+def _is_plain(number: int) -> bool:
+    # Pairs of rows: so there are chunks all of whose rows are plain, and whose side file is empty.
+    return number // 2 % 4 == 1

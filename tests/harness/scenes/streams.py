@@ -16,7 +16,7 @@ from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, sea
 from lazyshard.storage.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from tests.harness.disks.power import Disk
+from tests.harness.disks import Disk
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.scenes.sources import FedSource

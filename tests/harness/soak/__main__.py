@@ -68,8 +68,7 @@ def _soak(args: argparse.Namespace, place: Path) -> int:
 
 
 def _million(args: argparse.Namespace, place: Path) -> int:
-    from tests.harness.soak.million import measure
-    from tests.harness.soak.million_room import room
+    from tests.harness.soak.million import measure, room
 
     with room(place, args.chunks) as folder:
         measured = measure(folder, args.chunks, _say)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness.tools import find_tool
+from tests.harness.disks import find_tool
 
 _CLONE_NEWNS: Final = 0x00020000
 SHARED_MEMORY: Final = Path("/dev/shm")

@@ -8,15 +8,226 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.storage import read_retired
 from tests.harness.runs.checkpoints import Checkpoint
-from tests.harness.soak.ledger import Ledger, Violation
-from tests.harness.soak.order import DeclaredOrder, Standing
 from tests.harness.soak.rank import Rules, Shape
+from tests.harness.tally import RunViolation
+from tests.plan.oracle import permutation, slices
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the ranks stand, as a checkpoint would keep it.
+
+    Attributes:
+        own: what is carried over, a list for each rank.
+        start: behind that the samples from here on are dealt.
+        turn: the rank that gets the first sample of a tail.
+        at: how many positions each rank has drawn since `own` was dealt.
+    """
+
+    own: tuple[tuple[int, ...], ...]
+    start: int
+    turn: int
+    at: int
+
+
+class DeclaredOrder:
+    """The order of a run.
+
+    Args:
+        unit: samples dealt to a rank in a row.
+        window: positions of a rank that are shuffled together, a multiple of the unit; 0 keeps the order.
+        seed: of the shuffle.
+        dp: ranks that begin the run.
+
+    Attributes:
+        total: the stream's samples, once it has ended; None before.
+    """
+
+    def __init__(self, unit: int, window: int, seed: int, dp: int) -> None:
+        self.total: int | None = None
+        self._unit = unit
+        self._window = window
+        self._span = window or unit
+        self._seed = seed
+        self._windows: dict[tuple[int, int], list[int]] = {}
+        self.standing = Standing(((),) * dp, 0, 0, 0)
+
+    def go_on(self, standing: Standing, dp: int) -> None:
+        """Begins a part with so many ranks, where others stood."""
+        self._windows.clear()
+        self.standing = standing
+        if dp == len(standing.own):
+            return
+        opened = self._opened()
+        carried = [sample for lane in range(len(standing.own)) for sample in self._rest(lane, opened)]
+        start = standing.start + opened * self._span * len(standing.own)
+        if self.total is not None:
+            start = min(start, self.total)
+        self._windows.clear()
+        own = tuple(map(tuple, slices(carried, dp)))
+        self.standing = Standing(own, start, len(carried) % dp, 0)
+
+    def draw(self, batch_size: int) -> list[list[int]]:
+        """Returns what each rank draws in the next step, and goes on behind it."""
+        at = self.standing.at
+        drawn = [self._positions(lane, at, at + batch_size) for lane in range(len(self.standing.own))]
+        self.standing = Standing(self.standing.own, self.standing.start, self.standing.turn, at + batch_size)
+        return drawn
+
+    def floor(self) -> int:
+        """Returns a number below which nothing is still to be drawn."""
+        opened = self._opened()
+        start = self.standing.start + opened * self._span * len(self.standing.own)
+        left = [sample for lane in range(len(self.standing.own)) for sample in self._rest(lane, opened)]
+        # The last windows are shorter than the others.
+        end = [] if self.total is None else [self.total]
+        return min([*left, start, *end])
+
+    def _opened(self) -> int:
+        """Windows that some rank has begun."""
+        standing = self.standing
+        return max(0, *(-(-(standing.at - len(own)) // self._span) for own in standing.own))
+
+    def _rest(self, lane: int, opened: int) -> list[int]:
+        own = self.standing.own[lane]
+        return self._positions(lane, self.standing.at, len(own) + opened * self._span)
+
+    def _positions(self, lane: int, first: int, stop: int) -> list[int]:
+        own = self.standing.own[lane]
+        found = list(own[first:stop])
+        position = max(first, len(own)) - len(own)
+        while position < stop - len(own):
+            number, at = divmod(position, self._span)
+            window = self._open(lane, number)
+            piece = window[at : at + stop - len(own) - position]
+            found += piece
+            position += len(piece)
+            if len(window) < self._span:
+                break
+        return found
+
+    def _open(self, lane: int, number: int) -> list[int]:
+        """Returns a window of a rank, shorter only where the stream has ended."""
+        window = self._windows.get((lane, number))
+        # Of an open end only whole windows are drawn; they stay as they are.
+        if window is None:
+            if len(self._windows) > 4 * len(self.standing.own):
+                self._windows.clear()
+            window = self._deal(lane, number)
+            if self._window:
+                order = permutation(len(window), (self._seed, 0, lane, number))
+                window = [window[at] for at in order]
+            if self.total is not None or len(window) == self._span:
+                self._windows[lane, number] = window
+        return window
+
+    def _deal(self, lane: int, number: int) -> list[int]:
+        dp, unit, start = len(self.standing.own), self._unit, self.standing.start
+        whole = None if self.total is None else max(0, self.total - start) // (dp * unit) * unit
+        window = []
+        for position in range(number * self._span, (number + 1) * self._span):
+            if whole is None or position < whole:
+                window.append(start + (position // unit * dp + lane) * unit + position % unit)
+                continue
+            assert self.total is not None
+            # The tail, one by one: the rank `turn` gets the first.
+            sample = start + whole * dp + (lane - self.standing.turn) % dp + (position - whole) * dp
+            if sample >= self.total:
+                break
+            window.append(sample)
+        return window
+
+
+MOST: Final = 1 << 24
+"""So many samples may lie between the first that is not trained for good and the last that is trained."""
+
+
+class Ledger:
+    """The bookkeeping.
+
+    Attributes:
+        base: every sample below is trained for good.
+        stretch: number of the current stretch, from 1.
+    """
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.stretch = 1
+        self._marks: npt.NDArray[np.uint32] = np.zeros(1 << 12, dtype=np.uint32)
+
+    @property
+    def trained(self) -> int:
+        """How many samples the surviving history has trained."""
+        return self.base + int(np.count_nonzero(self._marks))
+
+    @property
+    def size(self) -> int:
+        """How many samples it keeps something for."""
+        return len(self._marks)
+
+    def train(self, samples: npt.NDArray[np.int64]) -> None:
+        """Counts the samples of a step.
+
+        Raises:
+            RunViolation: `twice`, one of them is trained already; `lost`, one that was left behind never came.
+        """
+        places = samples - self.base
+        known = places[(places >= 0) & (places < len(self._marks))]
+        again = places < 0
+        again[(places >= 0) & (places < len(self._marks))] = self._marks[known] > 0
+        if again.any() or len(np.unique(samples)) < len(samples):
+            raise RunViolation("twice", f"samples {sorted(samples[again].tolist())[:10]} of {len(samples)} came again")
+        most = int(places.max()) + 1
+        if most > MOST:
+            raise RunViolation("lost", f"sample {self.lowest()} was not trained, {int(samples.max())} is")
+        if most > len(self._marks):
+            grown = np.zeros(max(most, 2 * len(self._marks)), dtype=np.uint32)
+            grown[: len(self._marks)] = self._marks
+            self._marks = grown
+        self._marks[places] = self.stretch
+
+    def close(self) -> int:
+        """Ends a stretch, where a checkpoint is written; returns its number."""
+        self.stretch += 1
+        return self.stretch - 1
+
+    def roll_back(self, stretch: int) -> None:
+        """Takes back what came after a stretch; 0 takes back all that is not for good."""
+        self._marks[self._marks > stretch] = 0
+        self.stretch = stretch + 1
+
+    def settle(self, stretch: int) -> None:
+        """Says that nothing up to the end of a stretch will be taken back."""
+        settled = (self._marks > 0) & (self._marks <= stretch)
+        count = len(settled) if settled.all() else int(np.argmin(settled))
+        if count:
+            self._marks = np.concatenate((self._marks[count:], np.zeros(count, dtype=np.uint32)))
+            self.base += count
+        used = np.flatnonzero(self._marks)
+        needed = int(used[-1]) + 1 if len(used) else 0
+        if len(self._marks) > max(1 << 12, 4 * needed):
+            self._marks = self._marks[: max(1 << 12, 2 * needed)].copy()
+
+    def lowest(self) -> int:
+        """Returns the first sample that is not trained."""
+        open_marks = np.flatnonzero(self._marks == 0)
+        return self.base + (int(open_marks[0]) if len(open_marks) else len(self._marks))
+
+    def check_below(self, floor: int) -> None:
+        """Checks that every sample below a number is trained.
+
+        Raises:
+            RunViolation: `lost`.
+        """
+        if self.lowest() < floor:
+            raise RunViolation("lost", f"sample {self.lowest()} was never trained, and nobody is to draw it any more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +295,14 @@ class History:
             number: of the step, in messages.
 
         Raises:
-            Violation: `twice`, `lost` or `order`.
+            RunViolation: `twice`, `lost` or `order`.
         """
         samples = np.concatenate(step)
         self.ledger.train(samples)
         for rank, (found, expected) in enumerate(zip(step, self._order.draw(shape.batch_size), strict=True)):
             if found.tolist() != expected:
                 at = f"life {shape.number}, step {number}, rank {rank} of {shape.dp}"
-                raise Violation("order", f"{at}: read {found.tolist()[:8]}, declared are {expected[:8]}")
+                raise RunViolation("order", f"{at}: read {found.tolist()[:8]}, declared are {expected[:8]}")
         self._consumed += len(samples)
         self.trained += len(samples)
 
@@ -99,7 +310,7 @@ class History:
         """Says that a checkpoint is written now.
 
         Raises:
-            Violation: `lost`, somebody was to have drawn a sample by now.
+            RunViolation: `lost`, somebody was to have drawn a sample by now.
         """
         floor = self._order.floor()
         self._snapshots[self._consumed] = Snapshot(self.ledger.close(), self._order.standing, floor)
@@ -112,7 +323,7 @@ class History:
             Chunks that are deleted.
 
         Raises:
-            Violation: `gone`.
+            RunViolation: `gone`.
         """
         # Before the checkpoints: those that are found after are the ones that were kept then, or newer.
         retired = read_retired(stream)
@@ -121,7 +332,7 @@ class History:
             needed = self._snapshots[consumed].floor // self._rules.per_chunk
             if needed < retired:
                 text = f"chunks below {retired} are deleted; the checkpoint after {consumed} samples needs {needed}"
-                raise Violation("gone", text)
+                raise RunViolation("gone", text)
         if kept:
             self.ledger.settle(self._snapshots[kept[0]].stretch)
             for consumed in [consumed for consumed in self._snapshots if consumed < kept[0]]:
@@ -132,8 +343,8 @@ class History:
         """Checks that all is trained, but for what the last ranks leave over.
 
         Raises:
-            Violation: `lost`.
+            RunViolation: `lost`.
         """
         missing = (self.total or 0) - self.ledger.trained
         if self.total is None or not 0 <= missing < shape.dp * shape.batch_size:
-            raise Violation("lost", f"of {self.total} samples {self.ledger.trained} were trained")
+            raise RunViolation("lost", f"of {self.total} samples {self.ledger.trained} were trained")

@@ -11,6 +11,8 @@ import os
 import selectors
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,9 +24,102 @@ import orjson
 from tests.harness.processes.forks import forked, kill, last_words, reap
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak import rank as soak_rank
-from tests.harness.soak.ledger import Violation
+from tests.harness.soak import rows as soak_rows
 from tests.harness.soak.rank import END, FAILED, GO_ON, MESSAGE, SAVE, Rules, Shape, tell_error
 from tests.harness.soak.watch import children
+from tests.harness.tally import RunViolation
+from tests.producer.commands import environment
+
+FULL: Final = 7
+"""The exit code of a run that the filesystem has refused."""
+
+
+class Producer:
+    """Starts and reaps it.
+
+    Args:
+        stream: the stream's directory.
+        options: of the command, besides source and stream.
+        said: where its words go.
+        stop: the file that asks the source to end.
+
+    Attributes:
+        pid: of the process, 0 while there is none.
+        starts: how often it was started.
+        fulls: how often it ended since the disk was full.
+        ended: whether the stream has ended.
+    """
+
+    def __init__(self, stream: Path, options: Sequence[str], said: Path, stop: Path) -> None:
+        self.pid = 0
+        self.starts = self.fulls = 0
+        self.ended = False
+        self._stream = stream
+        self._options = tuple(options)
+        self._said = said
+        self._stop = stop
+        self._expected: set[int] = set()
+        self._start_at = 0.0
+
+    def start(self, more: Sequence[str] = ()) -> None:
+        """Starts it if it is not there, the stream has not ended, and the pause before it is over."""
+        if self.pid or self.ended or time.monotonic() < self._start_at:
+            return
+        self._expected.clear()
+        command = [sys.executable, "-m", "lazyshard_producer", "run", "--no-progress"]
+        command += ["--source", soak_rows.SOURCE, "--out", str(self._stream), *self._options, *more]
+        variables = environment() | {soak_rows.STOP: str(self._stop)}
+        # Of all its lives the last words of one are enough.
+        self._said.write_bytes(b"")
+        self.pid = forked(lambda: os.execve(sys.executable, command, variables), self._said)
+        self.starts += 1
+
+    def signal(self, number: signal.Signals, pause_s: float = 0.0) -> None:
+        """Sends it a signal; one by which it ends is expected from now on, and it is started again after a pause."""
+        if not self.pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._expected |= {-signal.SIGKILL} if number == signal.SIGKILL else {0, -signal.SIGTERM}
+            self._start_at = time.monotonic() + pause_s
+
+    def check(self, *, full: bool) -> bool:
+        """Reaps it if it has ended; returns whether it has just now.
+
+        Args:
+            full: whether the disk is full, or was a moment ago.
+
+        Raises:
+            RunViolation: it has ended for no reason.
+        """
+        if not self.pid:
+            return False
+        found, status = os.waitpid(self.pid, os.WNOHANG)
+        if not found:
+            return False
+        self.pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0 and (self._stream / "stream.end").exists():
+            self.ended = True
+        elif code == FULL and full:
+            self.fulls += 1
+            self._start_at = max(self._start_at, time.monotonic() + 0.5)
+        elif code not in self._expected:
+            raise RunViolation("producer", f"it ended by itself with {code}: {last_words(self._said)}")
+        return True
+
+    def close(self) -> None:
+        """Kills it, if it is there."""
+        if self.pid:
+            kill(self.pid)
+            reap(self.pid, "the producer")
+            self.pid = 0
+
+    def said(self) -> str:
+        """Returns its last words."""
+        return last_words(self._said)
+
 
 Step = Sequence[npt.NDArray[np.int64]]
 """The samples of each rank."""
@@ -96,7 +191,7 @@ class Job:
             on_step: is given each step; returns whether a checkpoint is to be written.
 
         Raises:
-            Violation: a rank has failed or is gone by itself; they are not in lockstep.
+            RunViolation: a rank has failed or is gone by itself; they are not in lockstep.
         """
         for key, _ in self._selector.select(seconds):
             rank = key.data
@@ -122,7 +217,9 @@ class Job:
         told = [self._told[rank] for rank in range(self.shape.dp)]
         lengths = set(map(len, told))
         if len(lengths) > 1:
-            raise Violation("order", f"after {self.steps} steps ranks are not in lockstep: they told {lengths} bytes")
+            raise RunViolation(
+                "order", f"after {self.steps} steps ranks are not in lockstep: they told {lengths} bytes"
+            )
         self._told.clear()
         word = GO_ON
         if told[0] == END:
@@ -148,14 +245,14 @@ class Job:
         """Ends and reaps the ranks; what workers they leave is in the group.
 
         Raises:
-            Violation: it had come to its end, but a rank has not ended well.
+            RunViolation: it had come to its end, but a rank has not ended well.
         """
         for rank, pid in list(self._pids.items()):
             if not self.ended:
                 kill(pid)
             status = reap(self._pids.pop(rank), f"rank {rank}")
             if self.ended and status:
-                raise Violation("error", f"rank {rank} ended with {status}: {self.said(rank)}")
+                raise RunViolation("error", f"rank {rank} ended with {status}: {self.said(rank)}")
         for own in self._sockets:
             own.close()
         for watch in self._watches:
@@ -207,7 +304,7 @@ class Job:
 
     def _gone(self, rank: int) -> bool:
         if not self.doomed:
-            raise Violation("error", f"rank {rank} is gone by itself: {self.said(rank)}")
+            raise RunViolation("error", f"rank {rank} is gone by itself: {self.said(rank)}")
         return False
 
     def _failed(self, rank: int, said: bytes) -> bool:
@@ -216,5 +313,5 @@ class Job:
         if not self.doomed:
             where = f"after {self.steps} steps of life {self.shape.number} with {self.shape.dp} ranks"
             kind = "full" if error["full"] else _KINDS.get(error["kind"], "error")
-            raise Violation(kind, f"rank {rank} {where}: {error['kind']}: {error['text']}")
+            raise RunViolation(kind, f"rank {rank} {where}: {error['kind']}: {error['text']}")
         return False

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from lazyshard.storage.verification import verify
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
@@ -30,12 +34,12 @@ from tests.harness.soak.disk import (
     used_bytes,
 )
 from tests.harness.soak.history import History
-from tests.harness.soak.job import Job, Step
-from tests.harness.soak.ledger import Violation
-from tests.harness.soak.producer import Producer
+from tests.harness.soak.job import Job, Producer, Step
 from tests.harness.soak.rank import CONSUMER, Shape
 from tests.harness.soak.report import Report, Settings
 from tests.harness.soak.watch import Watch, describe, look_at
+from tests.harness.tally import RunViolation, Tally
+from tests.producer.commands import environment
 
 BATCHES: Final = (16, 32)
 ORPHAN_S: Final = 30.0
@@ -101,7 +105,7 @@ class Soak:
             self.report.notes.append(f"{soak_report.DISK_FULL}: {missing}")
         try:
             self._soak()
-        except Violation as error:
+        except RunViolation as error:
             self.report.violations.append(f"{error.kind}: {error.text}")
         except TimeoutError as error:
             self.report.violations.append(f"hang: {error}; {self._describe()}")
@@ -152,7 +156,7 @@ class Soak:
             self._said_at = now
             self._say(self.report.line((now - self._begun) / 60))
         if time.monotonic() - self._moved_at > self._settings.patience_s:
-            raise Violation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
+            raise RunViolation("hang", f"no step for {self._settings.patience_s:.0f} s; {self._describe()}")
 
     def _serve(self, *, full: bool) -> None:
         until = time.monotonic() + _SERVE_S
@@ -162,7 +166,7 @@ class Soak:
         while not self.job.ended and (left := until - time.monotonic()) > 0:
             try:
                 alive = self.job.serve(left, self._on_step)
-            except Violation as error:
+            except RunViolation as error:
                 if error.kind != "full" or not full:
                     raise
                 self.report.done["lives that ended since the disk was full"] += 1
@@ -218,9 +222,9 @@ class Soak:
         # As docs/retention.md says: the next chunk is taken to be as large as the largest one so far.
         most = self._limit + self._largest
         if use.chunks > most:
-            raise Violation("disk", f"chunks and seals take {use.chunks:,} bytes, {most:,} are allowed")
+            raise RunViolation("disk", f"chunks and seals take {use.chunks:,} bytes, {most:,} are allowed")
         if use.temporary > _MOST_TEMPORARY or use.unpublished > _MOST_TEMPORARY * max(self._largest, 1 << 16):
-            raise Violation("disk", f"{use.temporary} files of {use.unpublished:,} bytes are under .tmp")
+            raise RunViolation("disk", f"{use.temporary} files of {use.unpublished:,} bytes are under .tmp")
         self.report.most("chunks and seals, bytes", use.chunks)
         self.report.most("under .tmp, bytes", use.unpublished)
         if self.ballast is not None and not self._chaos.is_full(_DISK_S + 1):
@@ -236,7 +240,7 @@ class Soak:
                 self.report.most("longest life of a worker without its rank, s", round(time.monotonic() - since, 1))
                 continue
             if time.monotonic() - since > ORPHAN_S + self._chaos.stopped_s:
-                raise Violation("hang", f"workers of a killed rank are there after {ORPHAN_S:.0f} s")
+                raise RunViolation("hang", f"workers of a killed rank are there after {ORPHAN_S:.0f} s")
             left.append((group, since))
         self._orphans = left
 
@@ -246,7 +250,7 @@ class Soak:
         if self.producer.pid:
             processes.append((self.producer.pid, "producer"))
         for leak in self._watch.look(processes):
-            raise Violation("leak", leak)
+            raise RunViolation("leak", leak)
 
     def _check_end(self) -> None:
         """Checks what is left when the stream has ended and all ranks have come to its end."""
@@ -259,20 +263,20 @@ class Soak:
             if not self.producer.check(full=False):
                 time.sleep(0.01)
             if time.monotonic() - self._moved_at > self._settings.patience_s:
-                raise Violation("hang", f"the producer does not end: {self._describe()}")
+                raise RunViolation("hang", f"the producer does not end: {self._describe()}")
         for group, _ in self._orphans:
             reap_group(group)
         self._orphans.clear()
         findings = verify(self._stream, jobs=1).findings
         if findings:
-            raise Violation("torn", f"the stream is damaged: {findings[:3]}")
+            raise RunViolation("torn", f"the stream is damaged: {findings[:3]}")
         left = sorted(path.name for path in (self._stream / ".tmp").glob("*"))
         if left:
-            raise Violation("leak", f"{left} are left under .tmp")
+            raise RunViolation("leak", f"{left} are left under .tmp")
         if has_children():
-            raise Violation("leak", "processes are left")
+            raise RunViolation("leak", "processes are left")
         if names := left_in_memory(self._disk):
-            raise Violation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
+            raise RunViolation("leak", f"{names[:5]} are left in {SHARED_MEMORY}")
 
     def _describe(self) -> str:
         """Returns where everybody is, for those who ask why nothing goes on."""
@@ -311,3 +315,41 @@ class Soak:
         itself = look_at(os.getpid())
         assert itself is not None
         report.held["supervisor"] = asdict(itself)
+
+
+SECONDS: Final = 3600.0
+CHUNKS: Final = 1_000_000
+LEAST_CHUNKS: Final = 2_000
+
+
+def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
+    """Soaks for an hour, or the share of it that is asked for, and makes the stream of a million chunks."""
+    found = soak(place, "--minutes", str(SECONDS * scale / 60), "--seed", str(seed))
+    if found is not None:
+        tally.trial(faults=found["kills"], points=found["done"].get("steps", 0))
+        tally.violations += found["violations"]
+        tally.notes += found["notes"]
+        for name in ("lives", "resumes", "resumes with another number of ranks"):
+            tally.count(name, found["done"].get(name, 0))
+        tally.count("samples trained", int(found["counts"].get("samples trained", 0)))
+    else:
+        tally.violation(f"scripts/soak --seed {seed} did not come to its end")
+    million = soak(place, "--million", "--chunks", str(max(LEAST_CHUNKS, round(CHUNKS * scale))))
+    if million is None:
+        tally.notes.append("scripts/soak --million did not come to its end: what it said is above")
+        return
+    tally.trial(faults=1)
+    tally.violations += million["violations"]
+    tally.count("chunks of the long stream", million["chunks"])
+
+
+def soak(place: Path, *arguments: str) -> dict[str, Any] | None:
+    """Runs the program, in a process of its own; returns its report, None if it made none."""
+    report = place / f"report-{len(list(place.glob('report-*')))}"
+    command = [sys.executable, "-m", "tests.harness.soak", "--dir", str(place), "--json", str(report), *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="", flush=True)
+    if not report.exists():
+        return None
+    found: dict[str, Any] = orjson.loads(report.read_bytes())
+    return found

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +32,7 @@ from lazyshard.storage import (
     writer_opening,
 )
 from lazyshard.storage.listing import list_chunks
+from tests.harness.tally import Violation
 from tests.storage.streams import forked, names
 
 SAMPLES: Final = 7
@@ -51,10 +50,6 @@ _SYSTEM: Final = ("unlink", "rmdir", "mkdir", "rename")
 _MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, workplace, writer_opening)
 
 Mutant = Callable[[], None]
-
-
-class Violation(AssertionError):
-    """A promise that was not kept."""
 
 
 @dataclass
@@ -256,11 +251,3 @@ def sweep(root: Path, when: str, mutant: Mutant | None = None, *, overlap: bool 
             finish(directory, check(directory, {}), mutant, arrays=arrays)
             return at - 1
         finish(directory, check(directory, {}), mutant, arrays=arrays)
-
-
-@contextmanager
-def fast_directory(fallback: Path) -> Iterator[Path]:
-    """A directory in memory, where syncing costs nothing; killing shows the same there."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else fallback) as directory:
-        yield Path(directory)

@@ -21,8 +21,18 @@ import numpy as np
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import ProducerFenced, StreamEnded
+from tests.harness.disks import fast_folder
+from tests.harness.points.sweep import Sweeper, stage
 from tests.harness.processes.kill_points import CALLS
-from tests.harness.writers.crashes import CLEAN, CLEAN_WITH_ARRAYS, PER_CHUNK, SAMPLES, Violation, arrays_of, check
+from tests.harness.tally import Tally, Violation
+from tests.harness.writers.crashes import (
+    CLEAN,
+    CLEAN_WITH_ARRAYS,
+    PER_CHUNK,
+    SAMPLES,
+    arrays_of,
+    check,
+)
 from tests.storage.streams import names
 
 _TO_THE_END: Final = 1 << 30
@@ -248,3 +258,28 @@ def _tell(
         return None
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+SCENES: Final = {"plain": 3, "made": 7, "followed": 7, "retained": 11, "encoded": 7}
+"""Which scenes of the command are played, and every how manieth call of the second run."""
+
+_RACES: Final = 5000
+
+
+def sweep(tally: Tally, place: Path, seed: int, scale: float) -> None:
+    """Plays all of it, or of the first one's calls every 1/scale-th."""
+    step = max(1, round(1 / scale))
+    with fast_folder(place) as folder:
+        for arrays, begun in ((False, False), (False, True), (True, True)):
+            pairs = race_in_pairs(
+                folder, arrays=arrays, begun=begun, looks=True, step=step, first=seed % step, found=tally.violation
+            )
+            tally.points += pairs
+            tally.trials += pairs
+            tally.trial(2 * pairs)
+        races = max(1, round(scale * _RACES))
+        race_by_chance(folder, range(seed * races, (seed + 1) * races), found=tally.violation)
+        tally.trials += races
+    for name, every in SCENES.items():
+        with stage(name, place) as played:
+            Sweeper(played, tally, name, step, seed).in_pairs(every)

@@ -15,7 +15,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, WriterFailed
-from tests.harness.disks.small import SmallDisk
+from tests.harness.disks import SmallDisk
 from tests.storage.streams import forked, head, names, needs_root, produce, rows
 
 BIG = "x" * 3000

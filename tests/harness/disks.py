@@ -1,4 +1,7 @@
-"""A disk that can fail: its power is cut and what was not synced is gone, it turns read-only, it hangs. Needs root."""
+"""Disks: one that can fail, a small one, one in memory; and the programs of the machine that make them. Needs root.
+
+A disk that fails has its power cut, and what was not synced is gone; or it turns read-only, or hangs.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import ctypes
 import fcntl
 import os
 import secrets
+import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +22,33 @@ from typing import Final, Literal
 
 import pytest
 
-from tests.harness.tools import tool
+_ROOM: Final = 512 << 20
+"""Bytes that images and what is beside them may take of memory."""
+
+
+@contextmanager
+def fast_folder(fallback: Path) -> Iterator[Path]:
+    """A folder in memory if there is room, where syncing costs nothing; kills and power cuts show the same there."""
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM
+    with tempfile.TemporaryDirectory(dir=memory if roomy else fallback) as folder:
+        yield Path(folder)
+
+
+def find_tool(name: str) -> str | None:
+    """Returns the path of a program; the folders of the administrator's are looked through as well."""
+    return shutil.which(
+        name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
+    )
+
+
+def tool(name: str) -> str:
+    """Returns the path of a program, or skips the test."""
+    found = find_tool(name)
+    if found is None:
+        pytest.skip(f"needs {name}, which is not on this machine")
+    return found
+
 
 Filesystem = Literal["ext4", "xfs"]
 
@@ -150,3 +181,59 @@ def cut_power(point: str, *, flush: bool = False) -> None:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _LOG_FLUSH if flush else _NO_LOG_FLUSH))
     finally:
         os.close(fd)
+
+
+class SmallDisk:
+    """A context manager: a tmpfs, mounted, and unmounted whatever happens.
+
+    Args:
+        point: where to mount it; made.
+        options: as of mount(8): ``size=256k``, ``nr_inodes=20``.
+        all_closed: whether it is a fault if somebody still has a file of it open at the end.
+    """
+
+    def __init__(self, point: Path, options: str, *, all_closed: bool = False) -> None:
+        self.point: Final = point
+        self._options = options
+        self._all_closed = all_closed
+
+    def __enter__(self) -> SmallDisk:
+        self.point.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", self._options, "lazyshard-test", str(self.point)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._all_closed:
+            done = subprocess.run(["umount", str(self.point)], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return
+        # A mount that stayed would be in the way of whoever deletes the test's folder, days later perhaps.
+        subprocess.run(["umount", "--lazy", str(self.point)], check=True)
+        if self._all_closed:
+            pytest.fail(f"files of a small disk stayed open: {done.stderr.strip()}")
+
+    def fill(self) -> None:
+        """Leaves no room at all."""
+        with (self.point / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+
+    def change(self, options: str) -> None:
+        """Mounts it with other options."""
+        subprocess.run(["mount", "-o", f"remount,{options}", str(self.point)], check=True)
+
+
+def disk_fixture(options: str) -> Callable[..., Iterator[SmallDisk]]:
+    """Returns a fixture: a small disk, of which nothing may be open when its test is over."""
+
+    @pytest.fixture
+    def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+        with SmallDisk(tmp_path / "mount", options, all_closed=True) as found:
+            yield found
+
+    return disk

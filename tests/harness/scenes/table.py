@@ -1,18 +1,24 @@
-"""Small streams of every kind of source, of which each run does all that a longer one does."""
+"""The scenes: small streams of every kind of source, of which each run does all that a longer one does.
+
+`POINTS` are played with kills and errors at every call, `POWER` on a disk whose power is cut. These are smaller still,
+and their rows are plain: every call is a place to cut, and what each call is to find is written down in
+`tests.harness.planted`.
+"""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.harness.points.reader import CONSUMER
 from tests.harness.scenes import sources as killed_sources
 from tests.harness.scenes.rows import BAD, MANY, lines
 from tests.harness.scenes.sources import KINDS, FedSource, FollowedSource
 
-__all__ = ["SCENES", "Scene"]
+CONSUMER: Final = "trainer"
+"""Name of the one that acknowledges."""
 
 _KEEPS: Final = ("--on-bad-row", "quarantine")
 _MAKES: Final = (
@@ -29,9 +35,9 @@ _CUTS: Final = (
 )
 _RETENTION: Final = ("--retain", "consumed", "--consumers", CONSUMER)
 _RETAINS: Final = (*_KEEPS, *_RETENTION)
-_ENCODES: Final = (*_KEEPS, "--encode", "tests.harness.scenes.arrays:encoded")
+_ENCODES: Final = (*_KEEPS, "--encode", "tests.harness.scenes.rows:with_arrays")
 
-QUICK_LOOKS: Final = "tests.harness.points.scenes:look_quickly"
+QUICK_LOOKS: Final = "tests.harness.scenes.table:look_quickly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,9 @@ class Scene:
         live: whether its sources change while they are read, so that each run needs its own.
         behind: chunks that the consumer has read and does not acknowledge yet; None if there is none.
         prepare: functions that the command calls first.
-        encoded: whether its rows hold the arrays that `scenes.arrays` makes.
+        encoded: whether its rows hold the arrays that `scenes.rows` makes.
         tokens: whether its rows are sequences of the tokens that `scenes.rows.tokenized` makes.
+        journal: whether seals name a journal, which has another name in each run.
     """
 
     make: Callable[[Path], list[FedSource]]
@@ -59,6 +66,7 @@ class Scene:
     prepare: tuple[str, ...] = ()
     encoded: bool = False
     tokens: bool = False
+    journal: bool = False
 
 
 def look_quickly() -> None:
@@ -94,7 +102,7 @@ def _mixed(folder: Path) -> list[FedSource]:
     return sources
 
 
-SCENES: Final[dict[str, Scene]] = {
+POINTS: Final[dict[str, Scene]] = {
     "plain": Scene(_one("plain")),
     "gzip": Scene(_one("gzip")),
     "zstd": Scene(_one("zstd")),
@@ -141,3 +149,58 @@ SCENES: Final[dict[str, Scene]] = {
     "split": Scene(_one("plain", count=11), _CUTS, tokens=True),
 }
 """By name. `behind` is less than what the limits let the producer be ahead, so no run waits for ever."""
+
+
+def _numbered(first: int, last: int) -> list[bytes]:
+    return [b'{"id":%d}' % number for number in range(first, last)]
+
+
+def _file(name: str, rows: list[bytes], *more: bytes) -> Callable[[Path], list[FedSource]]:
+    def make(folder: Path) -> list[FedSource]:
+        path = folder / f"{name}.jsonl"
+        path.write_bytes(b"\n".join([*rows, *more, b""]))
+        return [FedSource(str(path), rows)]
+
+    return make
+
+
+def _two_members(folder: Path) -> list[FedSource]:
+    path = folder / "packed.jsonl.gz"
+    rows = _numbered(0, 8)
+    data = b"\n".join([*rows, b"worse", b""])
+    path.write_bytes(gzip.compress(data[:30]) + gzip.compress(data[30:]))
+    return [FedSource(str(path), rows)]
+
+
+def _finished(folder: Path) -> list[FedSource]:
+    """A directory of three files which are finished, and the end marker."""
+    directory = folder / "followed"
+    directory.mkdir()
+    rows = []
+    for number in range(3):
+        part = [*_numbered(4 * number, 4 * number + 4), b"bad"]
+        rows += part
+        (directory / f"{number}.jsonl").write_bytes(b"\n".join([*part, b""]))
+        (directory / f"{number}.jsonl.done").touch()
+    (directory / "_END").touch()
+    source = FedSource(str(directory), rows, "--follow")
+    source.arguments += ["--finished-by", "marker"]
+    return [source]
+
+
+CONSUMED: Final = Scene(_file("consumed", _numbered(0, 24)), _RETENTION, per_chunk=4)
+"""For cuts of a consumer: 24 rows, which are deleted behind it."""
+
+POWER: Final[dict[str, Scene]] = {
+    # Two chunks and a part of one, a bad row in a chunk and one behind the last row.
+    "plain": Scene(_file("plain", [*_numbered(0, 3), b"bad", *_numbered(3, 12)], b"worse"), per_chunk=5),
+    # Two chunks, so that the end of rows is that of a chunk, and a bad row behind.
+    "gzipped": Scene(_two_members, per_chunk=4),
+    "followed": Scene(_finished, per_chunk=5, journal=True),
+    "retained": Scene(_file("retained", _numbered(0, 14)), _RETENTION, per_chunk=2, behind=2),
+    # Two chunks and a part of one, a row that is refused, a chunk without a byte.
+    "encoded": Scene(_file("encoded", _numbered(4, 12)), _ENCODES),
+    "encoded retained": Scene(
+        _file("encoded-retained", _numbered(8, 18)), (*_ENCODES[2:], *_RETENTION), per_chunk=2, behind=2
+    ),
+}

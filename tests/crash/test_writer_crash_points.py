@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lazyshard.format.manifest import Manifest
-from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.storage import chunk_sequence, durable, publishing, recovery, writer_opening
-from lazyshard.storage import lock as locking
-from lazyshard.storage.chunk_sequence import ChunkSequence
-from lazyshard.storage.listing import Listing
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_chunk import OpenChunk
-from lazyshard.storage.steps import StepsAtOnce
+from lazyshard.storage import durable, publishing
 from tests.harness.disks import fast_folder
+from tests.harness.planted.writers import MUTANTS, MUTANTS_OF_ARRAYS
 from tests.harness.tally import Violation
 from tests.harness.writers.crashes import WHEN, Mutant, check, finish, run, sweep
 
@@ -59,110 +49,7 @@ def test_writer_killed_over_and_over_at_its_first_steps_gets_through(root: Path)
     finish(root / "stream", sealed)
 
 
-def seal_before_data() -> None:
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
-        chunk.finish()
-        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-
-    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
-
-
-def head_before_seal() -> None:
-    original = ChunkSequence._publish_chunk
-
-    def publish(self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
-        self.published_chunks += 1
-        self.published_samples += len(chunk)
-        self.tell(self.state)
-        self.published_chunks -= 1
-        self.published_samples -= len(chunk)
-        original(self, chunk, *given)
-
-    ChunkSequence._publish_chunk = publish  # type: ignore[method-assign, assignment]
-
-
-def data_in_place() -> None:
-    """Writes rows under the chunk's own name, and takes what is there for published."""
-    original = recovery.recover
-
-    def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> recovery.Recovered:
-        for path in directory.glob("chunk_*.jsonl"):
-            path.with_name(path.name + ".completed").touch()
-        return original(directory, manifest, lock)
-
-    writer_opening.recover = recover  # type: ignore[attr-defined]
-
-
-def nothing_cleared() -> None:
-    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
-        pass
-
-    recovery._clear = clear
-    locking.destroy = lambda directory: None  # type: ignore[attr-defined]
-
-
-def end_before_last_chunk() -> None:
-    original = ChunkSequence.end
-
-    def end(self: ChunkSequence) -> None:
-        samples = self.samples
-        last = samples > self.published_samples
-        publishing.publish_end(
-            self._directory, self.published_chunks + last, samples, temporary=self._workplace.path("end")
-        )
-        original(self)
-
-    ChunkSequence.end = end  # type: ignore[method-assign]
-
-
-def torn_seal() -> None:
-    """Writes the seal in its place instead of renaming it there."""
-
-    def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
-        fd = durable.create(target)
-        durable.write_all(fd, data)
-        os.close(fd)
-
-    publishing.publish_bytes = publish  # type: ignore[attr-defined]
-
-
-def next_chunk_overtakes() -> None:
-    """Publishes a chunk before the one that is still on its way."""
-    original = StepsAtOnce.do
-    held: list[Callable[[], object]] = []
-
-    def do(self: StepsAtOnce, step: Callable[[], object], size: int = 0) -> int:
-        if size or not isinstance(step, functools.partial):
-            return original(self, step, size)
-        held.append(step)
-        while len(held) > 1:
-            held.pop()()
-        return 0
-
-    def wait(self: StepsAtOnce, number: int | None = None) -> None:
-        if number is None:
-            while held:
-                held.pop()()
-
-    StepsAtOnce.do = do  # type: ignore[method-assign]
-    StepsAtOnce.wait = wait  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        seal_before_data,
-        head_before_seal,
-        data_in_place,
-        nothing_cleared,
-        end_before_last_chunk,
-        torn_seal,
-        next_chunk_overtakes,
-    ],
-)
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_harness_detects_a_writer_that_makes_a_mistake(mutant: Mutant, root: Path) -> None:
     finish(root / "whole", {}, mutant)  # it works as long as nothing happens
     with pytest.raises(Violation):
@@ -196,34 +83,7 @@ def test_writer_of_arrays_killed_again_while_it_recovers_leaves_whole_chunks_and
             finish(directory, check(directory, sealed), arrays=True)
 
 
-def arrays_after_seal() -> None:
-    """Gives the side file its name when the chunk is sealed already."""
-
-    def publish(
-        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
-    ) -> None:
-        arrays = chunk.arrays
-        assert arrays is not None
-        chunk.finish()
-        sealed = chunk.seal(source, now)
-        durable.rename(chunk.path, directory / chunk_name(chunk.number))
-        durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
-        durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
-
-    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
-
-
-def side_files_not_cleared() -> None:
-    original = recovery._clear
-
-    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
-        listing.arrays.clear()
-        original(directory, listing, lock)
-
-    recovery._clear = clear
-
-
-@pytest.mark.parametrize("mutant", [arrays_after_seal, side_files_not_cleared])
+@pytest.mark.parametrize("mutant", MUTANTS_OF_ARRAYS)
 def test_harness_detects_a_writer_of_arrays_that_makes_a_mistake(mutant: Mutant, root: Path) -> None:
     finish(root / "whole", {}, mutant, arrays=True)
     with pytest.raises(Violation):

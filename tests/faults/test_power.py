@@ -15,6 +15,7 @@ import pytest
 
 from lazyshard.format.names import seal_name
 from tests.harness.disks import FILESYSTEMS, Disk, Filesystem, fast_folder
+from tests.harness.planted.power import OF_A_CONSUMER, OF_A_PRODUCER, OF_A_RESTART
 from tests.harness.power import sweep as power_sweep
 from tests.harness.power.checks import Told
 from tests.harness.power.consumer import Beginning, begin, cut_consumer_at_each_call
@@ -140,26 +141,7 @@ def test_power_cut_at_any_call_of_a_consumer_deletes_nothing_that_it_needs(
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("mutant", "filesystem", "name", "first", "broken"),
-    [
-        ("rows_not_synced", "ext4", "plain", 40, "chunk 0 has 0 bytes"),
-        ("rows_not_synced", "xfs", "plain", 40, "chunk 0 has 0 bytes"),
-        ("seal_not_synced", "ext4", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
-        ("seal_not_synced", "xfs", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
-        ("names_not_synced", "ext4", "plain", 50, "chunks were told, "),
-        ("names_not_synced", "xfs", "plain", 42, "chunks were told, "),
-        ("end_only_told", "ext4", "plain", 74, "and of no end"),
-        ("refused_rows_not_synced", "ext4", "plain", 38, "bytes of quarantine.jsonl, which has 0"),
-        ("journal_not_synced", "xfs", "followed", 48, "the last run exits with"),
-        ("retired_mark_not_synced", "xfs", "retained", 76, "retired.json: expected a JSON object, found b''"),
-        ("deleted_before_the_mark", "ext4", "retained", 72, "sealed are [1, 2], with data"),
-        ("deleting_only_once", "ext4", "retained", 78, "No such file"),
-        ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
-        ("side_file_not_synced", "xfs", "encoded", 34, "chunk_00000.arrays has 0 bytes"),
-        ("side_file_named_after_the_seal", "ext4", "encoded", 30, "sealed, chunk_00000.arrays is missing"),
-        ("side_file_made_again", "ext4", "encoded", 50, "which is not what was sealed"),
-        ("other_arrays_after_a_restart", "xfs", "encoded", 50, "the seal of chunk "),
-        ("side_files_that_come_back_stay", "xfs", "encoded retained", 84, "left over: ['chunk_00000.arrays']"),
-    ],
+    OF_A_PRODUCER,
 )
 def test_a_cut_of_the_power_shows(
     mutant: str, filesystem: Filesystem, name: str, first: int, broken: str, place: Place
@@ -173,7 +155,7 @@ def test_a_cut_of_the_power_shows(
 def test_a_cut_after_a_restart_shows_that_it_believes_what_is_not_on_the_device(
     filesystem: Filesystem, place: Place
 ) -> None:
-    bench = place.bench(filesystem, "plain", "nothing_synced_on_restart")
+    bench = place.bench(filesystem, "plain", OF_A_RESTART)
     tally = Tally("power")
     cut_in_recovery(tally, bench, bench.stop(_sealed_and_not_told(bench), "after", flush=False, power=False))
     assert ["1 chunks were told, 0 are there" in violation for violation in tally.violations] == [True]
@@ -194,13 +176,7 @@ def _sealed_and_not_told(bench: Bench) -> int:
 
 @pytest.mark.parametrize(
     ("mutant", "filesystem", "first", "broken"),
-    [
-        ("cursor_not_synced", "ext4", 12, "trainer.json: expected a JSON object, found b''"),
-        ("cursor_not_synced", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
-        ("cursor_name_not_synced", "ext4", 28, "committed up to"),
-        ("cursor_in_place", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
-        ("committed_before_the_checkpoint", "ext4", 24, "the cursor stands at 4"),
-    ],
+    OF_A_CONSUMER,
 )
 def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning

@@ -13,6 +13,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from tests.harness.disks import SmallDisk
+from tests.harness.planted.soak import MUTANTS
 from tests.harness.soak.disk import Ballast, measure
 from tests.harness.soak.history import DeclaredOrder, Ledger
 from tests.harness.soak.rank import END, GO_ON, MESSAGE, Rules, Shape, train
@@ -25,12 +26,6 @@ from tests.plan.oracle import course_of_draws
 
 pytestmark = pytest.mark.timeout(600)
 """Of a busy machine; what hangs in a soak it tells itself."""
-
-MUTANTS = {
-    "leaked descriptors": ("leak",),
-    "early acknowledgement": ("gone",),
-    "lost sample": ("lost", "order", "twice"),
-}
 
 
 @pytest.mark.full
@@ -53,7 +48,7 @@ def test_a_soak_finds_a_mistake(mutant: str, tmp_path: Path) -> None:
     found = soak(tmp_path, "--minutes", "3", "--ranks", "2", "--mutant", mutant)
     assert found is not None
     assert found["violations"], found
-    assert found["violations"][0].split(":")[0] in MUTANTS[mutant], found["violations"]
+    assert found["violations"][0].split(":")[0] in MUTANTS[mutant].kinds, found["violations"]
 
 
 def test_a_life_may_begin_when_the_stream_has_ended(tmp_path: Path) -> None:

@@ -1,0 +1,20 @@
+"""The planted bugs: a module for each harness, which must find all of its own. Tests are parametrized over them."""
+
+from __future__ import annotations
+
+
+def planted() -> dict[str, list[str]]:
+    """The names of all planted bugs, by harness."""
+    from tests.harness.planted import fuzz, model, points, power, runs, soak, writers
+
+    of_power = [f"{row[0]} on {row[1]}" for row in (*power.OF_A_PRODUCER, *power.OF_A_CONSUMER)]
+    return {
+        "points": list(points.MUTANTS),
+        "writers": [one.__name__ for one in (*writers.MUTANTS, *writers.MUTANTS_OF_ARRAYS)],
+        "races": [one.__name__ for one in writers.MISTAKES],
+        "power": [*of_power, power.OF_A_RESTART],
+        "model": [mutant.name for mutant in model.MUTANTS],
+        "fuzz": list(fuzz.MUTANTS),
+        "runs": list(runs.MUTANTS),
+        "soak": list(soak.MUTANTS),
+    }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from tests.harness.disks import Filesystem
 
 
 def _module(name: str) -> Any:
@@ -194,3 +196,37 @@ def cursor_in_place() -> None:
 def committed_before_the_checkpoint() -> None:
     """The cursor is moved on, and then the checkpoint is saved for which it stands."""
     _module("tests.harness.power.training").COMMIT_FIRST = True
+
+
+OF_A_PRODUCER: Final[list[tuple[str, Filesystem, str, int, str]]] = [
+    ("rows_not_synced", "ext4", "plain", 40, "chunk 0 has 0 bytes"),
+    ("rows_not_synced", "xfs", "plain", 40, "chunk 0 has 0 bytes"),
+    ("seal_not_synced", "ext4", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
+    ("seal_not_synced", "xfs", "plain", 40, "chunk_00000.jsonl.completed: expected a JSON object, found b''"),
+    ("names_not_synced", "ext4", "plain", 50, "chunks were told, "),
+    ("names_not_synced", "xfs", "plain", 42, "chunks were told, "),
+    ("end_only_told", "ext4", "plain", 74, "and of no end"),
+    ("refused_rows_not_synced", "ext4", "plain", 38, "bytes of quarantine.jsonl, which has 0"),
+    ("journal_not_synced", "xfs", "followed", 48, "the last run exits with"),
+    ("retired_mark_not_synced", "xfs", "retained", 76, "retired.json: expected a JSON object, found b''"),
+    ("deleted_before_the_mark", "ext4", "retained", 72, "sealed are [1, 2], with data"),
+    ("deleting_only_once", "ext4", "retained", 78, "No such file"),
+    ("what_comes_back_stays", "xfs", "retained", 198, "left over"),
+    ("side_file_not_synced", "xfs", "encoded", 34, "chunk_00000.arrays has 0 bytes"),
+    ("side_file_named_after_the_seal", "ext4", "encoded", 30, "sealed, chunk_00000.arrays is missing"),
+    ("side_file_made_again", "ext4", "encoded", 50, "which is not what was sealed"),
+    ("other_arrays_after_a_restart", "xfs", "encoded", 50, "the seal of chunk "),
+    ("side_files_that_come_back_stay", "xfs", "encoded retained", 84, "left over: ['chunk_00000.arrays']"),
+]
+"""Name, filesystem, scene, the call from which on the power is cut, and part of what the harness says."""
+
+OF_A_CONSUMER: Final[list[tuple[str, Filesystem, int, str]]] = [
+    ("cursor_not_synced", "ext4", 12, "trainer.json: expected a JSON object, found b''"),
+    ("cursor_not_synced", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
+    ("cursor_name_not_synced", "ext4", 28, "committed up to"),
+    ("cursor_in_place", "xfs", 12, "trainer.json: expected a JSON object, found b''"),
+    ("committed_before_the_checkpoint", "ext4", 24, "the cursor stands at 4"),
+]
+
+OF_A_RESTART: Final = "nothing_synced_on_restart"
+"""Found by a cut in the recovery."""

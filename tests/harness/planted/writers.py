@@ -1,0 +1,198 @@
+"""Mistakes of a writer of which the crash points and the races of writers must find each."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from lazyshard.format.manifest import Manifest
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.storage import chunk_sequence, durable, lock, publishing, recovery, workplace, writer_opening
+from lazyshard.storage import lock as locking
+from lazyshard.storage.chunk_sequence import ChunkSequence
+from lazyshard.storage.listing import Listing
+from lazyshard.storage.lock import WriterLock
+from lazyshard.storage.open_chunk import OpenChunk
+from lazyshard.storage.steps import StepsAtOnce
+from lazyshard.storage.workplace import Workplace
+from tests.harness.writers.crashes import Mutant
+
+
+def seal_before_data() -> None:
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        chunk.finish()
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+
+    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
+
+
+def head_before_seal() -> None:
+    original = ChunkSequence._publish_chunk
+
+    def publish(self: ChunkSequence, chunk: OpenChunk, *given: Any) -> None:
+        self.published_chunks += 1
+        self.published_samples += len(chunk)
+        self.tell(self.state)
+        self.published_chunks -= 1
+        self.published_samples -= len(chunk)
+        original(self, chunk, *given)
+
+    ChunkSequence._publish_chunk = publish  # type: ignore[method-assign, assignment]
+
+
+def data_in_place() -> None:
+    """Writes rows under the chunk's own name, and takes what is there for published."""
+    original = recovery.recover
+
+    def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> recovery.Recovered:
+        for path in directory.glob("chunk_*.jsonl"):
+            path.with_name(path.name + ".completed").touch()
+        return original(directory, manifest, lock)
+
+    writer_opening.recover = recover  # type: ignore[attr-defined]
+
+
+def nothing_cleared() -> None:
+    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+        pass
+
+    recovery._clear = clear
+    locking.destroy = lambda directory: None  # type: ignore[attr-defined]
+
+
+def end_before_last_chunk() -> None:
+    original = ChunkSequence.end
+
+    def end(self: ChunkSequence) -> None:
+        samples = self.samples
+        last = samples > self.published_samples
+        publishing.publish_end(
+            self._directory, self.published_chunks + last, samples, temporary=self._workplace.path("end")
+        )
+        original(self)
+
+    ChunkSequence.end = end  # type: ignore[method-assign]
+
+
+def torn_seal() -> None:
+    """Writes the seal in its place instead of renaming it there."""
+
+    def publish(data: bytes, target: Path, temporary: Path, **_: bool) -> None:
+        fd = durable.create(target)
+        durable.write_all(fd, data)
+        os.close(fd)
+
+    publishing.publish_bytes = publish  # type: ignore[attr-defined]
+
+
+def next_chunk_overtakes() -> None:
+    """Publishes a chunk before the one that is still on its way."""
+    original = StepsAtOnce.do
+    held: list[Callable[[], object]] = []
+
+    def do(self: StepsAtOnce, step: Callable[[], object], size: int = 0) -> int:
+        if size or not isinstance(step, functools.partial):
+            return original(self, step, size)
+        held.append(step)
+        while len(held) > 1:
+            held.pop()()
+        return 0
+
+    def wait(self: StepsAtOnce, number: int | None = None) -> None:
+        if number is None:
+            while held:
+                held.pop()()
+
+    StepsAtOnce.do = do  # type: ignore[method-assign]
+    StepsAtOnce.wait = wait  # type: ignore[method-assign]
+
+
+def arrays_after_seal() -> None:
+    """Gives the side file its name when the chunk is sealed already."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        arrays = chunk.arrays
+        assert arrays is not None
+        chunk.finish()
+        sealed = chunk.seal(source, now)
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
+
+    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
+
+
+def side_files_not_cleared() -> None:
+    original = recovery._clear
+
+    def clear(directory: Path, listing: Listing, lock: WriterLock) -> None:
+        listing.arrays.clear()
+        original(directory, listing, lock)
+
+    recovery._clear = clear
+
+
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    seal_before_data,
+    head_before_seal,
+    data_in_place,
+    nothing_cleared,
+    end_before_last_chunk,
+    torn_seal,
+    next_chunk_overtakes,
+)
+"""To be found with rows; `MUTANTS_OF_ARRAYS` with arrays."""
+
+MUTANTS_OF_ARRAYS: Final[tuple[Mutant, ...]] = (arrays_after_seal, side_files_not_cleared)
+
+
+def others_stay() -> Any:
+    """Leaves it to those who came before to look at the owner before each rename, as the code once did."""
+    return mock.patch.object(lock, "destroy", lambda directory: None)
+
+
+def unsealed_unlinked() -> Any:
+    """Removes what is not sealed in a way in which somebody fenced can, too."""
+    return mock.patch.object(Workplace, "take_out", lambda self, path: durable.remove(path))
+
+
+def owner_alone_believed() -> Any:
+    """Fences the owner, and nobody who is about to become it."""
+    return mock.patch.object(lock, "list_workplaces", lambda temporary: {})
+
+
+def owner_first() -> Any:
+    """Writes its name before all others are fenced, who may write theirs over it."""
+    publish, destroyed = durable.publish_bytes, workplace.destroy
+    waiting: list[Path] = []
+
+    def publishing(data: bytes, target: Path, temporary: Path) -> None:
+        publish(data, target, temporary)
+        while waiting:
+            destroyed(waiting.pop())
+
+    return mock.patch.multiple(lock, destroy=waiting.append, publish_bytes=publishing)
+
+
+def missing_file_told() -> Any:
+    """Takes a directory that is gone for a mistake of the filesystem, as the code once did."""
+    return mock.patch.object(Workplace, "is_gone", lambda self: False)
+
+
+MISTAKES: Final[dict[Callable[[], Any], tuple[str, int]]] = {
+    others_stay: ("sealed are", 40),
+    unsealed_unlinked: ("sealed are", 13),
+    owner_alone_believed: ("sealed", 6),
+    owner_first: ("nobody has got through", 5),
+    missing_file_told: ("No such file", 0),
+}
+"""Of races: what is said of each, and before which change of the first writer it is stopped then."""

@@ -48,7 +48,6 @@ ALLOWED: Final = {
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
     "lazyshard/storage/verification_processes.py: pickle.load": "pipes between this process and its own children",
     "lazyshard/filesystem/measuring.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
-    "lazyshard/filesystem/side.py: call": "one of two locking functions of fcntl",
     "lazyshard/measure/pool.py: subprocess.Popen": "Python itself, with a program that is a constant",
     "lazyshard/storage/verification_processes.py: subprocess.Popen": "Python itself, with a program that is a constant",
     "producer/lazyshard_producer/user_functions.py: importlib.import_module": "what the user asks to run",

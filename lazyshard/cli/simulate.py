@@ -86,9 +86,9 @@ def command(
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     if (step_seconds is None) == (rows_a_second is None):
-        raise typer.BadParameter("one of --step-seconds and --rows-a-second is needed", param_hint="--step-seconds")
+        raise typer.BadParameter("give --step-seconds or --rows-a-second, one of them", param_hint="--step-seconds")
     if (rows is None) == (chunks is None):
-        raise typer.BadParameter("one of --rows and --chunks is needed", param_hint="--rows")
+        raise typer.BadParameter("give --rows or --chunks, one of them", param_hint="--rows")
     if rows_a_second is not None:
         step_seconds = ranks * batch * micro_batches / rows_a_second if rows_a_second > 0 else 0.0
     try:

@@ -57,7 +57,7 @@ _CODES: Final = {"fits": exits.DONE, "limited": exits.LIMITED, "unfit": exits.RE
 def command(
     near: Annotated[str | None, typer.Argument(metavar="A", help="A folder on the first mount.")] = None,
     second: Annotated[
-        str | None, typer.Argument(metavar="[B]", help="The same folder on the second mount. Default: A.")
+        str | None, typer.Argument(metavar="B", help="The same folder on the second mount. Default: A.")
     ] = None,
     far: Annotated[
         str | None,
@@ -72,7 +72,7 @@ def command(
     """Returns what is to be done; see `lazyshard.cli.command`."""
     for folder, hint in ((near, "A"), (second, "B"), (serving, "--serve")):
         if folder is not None and not Path(folder).is_dir():
-            raise typer.BadParameter(f"{folder}: there is no such folder", param_hint=hint)
+            raise typer.BadParameter(f"{folder}: expected a folder on a filesystem, found none", param_hint=hint)
     if serving is not None:
         if near is not None or far is not None:
             raise typer.BadParameter("stands alone", param_hint="--serve")
@@ -84,7 +84,12 @@ def command(
     if not longest > 0:
         raise typer.BadParameter(f"more than 0 seconds, got {longest}", param_hint="--longest")
     here = [sys.executable, "-m", "lazyshard.filesystem.side", second or near]
-    other = here if far is None else shlex.split(far)
+    try:
+        other = here if far is None else shlex.split(far)
+    except ValueError as cause:
+        raise typer.BadParameter(f"{far}: {cause}", param_hint="--far") from cause
+    if not other:
+        raise typer.BadParameter("expected a command, found none", param_hint="--far")
     return lambda: _run(near, other, far or second or near, longest, as_json)
 
 

@@ -24,8 +24,11 @@ ENTER_S: Final = 15.0
 """A folder that was just made, under a name that nobody has asked for, shows at once on anything usable."""
 
 
+_NO_ROOM: Final = ("ENOSPC", "EDQUOT")
+
+
 class Untried(Exception):
-    """It could not be tried: the far side did not answer, or the two folders are not the same one."""
+    """It could not be tried: the far side did not answer, the two folders are not the same one, or the disk is full."""
 
 
 class Far:
@@ -39,9 +42,16 @@ class Far:
         self._command = list(command)
 
     def __enter__(self) -> Far:
-        """Starts it."""
+        """Starts it.
+
+        Raises:
+            Untried: there is no such command.
+        """
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked for
+        try:
+            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
+        except OSError as cause:
+            raise Untried(f"the command of the other side cannot be started ({self._command[0]}): {cause}") from cause
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -299,4 +309,7 @@ def _error(side: Side, operation: str, *arguments: Any) -> str:
 
 def _name(error: OSError) -> str:
     # Of the far side's errors only the name comes here.
-    return error_name(error) if error.errno else str(error.strerror)
+    name = error_name(error) if error.errno else str(error.strerror)
+    if name in _NO_ROOM:
+        raise Untried(f"there is no room left on the filesystem ({name}): make some, and try again") from error
+    return name

@@ -96,7 +96,7 @@ def parse_axis(text: str) -> Axis:
         else:
             found = [number(value) for value in values.split(",")]
     except (ValueError, OverflowError) as cause:
-        raise ValueError(f"{text!r}: NAME=LOW:HIGH or NAME=VALUE,VALUE,... is needed, with numbers above 0") from cause
+        raise ValueError(f"{text!r}: expected NAME=VALUE,VALUE,... or NAME=LOW:HIGH with 0 < LOW < HIGH") from cause
     return name, found
 
 

@@ -20,6 +20,7 @@ from lazyshard.filesystem.judging import Judged, conclude, judge
 from lazyshard.filesystem.measuring import LOOKS, Far, Sightings, _sights, measure
 from lazyshard.filesystem.side import Side, content, version_of
 from tests.cli.commands import ROOT, environment
+from tests.harness.disks import SmallDisk
 from tests.harness.network.mounts import CACHED, DEFAULT, Share, why_not
 
 pytestmark = pytest.mark.full
@@ -209,7 +210,10 @@ def test_two_folders_that_are_not_the_same_are_told_from_one(
         (["--serve", "/no/such/folder"], 2),
         (["/tmp", "/tmp", "--far", "true"], 2),
         (["/tmp", "--longest", "0"], 2),
+        (["/tmp", "--far", ""], 2),
+        (["/tmp", "--far", "'"], 2),
         (["/tmp", "--far", "true"], 4),
+        (["/tmp", "--far", "/nowhere/command"], 4),
         (["/tmp", "--far", "echo hello"], 4),
     ],
 )
@@ -256,3 +260,10 @@ def test_two_sshfs_mounts_work_with_limits(tmp_path: Path) -> None:
     assert of_cached["seen"]["new, by open, asked for before"] > 5
     assert of_cached["seen"]["new, by listing"] < of_default["seen"]["new, by listing"]
     assert of_default["seen"]["new, by listing"] > 15
+
+
+@pytest.mark.root
+def test_a_full_disk_says_nothing_of_the_filesystem(tmp_path: Path) -> None:
+    with SmallDisk(tmp_path / "mount", "size=64k") as disk:
+        disk.fill()
+        assert main([str(disk.point)]) == exits.UNTRIED

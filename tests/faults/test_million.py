@@ -69,9 +69,9 @@ def test_looking_opens_no_more_of_a_long_stream(
     command: tuple[str, ...], streams: dict[int, tuple[Path, Measured]]
 ) -> None:
     few, many = (touched(streams[chunks][0], *command) for chunks in (FEW, MANY))
-    # `status` looks for chunks that were deleted by hand in a stream that is short enough to be listed.
+    # `status` lists the names, to see whether a chunk was deleted by hand.
     assert {name: (few[name], times) for name, times in many.items() if times > few[name]} == {}
-    assert many["listings"] <= 2
+    assert many["listings"] <= 3
 
 
 def test_touched_counts_what_a_verification_lists(streams: dict[int, tuple[Path, Measured]]) -> None:

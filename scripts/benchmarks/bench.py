@@ -173,8 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions()}"
     load = os.getloadavg()[0]
-    # That ranks do not divide a stream's samples is meant so.
-    logging.getLogger("lazyshard").setLevel(logging.ERROR)
     print(f"{machine}; load {load:.1f} at the start; medians of {args.rounds} rounds\n")
     results, failures = run(args.chosen, args)
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
@@ -193,4 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # That ranks do not divide a stream's samples is meant so.
+    logging.getLogger("lazyshard").setLevel(logging.ERROR)
     sys.exit(main())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.format.names import TEMPORARY, arrays_name, chunk_name, seal_name
-from lazyshard.storage.files import size_of
+from lazyshard.storage.files import again_if_stale, size_of
 from lazyshard.storage.listing import unlisted_chunks
 from lazyshard.storage.urls import UrlPath
 
@@ -135,7 +135,7 @@ class LostChunks:
             return []
         started = time.monotonic()
         if started >= self._again_at:
-            self._unlisted = unlisted_chunks(directory, first, stop, arrays=arrays)
+            self._unlisted = again_if_stale(lambda: unlisted_chunks(directory, first, stop, arrays=arrays))
             ended = time.monotonic()
             self._again_at = ended + (ended - started) / _LISTING_SHARE
         return [chunk for chunk in self._unlisted if first <= chunk < stop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from pathlib import Path
@@ -334,6 +335,18 @@ def test_a_chunk_that_an_old_listing_lacks_is_looked_up(tmp_path: Path, monkeypa
     os.unlink(tmp_path / "chunk_00002.jsonl")
     monkeypatch.setattr(disk_use, "unlisted_chunks", lambda *_, **__: [2, 100])
     assert measure_disk(tmp_path, 0, stop, lost=LostChunks()).missing == (2,)
+
+
+def test_a_stale_directory_is_listed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def list_second_time(*_: object, **__: object) -> list[int]:
+        if not next(calls):
+            raise OSError(errno.ESTALE, "stale")
+        return [7]
+
+    monkeypatch.setattr(disk_use, "unlisted_chunks", list_second_time)
+    assert LostChunks().unlisted(tmp_path, 0, 1000, arrays=False) == [7]
 
 
 def test_all_chunks_of_a_long_stream_can_be_missing(tmp_path: Path) -> None:

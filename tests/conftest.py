@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--gate") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(tiers.Gate())
+        config.pluginmanager.register(tiers.Gate(config.getoption("--tier")))
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:

@@ -48,21 +48,22 @@ def test_a_test_belongs_to_tiers_by_one_marker(markers: list[str], tiers: list[s
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("tier", "body", "code"),
     [
-        ("", 0),
-        ("def test_skipped(): pytest.skip('for a reason')", 0),
-        ("def test_skipped(): pytest.skip('for no reason')", 1),
-        ("pytest.skip('for no reason', allow_module_level=True)", 1),
-        ("def test_long(): time.sleep(0.5)", 1),
-        ("@pytest.mark.full\ndef test_long(): time.sleep(0.5)", 0),
+        ("full", "", 0),
+        ("full", "def test_skipped(): pytest.skip('for a reason')", 0),
+        ("full", "def test_skipped(): pytest.skip('for no reason')", 1),
+        ("full", "pytest.skip('for no reason', allow_module_level=True)", 1),
+        ("full", "def test_long(): time.sleep(0.5)", 0),
+        ("quick", "def test_long(): time.sleep(0.5)", 1),
+        ("quick", "@pytest.mark.full\ndef test_long(): time.sleep(0.5)", 0),
     ],
 )
-def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(body: str, code: int, tmp_path: Path) -> None:
+def test_a_run_fails_by_what_is_skipped_and_by_a_slow_file(tier: str, body: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_all.py").write_text(PROGRAM)
     (tmp_path / "test_one.py").write_text(PROGRAM + body)
-    options = ["-q", "-n", "1", "--gate", "--tier", "full", "-p", "no:cacheprovider", "-W", "ignore"]
+    options = ["-q", "-n", "1", "--gate", "--tier", tier, "-p", "no:cacheprovider", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *options, "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == code, done.stdout

@@ -4,8 +4,9 @@
 - *full*, `scripts/test_all` and whoever names a file: that and what is marked `full`.
 - *sweep*, `scripts/sweep_swift`: what is marked `sweep`, in no other tier.
 
-With `--gate` a run also fails where a test is skipped that `SKIPS` does not name, and where the tests of a file of the
-quick tier take more than `QUICK_S` on average: such a file belongs to the full tier.
+With `--gate` a run also fails where a test is skipped that `SKIPS` does not name. A run of the quick tier also fails
+where the tests of a file take more than `QUICK_S` on average: such a file belongs to the full tier. In the full tier
+trainings run beside them, so times tell nothing there.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def unexpected_skips(skips: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def slow_files(seconds: Mapping[str, float]) -> list[str]:
-    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test of that tier."""
+    """Returns which files of the quick tier are too slow, as lines; `seconds` is by test."""
     by_file: dict[str, list[float]] = defaultdict(list)
     for test, taken in seconds.items():
         by_file[test.partition("::")[0]].append(taken)
@@ -79,27 +80,25 @@ GATE_KEY: Final = "lazyshard/gate"
 class Gate:
     """Watches a run, and fails it in the end. For the process that gathers the reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
         self._skips: list[tuple[str, str]] = []
         self._seconds: dict[str, float] = defaultdict(float)
-        self._full: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._note_skip(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note_skip(report)
-        self._seconds[report.nodeid] += report.duration
-        if "full" in report.keywords:
-            self._full.add(report.nodeid)
+        if self._tier == "quick" and report.nodeid not in TRAININGS:
+            self._seconds[report.nodeid] += report.duration
 
     def _note_skip(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.skipped and isinstance(report.longrepr, tuple):
             self._skips.append((report.nodeid, report.longrepr[2]))
 
     def _found(self) -> list[str]:
-        quick = {test: taken for test, taken in self._seconds.items() if test not in self._full | TRAININGS}
-        return unexpected_skips(self._skips) + slow_files(quick)
+        return unexpected_skips(self._skips) + slow_files(self._seconds)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

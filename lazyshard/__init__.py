@@ -18,9 +18,9 @@ from lazyshard import errors
 from lazyshard.config import check_config
 from lazyshard.errors import LazyShardError
 from lazyshard.format.arrays import BFLOAT16
+from lazyshard.inspection.token_weights import weights_by_tokens
 from lazyshard.plan import window_for_distance
-from lazyshard.storage import ChunkWriter, StreamReader
-from lazyshard.storage.token_weights import weights_by_tokens
+from lazyshard.stream import ChunkWriter, StreamReader
 
 if TYPE_CHECKING:
     from lazyshard.data import (

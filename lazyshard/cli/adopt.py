@@ -13,8 +13,8 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.wording import count, say
+from lazyshard.conversion.adoption import Adopted, adopt
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.storage.adoption import Adopted, adopt
 
 _FILES: Final = (
     "The files are chunk_00000.jsonl and so on, numbered from 0 without a gap, with .completed markers or without any; "

@@ -16,13 +16,13 @@ from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import complain, say
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
-from lazyshard.storage.auditing_findings import Finding, Note
-from lazyshard.storage.auditing_report import audit, newest
-from lazyshard.storage.consumers import Consumer, list_consumers
-from lazyshard.storage.opening import open_now
-from lazyshard.storage.tracing_facts import facts_of
-from lazyshard.storage.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
-from lazyshard.storage.urls import stream_path
+from lazyshard.inspection.auditing_findings import Finding, Note
+from lazyshard.inspection.auditing_report import audit, newest
+from lazyshard.inspection.tracing_facts import facts_of
+from lazyshard.inspection.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.opening import open_now
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 

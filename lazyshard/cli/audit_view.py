@@ -7,10 +7,10 @@ from typing import Any
 
 from lazyshard.cli.trace_view import ranges_text
 from lazyshard.cli.wording import count
-from lazyshard.storage.auditing import EpochAudit
-from lazyshard.storage.auditing_counts import Ranges
-from lazyshard.storage.auditing_report import Audit, AuditedState, consumed_at
-from lazyshard.storage.tracing_states import folder_of
+from lazyshard.inspection.auditing import EpochAudit
+from lazyshard.inspection.auditing_counts import Ranges
+from lazyshard.inspection.auditing_report import Audit, AuditedState, consumed_at
+from lazyshard.inspection.tracing_states import folder_of
 
 
 def audit_lines(found: Audit, where: str) -> Iterator[str]:

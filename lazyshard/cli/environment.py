@@ -24,9 +24,9 @@ from lazyshard.errors import redact
 from lazyshard.examination import Finding
 from lazyshard.filesystem.side import type_of
 from lazyshard.format.names import HEAD
-from lazyshard.storage.durable import sync_directory
-from lazyshard.storage.urls import is_url
-from lazyshard.storage.watch import Waker
+from lazyshard.store.durable import sync_directory
+from lazyshard.store.urls import is_url
+from lazyshard.stream.watch import Waker
 
 __all__ = ["AREA", "EXTRAS", "NEEDED", "examine"]
 

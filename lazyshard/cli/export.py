@@ -17,10 +17,10 @@ from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
+from lazyshard.conversion.exporting import Exported, export
+from lazyshard.conversion.exporting_rows import AUTO, ExportSettings
 from lazyshard.format.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
-from lazyshard.storage.exporting import Exported, export
-from lazyshard.storage.exporting_rows import AUTO, ExportSettings
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
 
 HELP: Final = """Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.
 

@@ -17,9 +17,9 @@ from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import chunk_range, complain, count, explain, say
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
-from lazyshard.storage.consumers import Consumer, forget_consumer, list_consumers
-from lazyshard.storage.survey import take_survey
-from lazyshard.storage.urls import stream_path
+from lazyshard.inspection.survey import take_survey
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
 
 ALIVE_S: Final = 600.0
 """One that was heard of so lately may well be running: it marks its place once a window."""

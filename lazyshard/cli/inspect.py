@@ -41,11 +41,11 @@ from lazyshard.cli.shortening import shorten, with_lists
 from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
-from lazyshard.storage.inspection import ShownRow, describe_chunk, overview, read_rows
-from lazyshard.storage.inspection_shuffle import Reading
-from lazyshard.storage.opening import open_now
-from lazyshard.storage.stream import Stream
-from lazyshard.storage.urls import stream_path
+from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows
+from lazyshard.inspection.inspection_shuffle import Reading
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import Stream
 
 ROWS_OF_CHUNK: Final = 3
 

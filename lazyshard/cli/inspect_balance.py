@@ -12,9 +12,9 @@ from lazyshard.cli import exits
 from lazyshard.cli.inspect_balance_view import balance_lines, balance_values
 from lazyshard.cli.wording import say
 from lazyshard.format.dealt import DealtByCost
+from lazyshard.inspection.inspection_balance import LENGTH_FIELD, Training, dealt_by_cost, report_balance
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED, Cost
-from lazyshard.storage.inspection_balance import LENGTH_FIELD, Training, dealt_by_cost, report_balance
-from lazyshard.storage.opening import open_now
+from lazyshard.stream.opening import open_now
 
 _MOST_RANKS: Final = 1_000_000
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.wording import count
+from lazyshard.inspection.inspection_balance import BalanceReport, RanksReport
 from lazyshard.plan.balance import Evenness
-from lazyshard.storage.inspection_balance import BalanceReport, RanksReport
 
 _MEANINGS: Final = (
     ("overall", "the largest costs of all steps over the means: how much longer training takes than with even ranks"),

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any, Final
 
-from lazyshard.storage.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.storage.lengths import Lengths
+from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
+from lazyshard.inspection.lengths import Lengths
 
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 

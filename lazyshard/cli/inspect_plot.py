@@ -10,8 +10,8 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.wording import complain, count
 from lazyshard.errors import StreamInvalid
-from lazyshard.storage.inspection import Overview
-from lazyshard.storage.lengths import Lengths
+from lazyshard.inspection.inspection import Overview
+from lazyshard.inspection.lengths import Lengths
 
 _FORMATS: Final = (".png", ".svg")
 

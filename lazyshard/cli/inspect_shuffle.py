@@ -12,9 +12,9 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_shuffle_view import shuffle_lines, shuffle_values
 from lazyshard.cli.wording import say
+from lazyshard.inspection.inspection_shuffle import ALL, Reading, report_shuffle
 from lazyshard.plan import UNIT_NAMES
-from lazyshard.storage.inspection_shuffle import ALL, Reading, report_shuffle
-from lazyshard.storage.opening import open_now
+from lazyshard.stream.opening import open_now
 
 WINDOWS: Final = "0,2,8"
 """In order, and the windows that ms-swift gets by default, of a live stream and of one that has ended."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.wording import count
-from lazyshard.storage.inspection_shuffle import ALL, ShuffleReport, WindowReport
+from lazyshard.inspection.inspection_shuffle import ALL, ShuffleReport, WindowReport
 
 _MEANINGS: Final = (
     ("neighbours", "two samples side by side in the stream: how many samples a rank draws from one to the other"),

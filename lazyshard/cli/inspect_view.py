@@ -13,9 +13,9 @@ from lazyshard.cli.units import size
 from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
 from lazyshard.format.source_rows import SourceRows
-from lazyshard.storage.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.storage.lengths import Bin, Lengths
-from lazyshard.storage.row_keys import Keys
+from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
+from lazyshard.inspection.lengths import Bin, Lengths
+from lazyshard.inspection.row_keys import Keys
 
 BAR_WIDTH: Final = 40
 

@@ -19,7 +19,7 @@ from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.units import per_second
 from lazyshard.cli.wording import count, explain, say
 from lazyshard.measure import Measure, Measured, measure_stream
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
 
 _MAX_WORKERS: Final = 1024
 

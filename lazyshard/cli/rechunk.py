@@ -16,10 +16,10 @@ from lazyshard.cli import exits
 from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import complain, count, say
+from lazyshard.conversion.rechunking import MAX_WAIT_S, Rechunked, rechunk
+from lazyshard.conversion.rechunking_target import check_directories
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.storage.rechunking import MAX_WAIT_S, Rechunked, rechunk
-from lazyshard.storage.rechunking_target import check_directories
 
 HELP: Final = """Makes a stream with another number of samples in a chunk out of one that is there.
 

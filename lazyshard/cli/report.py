@@ -23,9 +23,9 @@ from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
 from lazyshard.errors import ExportExists
-from lazyshard.storage.durable import publish_bytes, remove
-from lazyshard.storage.report_facts import Asked, ReportFacts, gather
-from lazyshard.storage.urls import is_url, stream_path
+from lazyshard.inspection.report_facts import Asked, ReportFacts, gather
+from lazyshard.store.durable import publish_bytes, remove
+from lazyshard.store.urls import is_url, stream_path
 
 STDOUT: Final = "-"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from lazyshard.cli.wording import count
+from lazyshard.inspection.inspection_balance import BalanceReport
+from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.report_chunks import Made
+from lazyshard.inspection.report_packing import Packing
+from lazyshard.inspection.report_training import TrainingFacts
 from lazyshard.plan.balance import Evenness
-from lazyshard.storage.inspection_balance import BalanceReport
-from lazyshard.storage.lengths import Lengths
-from lazyshard.storage.report_chunks import Made
-from lazyshard.storage.report_packing import Packing
-from lazyshard.storage.report_training import TrainingFacts
 
 __all__ = [
     "LITTLE",

@@ -9,10 +9,10 @@ from typing import Final
 
 from lazyshard.cli.report_advice import LITTLE, Change, Finding
 from lazyshard.cli.wording import count
+from lazyshard.inspection.inspection_shuffle import ShuffleReport, WindowReport
+from lazyshard.inspection.report_chunks import Made
+from lazyshard.inspection.report_training import TrainingFacts
 from lazyshard.plan.unit import auto_unit
-from lazyshard.storage.inspection_shuffle import ShuffleReport, WindowReport
-from lazyshard.storage.report_chunks import Made
-from lazyshard.storage.report_training import TrainingFacts
 
 __all__ = ["shuffle_finding"]
 

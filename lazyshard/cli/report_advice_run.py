@@ -13,10 +13,10 @@ from lazyshard.cli.report_advice import LITTLE, Change, Finding, percent
 from lazyshard.cli.status_words import room_first, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count
-from lazyshard.storage.outlook import Outlook
-from lazyshard.storage.report_chunks import Made
-from lazyshard.storage.report_course import At, Dry, Pause, mean_rate, rates
-from lazyshard.storage.report_refusals import Refusals
+from lazyshard.inspection.outlook import Outlook
+from lazyshard.inspection.report_chunks import Made
+from lazyshard.inspection.report_course import At, Dry, Pause, mean_rate, rates
+from lazyshard.inspection.report_refusals import Refusals
 
 __all__ = [
     "damage_finding",

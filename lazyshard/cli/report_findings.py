@@ -14,8 +14,8 @@ from lazyshard.cli.report_advice_run import (
     waits_finding,
 )
 from lazyshard.cli.status_words import problems
-from lazyshard.storage.report_facts import ReportFacts
-from lazyshard.storage.urls import UrlPath
+from lazyshard.inspection.report_facts import ReportFacts
+from lazyshard.store.urls import UrlPath
 
 __all__ = ["TITLES", "findings_of", "problems_of"]
 

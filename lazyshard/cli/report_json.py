@@ -10,7 +10,7 @@ from lazyshard.cli.inspect_shuffle_view import shuffle_values
 from lazyshard.cli.report_advice import Change, in_order
 from lazyshard.cli.report_findings import findings_of, problems_of
 from lazyshard.cli.status_json import status_values
-from lazyshard.storage.report_facts import ReportFacts
+from lazyshard.inspection.report_facts import ReportFacts
 
 __all__ = ["report_values"]
 

@@ -17,7 +17,7 @@ from lazyshard.cli.report_sections import balance_part, lengths_part, packing_pa
 from lazyshard.cli.report_sections_run import damage_part, disk_part, rates_part, refusals_part, waits_part
 from lazyshard.cli.report_svg import escape
 from lazyshard.cli.wording import count
-from lazyshard.storage.report_facts import ReportFacts
+from lazyshard.inspection.report_facts import ReportFacts
 
 __all__ = ["BEGINNING", "report_page"]
 

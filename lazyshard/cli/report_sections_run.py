@@ -13,10 +13,10 @@ from lazyshard.cli.report_sections import figure, legend, pictures, table
 from lazyshard.cli.report_svg import escape, short
 from lazyshard.cli.units import duration, size
 from lazyshard.cli.wording import count
-from lazyshard.storage.disk_use import sampled_chunks
-from lazyshard.storage.report_course import At, rates
-from lazyshard.storage.report_facts import ReportFacts
-from lazyshard.storage.report_refusals import Refusals
+from lazyshard.inspection.disk_use import sampled_chunks
+from lazyshard.inspection.report_course import At, rates
+from lazyshard.inspection.report_facts import ReportFacts
+from lazyshard.inspection.report_refusals import Refusals
 
 __all__ = ["damage_part", "disk_part", "rates_part", "refusals_part", "waits_part"]
 

@@ -14,7 +14,7 @@ from lazyshard.cli.units import size
 from lazyshard.cli.wording import say
 from lazyshard.simulation.outcome import SWEPT, Axis, Simulated, outcome, parse_axes, sweep
 from lazyshard.simulation.setting import Setting
-from lazyshard.storage.pacing import format_seconds
+from lazyshard.stream.pacing import format_seconds
 
 MAX_WAIT_S: Final = 600.0
 """A reader gives up after so long, unless it is told otherwise."""

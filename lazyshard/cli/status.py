@@ -22,10 +22,10 @@ from lazyshard.cli.status_view import WIDTH, status_lines
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import one_line, say
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.storage.disk_use import LostChunks
-from lazyshard.storage.outlook import Looks, Outlook
-from lazyshard.storage.survey import take_survey
-from lazyshard.storage.urls import stream_path
+from lazyshard.inspection.disk_use import LostChunks
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import take_survey
+from lazyshard.store.urls import stream_path
 
 INTERVAL_S: Final = 2.0
 

@@ -8,8 +8,8 @@ from typing import Final
 from lazyshard.cli.wording import chunk_range, count, one_line
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.storage.band import Band, ChunkState
-from lazyshard.storage.open_window import OpenWindow
+from lazyshard.inspection.band import Band, ChunkState
+from lazyshard.inspection.open_window import OpenWindow
 
 SIGNS: Final[dict[ChunkState, str]] = {
     "deleted": ".",
@@ -30,7 +30,7 @@ _SHOWN_CHUNKS: Final = 32
 def band_line(band: Band, width: int) -> str:
     """Returns the band in characters, at most `width`.
 
-    >>> from lazyshard.storage.band import Stretch
+    >>> from lazyshard.inspection.band import Stretch
     >>> band_line(Band(10, (Stretch(0, 6, "done"), Stretch(6, 7, "reading"), Stretch(7, 10, "ready")), (), {}), 5)
     '---#+'
     """

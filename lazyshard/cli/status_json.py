@@ -8,8 +8,8 @@ from typing import Any, Final
 from lazyshard.cli.status_words import problems, summary
 from lazyshard.format.blend_share import BlendShare, given_shares
 from lazyshard.format.mixed import MixedSource
-from lazyshard.storage.band import Band
-from lazyshard.storage.outlook import ConsumerOutlook, Outlook
+from lazyshard.inspection.band import Band
+from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
 
 SCHEMA: Final = 1
 """Raised when a field goes or changes its meaning; new fields leave it."""

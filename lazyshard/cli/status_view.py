@@ -10,8 +10,8 @@ from lazyshard.cli.status_words import problems, summary
 from lazyshard.cli.units import duration, per_second, size
 from lazyshard.cli.wording import count, one_line
 from lazyshard.format.blend_share import given_shares
-from lazyshard.storage.outlook import ConsumerOutlook, Outlook
-from lazyshard.storage.pacing import describe_silence, is_silent
+from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
+from lazyshard.stream.pacing import describe_silence, is_silent
 
 WIDTH: Final = 80
 """Columns of the page; lines wrap there."""

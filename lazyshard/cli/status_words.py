@@ -7,8 +7,8 @@ from typing import Final
 
 from lazyshard.cli.units import duration
 from lazyshard.cli.wording import chunk_range, count
-from lazyshard.storage.outlook import ConsumerOutlook, Outlook
-from lazyshard.storage.pacing import failure_words
+from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
+from lazyshard.stream.pacing import failure_words
 
 _CLOCK_AHEAD_S: Final = 5.0
 """Less is no matter: ages are told in seconds."""

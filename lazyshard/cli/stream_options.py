@@ -9,7 +9,7 @@ import typer
 
 from lazyshard.errors import StreamMissing
 from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
-from lazyshard.storage.urls import check_place, is_folder
+from lazyshard.store.urls import check_place, is_folder
 
 SamplesPerChunkOption: TypeAlias = Annotated[
     int | None,

@@ -13,8 +13,8 @@ import typer
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.trace_run import Question, Rows, run
 from lazyshard.format import check_consumer
-from lazyshard.storage.tracing_sources import SourcePlace
-from lazyshard.storage.urls import stream_path
+from lazyshard.inspection.tracing_sources import SourcePlace
+from lazyshard.store.urls import stream_path
 
 FIRST_MATCHES: Final = 20
 

@@ -27,17 +27,17 @@ from lazyshard.cli.trace_view import (
     with_row,
 )
 from lazyshard.cli.wording import complain, count, say
-from lazyshard.storage.consumers import list_consumers
-from lazyshard.storage.cursor import read_cursor
-from lazyshard.storage.inspection import ShownRow, read_rows
-from lazyshard.storage.opening import open_now
-from lazyshard.storage.stream import Stream
-from lazyshard.storage.tracing import Tracing
-from lazyshard.storage.tracing_facts import facts_of
-from lazyshard.storage.tracing_origins import Origin, Origins
-from lazyshard.storage.tracing_sources import SourcePlace, SourceRows, find_source
-from lazyshard.storage.tracing_states import SavedState, read_state, state_of_cursor
-from lazyshard.storage.tracing_text import find_text
+from lazyshard.inspection.inspection import ShownRow, read_rows
+from lazyshard.inspection.tracing import Tracing
+from lazyshard.inspection.tracing_facts import facts_of
+from lazyshard.inspection.tracing_origins import Origin, Origins
+from lazyshard.inspection.tracing_sources import SourcePlace, SourceRows, find_source
+from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
+from lazyshard.inspection.tracing_text import find_text
+from lazyshard.stream.consumers import list_consumers
+from lazyshard.stream.cursor import read_cursor
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

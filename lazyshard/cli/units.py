@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lazyshard.storage.pacing import format_seconds
+from lazyshard.stream.pacing import format_seconds
 
 _SIZES: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 

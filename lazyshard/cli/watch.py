@@ -21,7 +21,7 @@ from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.watch_looks import Facts, SharedLooks
 from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback, page_answer
 from lazyshard.cli.wording import complain, explain, say
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
 
 PORT: Final = 8642
 HOST: Final = "127.0.0.1"

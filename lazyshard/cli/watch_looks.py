@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.storage.disk_use import LostChunks
-from lazyshard.storage.outlook import Looks, Outlook
-from lazyshard.storage.survey import Survey, take_survey
+from lazyshard.inspection.disk_use import LostChunks
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import Survey, take_survey
 
 IDLE_S: Final = 60.0
 """So long after somebody has asked last, looking goes on: a page that is open asks every few seconds, Prometheus every

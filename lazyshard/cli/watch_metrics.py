@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from lazyshard.cli.status_json import status_values
 from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.wording import one_line
-from lazyshard.storage.outlook import State
+from lazyshard.inspection.outlook import State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -8,7 +8,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.reading_marks import ReadingMarks
 from lazyshard.data.run_states import RunStates
 from lazyshard.plan import Course, Part
-from lazyshard.storage import Published, StreamReader
+from lazyshard.stream import Published, StreamReader
 
 __all__ = ["settle_unit"]
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from lazyshard.data.steps import StepFailed
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 OnBadSample = Literal["substitute", "raise"]
 

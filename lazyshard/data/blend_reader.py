@@ -15,7 +15,7 @@ from lazyshard.data.blend_space import BlendSpace
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.lane_reader import RowsOf, consecutive
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, RowInvalid
-from lazyshard.storage.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 __all__ = ["NOTHING", "BlendReader", "Merged"]
 

@@ -11,7 +11,7 @@ from lazyshard.data.order import LayoutName
 from lazyshard.errors import redact
 from lazyshard.plan.blend import shares
 from lazyshard.plan.blend_schedule import BlendSchedule, Ramp
-from lazyshard.storage.urls import stream_name
+from lazyshard.store.urls import stream_name
 
 __all__ = ["blend_members", "blend_schedule", "check_settings", "stream_names"]
 

@@ -15,8 +15,8 @@ from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.cursor import CURSORS
 from lazyshard.format.state import RunState
-from lazyshard.storage import CursorOwner
-from lazyshard.storage.run_state import course_of
+from lazyshard.stream import CursorOwner
+from lazyshard.stream.run_state import course_of
 
 __all__ = ["Commits", "chunks_done"]
 

@@ -48,8 +48,8 @@ from lazyshard.format.encoding import Fact
 from lazyshard.format.state import RunState
 from lazyshard.memory import quick_loads
 from lazyshard.plan import Draw, Gaps
-from lazyshard.storage import Published, StreamReader
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
+from lazyshard.stream import Published, StreamReader
 
 _loads = quick_loads
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from lazyshard.data.order import Order
 from lazyshard.errors import LazyShardError
 from lazyshard.format.dealt import DealtByCost
-from lazyshard.storage import StreamReader
-from lazyshard.storage.dealt import read_dealt
+from lazyshard.stream import StreamReader
+from lazyshard.stream.dealt import read_dealt
 
 __all__ = ["is_dealt", "may_undo", "tell_undone"]
 

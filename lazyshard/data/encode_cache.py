@@ -22,8 +22,8 @@ from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard.format.encoding import Encoding
 from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.memory import raise_if_short
-from lazyshard.storage import StreamReader
-from lazyshard.storage.kept_samples import KeptSamples
+from lazyshard.store.kept_samples import KeptSamples
+from lazyshard.stream import StreamReader
 
 __all__ = ["BUSY", "MISSING", "CacheCounts", "EncodeCache"]
 

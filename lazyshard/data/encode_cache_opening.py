@@ -15,8 +15,8 @@ from lazyshard.errors import redact
 from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import Fact, check_encoding
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
-from lazyshard.storage import StreamReader
-from lazyshard.storage.urls import is_url
+from lazyshard.store.urls import is_url
+from lazyshard.stream import StreamReader
 
 __all__ = ["ENCODE_CACHE_BYTES", "cache_place", "open_encode_cache"]
 

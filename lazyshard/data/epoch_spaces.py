@@ -13,7 +13,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.run_states import RunStates
 from lazyshard.data.shared import SharedNumbers
 from lazyshard.data.worker_parent import parent_of_worker
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["EpochSpaces"]
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import LengthsMissing, StreamMismatch
-from lazyshard.storage import StreamReader
-from lazyshard.storage.opening import open_now
-from lazyshard.storage.token_lengths import read_lengths
-from lazyshard.storage.window_lengths import lengths_not_ours
+from lazyshard.stream import StreamReader
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.token_lengths import read_lengths
+from lazyshard.stream.window_lengths import lengths_not_ours
 
 __all__ = ["lengths_by_index", "lengths_by_sample"]
 

@@ -19,8 +19,8 @@ from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
 from lazyshard.plan import Draw, Layout, Run, make_layout
-from lazyshard.storage import Published, StreamReader
-from lazyshard.storage.run_state import course_of
+from lazyshard.stream import Published, StreamReader
+from lazyshard.stream.run_state import course_of
 
 _TO_ASK_S: Final = 5.0
 """How long a worker waits for a loop to ask about the batch before the one that it has come to."""

@@ -15,7 +15,7 @@ from lazyshard.data.window_reader import Located, WindowReader
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid
 from lazyshard.format.row import parse_lines
 from lazyshard.plan import Draw, Run
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["LaneReader", "consecutive", "parsed_rows", "place_ahead"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.memory import quick_loads
-from lazyshard.storage import StreamReader
-from lazyshard.storage.chunk import LARGE_ROW_BYTES
-from lazyshard.storage.places import Place, read_place
+from lazyshard.stream import StreamReader
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.places import Place, read_place
 
 __all__ = ["LateRow", "LateRows"]
 

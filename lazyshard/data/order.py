@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from lazyshard.plan import Course, Part, Rules, auto_unit, named_unit, window_positions
-from lazyshard.storage import Published
+from lazyshard.stream import Published
 
 __all__ = ["ENDLESS", "LayoutName", "Order", "UnitName"]
 

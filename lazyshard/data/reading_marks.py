@@ -16,7 +16,7 @@ from typing import Final
 
 from lazyshard.format import ReadingMark
 from lazyshard.plan import Course
-from lazyshard.storage import StreamReader, read_reading, write_reading
+from lazyshard.stream import StreamReader, read_reading, write_reading
 
 REPEAT_S: Final = 1.0
 """How often who waits looks whether its need is still told: one small file read, while nothing else is to be done."""

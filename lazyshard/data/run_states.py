@@ -18,8 +18,8 @@ from lazyshard.data.stream_states import only_of_a_stream
 from lazyshard.errors import StateInvalid
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import Gaps
-from lazyshard.storage import StreamReader
-from lazyshard.storage.run_state import (
+from lazyshard.stream import StreamReader
+from lazyshard.stream.run_state import (
     check_fits,
     ranges_of_steps,
     resumed,

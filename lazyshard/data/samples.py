@@ -13,7 +13,7 @@ from lazyshard.data.substitutes import SubstituteSearch
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.memory import raise_if_short
 from lazyshard.plan import Gaps
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["Met", "SampleMaker"]
 

@@ -12,8 +12,8 @@ from lazyshard.format import decode_pack, parse_row
 from lazyshard.format.source_rows import form_made
 from lazyshard.plan.sequences import Rule
 from lazyshard.plan.splitting import SplitRule
-from lazyshard.storage import StreamReader
-from lazyshard.storage.window_lengths import WindowLengths
+from lazyshard.stream import StreamReader
+from lazyshard.stream.window_lengths import WindowLengths
 
 __all__ = ["check_beginning"]
 

@@ -7,7 +7,7 @@ import operator
 from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk
 from lazyshard.data.sequence_settings import SequenceSettings
 from lazyshard.data.sequence_states import Standing
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["SequenceCounts", "whole_micro_batches"]
 

@@ -18,7 +18,7 @@ from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.memory import raise_if_short
 from lazyshard.plan import mix64
 from lazyshard.plan.splitting import SplitSequence
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["SequenceMaker"]
 

@@ -22,7 +22,7 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["SequencePasses"]
 

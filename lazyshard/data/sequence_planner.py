@@ -15,8 +15,8 @@ from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.plan import permutation
 from lazyshard.plan.sequences import Rule, make_sequences
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
-from lazyshard.storage import StreamReader
-from lazyshard.storage.window_lengths import WindowLengths
+from lazyshard.stream import StreamReader
+from lazyshard.stream.window_lengths import WindowLengths
 
 __all__ = ["PlannedWindow", "SequencePlanner", "SequenceWalk", "TooLong", "row_too_long"]
 

@@ -8,7 +8,7 @@ from lazyshard.data.foreign_values import mistaken_for_sequences
 from lazyshard.data.sequence_planner import SequencePlanner
 from lazyshard.errors import StateInvalid, StateMismatch
 from lazyshard.format.sequence_state import Place, SequenceState
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["Facts", "Standing", "read_state", "write_state"]
 

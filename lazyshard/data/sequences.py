@@ -25,8 +25,8 @@ from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.worker_parent import watch_forks
 from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
-from lazyshard.storage import StreamReader
-from lazyshard.storage.window_lengths import lengths_not_ours
+from lazyshard.stream import StreamReader
+from lazyshard.stream.window_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
 

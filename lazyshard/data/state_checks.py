@@ -11,8 +11,8 @@ from lazyshard.data.order import Order
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
-from lazyshard.storage import StreamReader, read_retired
-from lazyshard.storage.run_state import course_of
+from lazyshard.stream import StreamReader, read_retired
+from lazyshard.stream.run_state import course_of
 
 __all__ = ["check_data", "first_lost", "standing"]
 

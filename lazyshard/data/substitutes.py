@@ -12,7 +12,7 @@ from lazyshard.data.dropped_rows import DroppedRows
 from lazyshard.data.steps import StepFailed
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, NothingKept, SkipSample
 from lazyshard.plan import Gaps, mix64
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 
 __all__ = ["FILL_ROWS", "MOST_BAD", "SubstituteSearch", "of_another_chunk", "substitutes"]
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import ChunkCorrupt, RowInvalid
-from lazyshard.storage import StreamReader
-from lazyshard.storage.chunk import LARGE_ROW_BYTES
-from lazyshard.storage.scattered import Held, ScatteredReader
+from lazyshard.stream import StreamReader
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.scattered import Held, ScatteredReader
 
 __all__ = ["Located", "WindowReader"]
 

@@ -16,7 +16,7 @@ SOON_S: Final = 1.0
 """A look a second late is no delay for chunks that take seconds to train."""
 
 GRACE_S: Final = 60.0
-"""How long a reader waits for a file that `head.json` has named (`lazyshard.storage.reader.GRACE_S`)."""
+"""How long a reader waits for a file that `head.json` has named (`lazyshard.stream.reader.GRACE_S`)."""
 
 MOST_TORN: Final = 0.05
 """Share of reads of a file that is being replaced as fast as it can be. Three tries fail once in 8,000 then, and in

@@ -78,7 +78,7 @@ def chunk_key(encoding: Encoding, number: int, samples_per_chunk: int, rows: int
         number: the chunk's number. With the next one it tells the numbers of its samples, which steps may look at.
         samples_per_chunk: of the stream.
         rows: of the chunk.
-        identity: tells its rows from those of any other chunk; see `lazyshard.storage.chunk.Chunk.identity`.
+        identity: tells its rows from those of any other chunk; see `lazyshard.stream.chunk.Chunk.identity`.
     """
     facts = orjson.dumps(dict(encoding), option=orjson.OPT_SORT_KEYS)
     place = f"{KEPT_VERSION} {number} {samples_per_chunk} {rows} ".encode()

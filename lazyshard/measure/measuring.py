@@ -23,11 +23,11 @@ from lazyshard.format.fields import printable
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.measure.measures import Measure
 from lazyshard.measure.pool import Answer, Piece, Pool, pieces_of
-from lazyshard.storage.files import read_file
-from lazyshard.storage.opening import open_now
-from lazyshard.storage.stream import Stream
-from lazyshard.storage.token_lengths import measured_tokens, measuring, write_tokens
-from lazyshard.storage.urls import UrlPath
+from lazyshard.store.files import read_file
+from lazyshard.store.urls import UrlPath
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.stream import Stream
+from lazyshard.stream.token_lengths import measured_tokens, measuring, write_tokens
 
 PIECE_ROWS: Final = 500
 """Rows that a process is given at a time: some tenths of a second with a tokenizer, some seconds with images."""

@@ -21,7 +21,7 @@ import pybase64
 
 from lazyshard.measure.measures import Measure
 from lazyshard.measure.process import error_of
-from lazyshard.storage.stream import Stream
+from lazyshard.stream.stream import Stream
 
 _PROGRAM: Final = """
 import sys

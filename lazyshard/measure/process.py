@@ -29,8 +29,8 @@ from lazyshard.errors import ChunkCorrupt, LazyShardError, MeasureRefused, RowIn
 from lazyshard.format.fields import pack
 from lazyshard.measure.measures import Loaded, Measure
 from lazyshard.memory import raise_if_short
-from lazyshard.storage.chunk import Chunk
-from lazyshard.storage.stream import Stream, open_stream
+from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.stream import Stream, open_stream
 
 _PR_SET_PDEATHSIG: Final = 1
 

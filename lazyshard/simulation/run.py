@@ -5,7 +5,7 @@ before it is allowed, a held producer looks again after pauses that grow from 0.
 are made up for afterwards.
 
 Waiting readers find what they wait for by looks at `head.json`, paced by the product's own rule
-(`lazyshard.storage.pacing`): all ranks begin to wait at the same moment, at the end of a step, and read the same facts,
+(`lazyshard.stream.pacing`): all ranks begin to wait at the same moment, at the end of a step, and read the same facts,
 so one is simulated for all. The processes of a node share what they see: each looks once when it begins to wait, then
 one of them looks for all, and the others know a little later.
 
@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from lazyshard.format import Head
 from lazyshard.simulation.setting import PREFETCH, Setting
-from lazyshard.storage import Published
-from lazyshard.storage.pacing import expected_wait, next_poll
-from lazyshard.storage.shared_looks import LATER_S
-from lazyshard.storage.writer import HEARTBEAT_S
+from lazyshard.stream import Published
+from lazyshard.stream.pacing import expected_wait, next_poll
+from lazyshard.stream.shared_looks import LATER_S
+from lazyshard.stream.writer import HEARTBEAT_S
 
 BURST_S: Final = 1.0
 """Seconds of rows that the producer makes up for after it was held (`lazyshard_producer.pace.BURST_S`)."""
@@ -44,7 +44,7 @@ WAKES_A_CHUNK: Final = 2
 """Where readers are woken: by the seal, which comes first, and by the head, which then tells of it."""
 
 _WATCHES_AFTER_S: Final = 0.02
-"""Shorter waits are slept through, see `lazyshard.storage.reader`."""
+"""Shorter waits are slept through, see `lazyshard.stream.reader`."""
 
 _ASIDE_S: Final = 1.0
 """How long a waiting reader that has chunks open lets pass between two looks which of them were deleted."""

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from lazyshard.format.byte_size import parse_size
 from lazyshard.plan import Course, Part, Rules
-from lazyshard.storage.open_chunks import OPEN_CHUNKS, OPEN_ROWS
+from lazyshard.stream.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 
 SEAL_ROW_BYTES: Final = 27
 """Bytes of a seal for each row, see docs/retention.md."""

@@ -12,12 +12,12 @@ from typing import Any, Final
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamMismatch
 from lazyshard.format import Encoding, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
-from lazyshard.storage import ChunkWriter
-from lazyshard.storage.creation import find_manifest
-from lazyshard.storage.files import read_file
-from lazyshard.storage.listing import list_chunks
-from lazyshard.storage.manifest import read_manifest
-from lazyshard.storage.retire import list_kept
+from lazyshard.store.files import read_file
+from lazyshard.stream import ChunkWriter
+from lazyshard.stream.creation import find_manifest
+from lazyshard.stream.listing import list_chunks
+from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.retire import list_kept
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.configuration.source_problems import is_python

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from lazyshard.storage import ChunkWriter
-from lazyshard.storage.patience import Patience
+from lazyshard.stream import ChunkWriter
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display

@@ -12,8 +12,8 @@ import numpy as np
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format import CheckedLines, EncodedRow, check_encoded, check_lines
-from lazyshard.storage import ChunkWriter
-from lazyshard.storage.patience import Patience
+from lazyshard.stream import ChunkWriter
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.loop_interfaces import Gate, Reason, Watch
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.rows.book import Book

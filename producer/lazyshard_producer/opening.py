@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard.conversion.indexed_reader import data_path
 from lazyshard.format.indexed import INDEX_SUFFIX, MAGIC
-from lazyshard.storage.indexed_reader import data_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.names import NameRules

@@ -16,9 +16,9 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.format.names import QUARANTINE
+from lazyshard.inspection.report_refusals import MOST_TOLD_APART, Refusals, read_refusals
 from lazyshard.memory import loads
-from lazyshard.storage.files import open_file
-from lazyshard.storage.report_refusals import MOST_TOLD_APART, Refusals, read_refusals
+from lazyshard.store.files import open_file
 from lazyshard_producer.wording import count, one_line
 
 MAX_SHOWN: Final = 20

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing, WriterFailed
 from lazyshard.format import End
-from lazyshard.storage import ChunkWriter
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display.metrics import Metrics, NoMetrics

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final, Literal
 
-from lazyshard.storage import ChunkWriter
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.holding.limits import read_claims

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lazyshard import LazyShardError, StreamReader
-from lazyshard.storage import Published
+from lazyshard.stream import Published
 from scripts.demonstration.demo_corpus import write_corpus
 from scripts.demonstration.demo_processes import Child, adopt_orphans, end_all, exit_text, first_failed_rank, last_lines
 from scripts.demonstration.demo_report import Times, count, report

@@ -1,4 +1,4 @@
-"""`lazyshard adopt` in a process of its own; what that does to a directory: tests/storage/conversion."""
+"""`lazyshard adopt` in a process of its own; what that does to a directory: tests/conversion."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.cli.main import main
 from tests.cli.commands import CHUNKS, DEADLINE_S, contents, environment, fill, lazyshard, python
-from tests.storage.streams import forked, needs_root
+from tests.stream.streams import forked, needs_root
 
 IDS = [{"id": i} for i in range(5)]
 
@@ -138,7 +138,7 @@ def test_permission_is_a_matter_of_the_filesystem(
 
 SIGNALLED = """
 import os, signal, sys
-from lazyshard.storage import durable
+from lazyshard.store import durable
 original = durable.rename
 
 def rename(source, target):

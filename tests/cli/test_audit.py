@@ -13,7 +13,7 @@ import pytest
 
 from lazyshard.cli.main import main
 from lazyshard.format.state import PartState, RunState
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
 

@@ -19,7 +19,7 @@ from lazyshard.cli.main import main
 from lazyshard_producer.command import app as producer_app
 from lazyshard_producer.configuration.arguments import sort_arguments
 from tests.cli.commands import ROOT, environment, fill, lazyshard
-from tests.storage.consuming import cursor
+from tests.stream.consuming import cursor
 
 PAGE: Final = ROOT / "docs" / "commands.md"
 

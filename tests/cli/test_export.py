@@ -1,4 +1,4 @@
-"""`lazyshard export` in processes of its own; what it writes: tests/storage/conversion/test_exporting."""
+"""`lazyshard export` in processes of its own; what it writes: tests/conversion/test_exporting."""
 
 import json
 import re
@@ -11,10 +11,10 @@ import pytest
 from lazyshard.cli.main import main
 from tests.cli.commands import lazyshard, python
 from tests.cli.test_adopt import on_terminal
-from tests.storage.conversion.test_exporting import ids, stream
-from tests.storage.damage import flip
-from tests.storage.megatron_core import content
-from tests.storage.streams import names
+from tests.conversion.megatron_core import content
+from tests.conversion.test_exporting import ids, stream
+from tests.stream.damage import flip
+from tests.stream.streams import names
 
 ROWS: Final = ids([1, 2], [3], [4, 5, 6])
 
@@ -77,7 +77,7 @@ def test_refusals(
 
 STOPPED: Final = """
 import os, signal, sys
-from lazyshard.storage import exporting
+from lazyshard.conversion import exporting
 
 # Of a shell that has started the tests in the background it may come ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""`lazyshard forget` in processes of its own. What removing durably means: tests/storage/stream/test_consumers*.py."""
+"""`lazyshard forget` in processes of its own. What removing durably means: tests/stream/test_consumers*.py."""
 
 import os
 import re
@@ -12,12 +12,12 @@ import pytest
 
 from lazyshard.cli.forget import freed
 from lazyshard.cli.main import main
-from lazyshard.storage.consumers import Consumer, list_consumers
-from lazyshard.storage.retire import retire
+from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.retire import retire
 from tests.cli.commands import DEADLINE_S, environment, lazyshard
 from tests.cli.looks import consumer
-from tests.storage.streams import forked, needs_root, produce
-from tests.storage.surveyed import checkpoint, reads
+from tests.inspection.surveyed import checkpoint, reads
+from tests.stream.streams import forked, needs_root, produce
 
 TWO_HOURS_S = 7201.0
 """Two hours, and nearly a minute until that is said otherwise."""

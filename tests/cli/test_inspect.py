@@ -1,4 +1,4 @@
-"""`lazyshard inspect`; what it reads: tests/storage/inspection/test_inspection."""
+"""`lazyshard inspect`; what it reads: tests/inspection/test_inspection."""
 
 import json
 import os
@@ -13,15 +13,15 @@ from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.main import main
-from lazyshard.storage import inspection
-from lazyshard.storage.retire import retire
+from lazyshard.inspection import inspection
+from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main as produce
 from tests.cli.commands import contents, lazyshard
 from tests.cli.test_adopt import on_terminal
-from tests.storage import damage
-from tests.storage.damage import delete, flip, put, stream
-from tests.storage.foreign_seals import seal_rows
-from tests.storage.streams import foreign
+from tests.stream import damage
+from tests.stream.damage import delete, flip, put, stream
+from tests.stream.foreign_seals import seal_rows
+from tests.stream.streams import foreign
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:

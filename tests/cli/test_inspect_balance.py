@@ -11,7 +11,7 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.format import Tokens, seal_digest
-from lazyshard.storage import inspection_balance
+from lazyshard.inspection import inspection_balance
 from tests.cli.commands import contents, fill
 
 MADE = {"balance": 2, "micro_batch_size": 2, "length_field": "n", "cost_per_token": 1.0}

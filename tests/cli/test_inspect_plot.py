@@ -9,8 +9,8 @@ import pytest
 
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
-from tests.storage.lengths import sealed
-from tests.storage.streams import produce
+from tests.stream.lengths import sealed
+from tests.stream.streams import produce
 
 
 def inspect(stream: Path, *arguments: object) -> int:

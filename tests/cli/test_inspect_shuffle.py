@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard.cli.main import main
 from tests.cli.commands import contents
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lazyshard import ChunkWriter
 from tests.cli.commands import DEADLINE_S, environment
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "lengths.md").read_text(encoding="utf-8")
 

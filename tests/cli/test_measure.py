@@ -17,11 +17,11 @@ import pytest
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.format.names import tokens_name
-from lazyshard.storage.token_lengths import measuring
+from lazyshard.stream.token_lengths import measuring
 from tests.cli.commands import DEADLINE_S, environment
 from tests.cli.test_adopt import on_terminal
-from tests.storage.lengths import lengths_of
-from tests.storage.streams import foreign, names, produce, wait_until
+from tests.stream.lengths import lengths_of
+from tests.stream.streams import foreign, names, produce, wait_until
 
 EFFORT: Final = re.compile(r" \(\d+\.\d s, [0-9.,]+ rows/[sh]\)")
 
@@ -133,7 +133,7 @@ def test_stopped_in_the_middle_it_goes_on_and_its_processes_end(
 
 KILLED: Final = """
 import os, signal, sys
-from lazyshard.storage import durable
+from lazyshard.store import durable
 
 rename = durable.rename
 

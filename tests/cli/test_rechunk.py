@@ -1,4 +1,4 @@
-"""`lazyshard rechunk` in processes of its own, killed at any moment; the rest: tests/storage/conversion."""
+"""`lazyshard rechunk` in processes of its own, killed at any moment; the rest: tests/conversion."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard, python
 from tests.cli.test_adopt import on_terminal
-from tests.storage.damage import delete, flip, found, stream
-from tests.storage.streams import foreign, head, produce, rows, wait_until
+from tests.stream.damage import delete, flip, found, stream
+from tests.stream.streams import foreign, head, produce, rows, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -41,7 +41,8 @@ def test_rechunk_and_rechunk_again(tmp_path: Path) -> None:
 
 KILLED: Final = """
 import os, sys
-from lazyshard.storage import durable, publishing
+from lazyshard.store import durable
+from lazyshard.stream import publishing
 
 def killed(original):
     def publish(source, target):

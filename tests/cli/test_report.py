@@ -11,11 +11,11 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.report_page import BEGINNING
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main as produce_main
 from tests.cli.commands import contents, lazyshard
 from tests.cli.traced_runs import commit, run_of, save, two_ranks
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 PARTS = ["lengths", "packing", "balance", "shuffle", "rates", "waits", "refusals", "disk"]
@@ -258,7 +258,7 @@ def test_what_fails_while_it_is_written_leaves_the_old_page(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr("lazyshard.storage.durable.write_all", full)
+    monkeypatch.setattr("lazyshard.store.durable.write_all", full)
     capsys.readouterr()
     assert refused(capsys, stream, "-o", target)[0] == 7
     assert target.read_bytes() == before

@@ -27,17 +27,17 @@ from lazyshard.cli.report_advice_run import (
 from lazyshard.format import Manifest
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.source_rows import SourceRows
+from lazyshard.inspection.disk_use import DiskUse
+from lazyshard.inspection.inspection_balance import BalanceReport, RanksReport, Training
+from lazyshard.inspection.inspection_shuffle import Expected, Reading, ShuffleReport, WindowReport
+from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.report_chunks import Made
+from lazyshard.inspection.report_course import At, Dry, Pause
+from lazyshard.inspection.report_packing import Packing
+from lazyshard.inspection.report_refusals import Refusals, RefusedFor, RefusedRow
+from lazyshard.inspection.report_training import TrainingFacts
 from lazyshard.plan.balance import Cost, Evenness
 from lazyshard.plan.shuffle_measured import Measured
-from lazyshard.storage.disk_use import DiskUse
-from lazyshard.storage.inspection_balance import BalanceReport, RanksReport, Training
-from lazyshard.storage.inspection_shuffle import Expected, Reading, ShuffleReport, WindowReport
-from lazyshard.storage.lengths import Lengths
-from lazyshard.storage.report_chunks import Made
-from lazyshard.storage.report_course import At, Dry, Pause
-from lazyshard.storage.report_packing import Packing
-from lazyshard.storage.report_refusals import Refusals, RefusedFor, RefusedRow
-from lazyshard.storage.report_training import TrainingFacts
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey
 
 NODE = TrainingFacts(8, 2, "nobody")

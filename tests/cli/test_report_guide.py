@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lazyshard.cli import report
 from tests.cli.commands import DEADLINE_S, environment
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "report.md").read_text(encoding="utf-8")
 

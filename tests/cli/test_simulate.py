@@ -11,13 +11,13 @@ import pytest
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.simulate import run_lines
 from lazyshard.data import reading_marks
+from lazyshard.inspection.inspection_shuffle import Reading, report_shuffle
 from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, PUBLISH_OPENS, count_files, disk_use
 from lazyshard.simulation.order import shuffle_quality
 from lazyshard.simulation.outcome import outcome, parse_axes, parse_axis, sweep
 from lazyshard.simulation.run import BURST_S, Producer, first_look, retry_s, simulate
 from lazyshard.simulation.setting import Setting
-from lazyshard.storage import Published
-from lazyshard.storage.inspection_shuffle import Reading, report_shuffle
+from lazyshard.stream import Published
 from lazyshard_producer import pace
 from lazyshard_producer.configuration.quantities import parse_amount
 from lazyshard_producer.holding import hold, holdback

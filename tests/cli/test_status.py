@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from lazyshard.cli.main import main
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.cli.commands import environment, fill, lazyshard
-from tests.storage.streams import foreign, forked, needs_root, produce, wait_until
-from tests.storage.surveyed import checkpoint, edit_head, reads
+from tests.inspection.surveyed import checkpoint, edit_head, reads
+from tests.stream.streams import foreign, forked, needs_root, produce, wait_until
 
 TWO_HOURS_S = 7201.0
 """Two hours, and nearly a minute until that is said otherwise."""

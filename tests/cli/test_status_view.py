@@ -12,8 +12,8 @@ from lazyshard.cli.status_view import status_lines
 from lazyshard.cli.status_words import problems, summary
 from lazyshard.format import Cursor, Head, PartState, ProducerState, RunState
 from lazyshard.format.mixed import MixedSource
-from lazyshard.storage.consumers import Consumer
-from lazyshard.storage.disk_use import DiskUse, Lines
+from lazyshard.inspection.disk_use import DiskUse, Lines
+from lazyshard.stream.consumers import Consumer
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard.cli.main import main
 from lazyshard.format.state import PartState
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import commit, make_stream, run_of, save, two_ranks
 

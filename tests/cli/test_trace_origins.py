@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.storage.opening import open_now
+from lazyshard.stream.opening import open_now
 from tests.cli.test_trace import answer
 from tests.cli.traced_runs import run_of, save, two_ranks
 from tests.producer.commands import run
-from tests.storage.streams import foreign
+from tests.stream.streams import foreign
 
 
 @pytest.fixture

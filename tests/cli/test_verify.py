@@ -1,4 +1,4 @@
-"""`lazyshard verify` in a process of its own; what it finds: tests/storage/inspection/test_verification*.py."""
+"""`lazyshard verify` in a process of its own; what it finds: tests/inspection/test_verification*.py."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard
 from tests.cli.test_adopt import on_terminal
-from tests.storage.damage import cut, delete, each, flip, put, stream
-from tests.storage.foreign_seals import seal_rows
-from tests.storage.streams import foreign, forked, needs_root
+from tests.stream.damage import cut, delete, each, flip, put, stream
+from tests.stream.foreign_seals import seal_rows
+from tests.stream.streams import foreign, forked, needs_root
 
 EFFORT = re.compile(r" \(\d+\.\d s, [0-9.,]+ (bytes|kB|MB|GB)/s\)\n")
 
@@ -231,7 +231,7 @@ def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_pa
 
 BEGUN = """
 import os, sys
-from lazyshard.storage import verification, verification_processes
+from lazyshard.inspection import verification, verification_processes
 check = verification.check_in_order
 
 def check_by_others(batches, jobs):

@@ -20,12 +20,12 @@ from lazyshard.cli import watch_server
 from lazyshard.cli.main import main
 from lazyshard.cli.status_json import status_values
 from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer, page_answer
-from lazyshard.storage.outlook import Looks
-from lazyshard.storage.survey import take_survey
+from lazyshard.inspection.outlook import Looks
+from lazyshard.inspection.survey import take_survey
 from tests.cli.commands import lazyshard
 from tests.cli.watched import DEADLINE_S, Watch, get, send, watch
-from tests.storage.streams import produce
-from tests.storage.surveyed import checkpoint, reads
+from tests.inspection.surveyed import checkpoint, reads
+from tests.stream.streams import produce
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from lazyshard.cli import watch_looks
 from lazyshard.cli.watch_looks import SharedLooks, seconds_to_next
 from lazyshard.errors import StreamMissing
-from lazyshard.storage.disk_use import LostChunks
-from lazyshard.storage.survey import Survey
+from lazyshard.inspection.disk_use import LostChunks
+from lazyshard.inspection.survey import Survey
 from tests.cli.looks import NOW, survey
-from tests.storage.streams import wait_until
+from tests.stream.streams import wait_until
 
 HERE = Path("/data/stream")
 LONG_S = 3600.0

@@ -15,7 +15,7 @@ from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.storage.outlook import Outlook
+from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.producer.test_metrics import scrape

@@ -20,14 +20,14 @@ from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_server import Answer, WatchServer, page_answer
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.storage.consumers import Consumer
-from lazyshard.storage.disk_use import DiskUse, Lines
-from lazyshard.storage.outlook import Outlook
+from lazyshard.inspection.disk_use import DiskUse, Lines
+from lazyshard.inspection.outlook import Outlook
+from lazyshard.stream.consumers import Consumer
 from tests.cli.chromium import needs_chromium, open_page, screenshot
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
 from tests.cli.watched import watch
-from tests.storage.streams import produce
-from tests.storage.surveyed import checkpoint, reads
+from tests.inspection.surveyed import checkpoint, reads
+from tests.stream.streams import produce
 
 pytestmark = [needs_chromium, pytest.mark.timeout(300)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from lazyshard import ChunkWriter
 from lazyshard.format import Cursor
 from lazyshard.format.state import PartState, RunState
-from lazyshard.storage import write_cursor
+from lazyshard.stream import write_cursor
 
 
 def make_stream(directory: Path, samples: int = 24, *, end: bool = True) -> str:

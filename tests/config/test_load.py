@@ -16,7 +16,7 @@ import lazyshard
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import BadSample, ConfigInvalid
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import HERE, produce
+from tests.stream.streams import HERE, produce
 
 NAMED = "tests.data.step_functions"
 

@@ -16,7 +16,7 @@ from lazyshard.config.checks import read_config
 from lazyshard.data.substitutes import FILL_ROWS
 from lazyshard.errors import BadSample
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "pipeline.md").read_text(encoding="utf-8")
 

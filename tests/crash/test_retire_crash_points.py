@@ -20,13 +20,14 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format import Retired, Tokens, seal_digest
 from lazyshard.format.names import HEAD_RESERVE, arrays_name, chunk_name, seal_name, tokens_name
-from lazyshard.storage import durable, read_retired, retire
-from lazyshard.storage.retire import list_kept
+from lazyshard.store import durable
+from lazyshard.stream import read_retired, retire
+from lazyshard.stream.retire import list_kept
 from tests.harness.disks import fast_folder
 from tests.harness.tally import Violation
 from tests.harness.writers.crashes import WHEN, Killer
-from tests.storage import arrays
-from tests.storage.streams import forked, names, needs_root, rows
+from tests.stream import arrays
+from tests.stream.streams import forked, names, needs_root, rows
 
 pytestmark = pytest.mark.full
 

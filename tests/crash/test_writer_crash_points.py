@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.storage import durable, publishing
+from lazyshard.store import durable
+from lazyshard.stream import publishing
 from tests.harness.disks import fast_folder
 from tests.harness.planted.writers import MUTANTS, MUTANTS_OF_ARRAYS
 from tests.harness.tally import Violation

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced
-from lazyshard.storage import recovery
+from lazyshard.stream import recovery
 from tests.harness.disks import fast_folder
 from tests.harness.planted.writers import MISTAKES, unsealed_unlinked
 from tests.harness.writers.races import race_by_chance, race_in_pairs, without_locks

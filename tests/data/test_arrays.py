@@ -20,9 +20,9 @@ from lazyshard import (
     LazyShardedStream,
     as_tensor,
 )
-from lazyshard.storage.chunk_arrays import ChunkArrays
-from tests.storage.arrays import expected, produce, values
-from tests.storage.streams import produce as produce_rows
+from lazyshard.stream.chunk_arrays import ChunkArrays
+from tests.stream.arrays import expected, produce, values
+from tests.stream.streams import produce as produce_rows
 
 
 def dataset(directory: Path, *given: Any, **options: Any) -> LazyShardedDataset:
@@ -90,7 +90,7 @@ def test_streams_without_arrays_never_ask_for_them(tmp_path: Path, monkeypatch: 
     def never(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("lazyshard.storage.reader.StreamReader.fill", never)
+    monkeypatch.setattr("lazyshard.stream.reader.StreamReader.fill", never)
     monkeypatch.setattr(ChunkArrays, "__init__", never)
     found = dataset(produce_rows(tmp_path, 8))
     assert [row["id"] for row in found.__getitems__(list(range(8)))] == list(range(8))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "arrays.md").read_text(encoding="utf-8")
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
 from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.plan import Draw
-from lazyshard.storage import read_reading
+from lazyshard.stream import read_reading
 from tests.data.runs import open_ranks, read
 from tests.data.workers import DEADLINE_S, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def units(ranks: list[LazyShardedDataset]) -> set[int]:

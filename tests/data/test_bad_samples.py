@@ -17,7 +17,7 @@ from lazyshard import LazyShardedDataset, Map
 from lazyshard.data.substitutes import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
 from tests.data.workers import DEADLINE_S, first_error, loader
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 Row = dict[str, Any]
 

@@ -14,11 +14,11 @@ from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.cli.main import main
 from lazyshard.data.batches import Batches
 from lazyshard.errors import CursorTaken
-from lazyshard.storage import read_cursor
-from lazyshard.storage.retire import retire
+from lazyshard.stream import read_cursor
+from lazyshard.stream.retire import retire
 from tests.data.runs import State, open_ranks
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 WORKERS: Final[dict[str, Any]] = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": DEADLINE_S}
 

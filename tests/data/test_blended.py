@@ -21,7 +21,7 @@ from lazyshard.format import Retired
 from lazyshard.plan.blend_table import BlendTable
 from tests.data.blends import Stream, blend, ids, take, write
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import foreign
+from tests.stream.streams import foreign
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
 

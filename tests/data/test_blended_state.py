@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.blend_share import BlendShare
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.data.blends import State, Stream, blend, ids, take, write
 
 STREAMS = (Stream("a", 264, 12), Stream("b", 250, 10), Stream("c", 271, 9))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "blending.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data.cache import SampleCache
 from tests.data.workers import loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 # b"....." of ten bytes pickles to 25.
 TEN = b"0123456789"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.streams import HERE, produce
+from tests.stream.streams import HERE, produce
 
 pytestmark = pytest.mark.full
 

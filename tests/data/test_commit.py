@@ -13,11 +13,11 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import ChunkRetired, CursorTaken, CursorUnwritable, StateMismatch
 from lazyshard.format.state import RunState
-from lazyshard.storage import read_cursor
-from lazyshard.storage.retire import retire
+from lazyshard.stream import read_cursor
+from lazyshard.stream.retire import retire
 from tests.data.runs import State, open_ranks, read
 from tests.data.workers import loader
-from tests.storage.streams import forked, produce
+from tests.stream.streams import forked, produce
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_a_disk_that_takes_no_cursor_is_told_and_the_next_commit_tries_again(
 
     dataset = open_run(stream)[0]
     with monkeypatch.context() as patched:
-        patched.setattr("lazyshard.storage.cursor.write_all", full)
+        patched.setattr("lazyshard.stream.cursor.write_all", full)
         for _ in range(2):
             with pytest.raises(CursorUnwritable, match=r"'sft' cannot be written \(No space left.*Mend that,") as told:
                 dataset.commit(16, last_epoch=True)

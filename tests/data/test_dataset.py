@@ -20,7 +20,7 @@ from lazyshard.data.shared import EPOCH
 from lazyshard.errors import RankInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.plan import Draw
 from tests.data.workers import DEADLINE_S, loader
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:

@@ -13,7 +13,7 @@ import torch
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data.encode import Encoder
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

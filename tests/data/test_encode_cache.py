@@ -23,10 +23,10 @@ from lazyshard.data import encode_cache
 from lazyshard.data.encode_cache_opening import ENCODE_CACHE_BYTES
 from lazyshard.data.shared import Stats
 from lazyshard.errors import SkipSample
-from lazyshard.storage.kept_samples import FOLDER
+from lazyshard.store.kept_samples import FOLDER
 from tests.data.workers import DEADLINE_S, loader
 from tests.harness.disks import SmallDisk
-from tests.storage.streams import foreign, forked, produce, reap, rows
+from tests.stream.streams import foreign, forked, produce, reap, rows
 
 FACTS: Final = {"tokenizer": "bytes", "max_length": 512}
 SAMPLES: Final = 24

@@ -30,11 +30,11 @@ from lazyshard.errors import (
     WaitTimeout,
 )
 from lazyshard.format.state import RunState
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.data.runs import State, open_ranks, part
 from tests.data.workers import loader
-from tests.storage.streams import produce
-from tests.storage.surveyed import edit_head
+from tests.inspection.surveyed import edit_head
+from tests.stream.streams import produce
 
 ID = re.compile(r"\b[0-9a-f]{32}\b")
 """The identity of a stream is another one each time."""

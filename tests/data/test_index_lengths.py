@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from lazyshard import LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import LengthsMissing, LengthUnknown
 from tests.data import swift_samplers
-from tests.storage.lengths import measured, sealed
-from tests.storage.streams import foreign, produce
+from tests.stream.lengths import measured, sealed
+from tests.stream.streams import foreign, produce
 
 
 def length(sample: int) -> int:

@@ -14,7 +14,7 @@ from lazyshard import LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import StateInvalid, StateMismatch
 from tests.data.runs import State, open_ranks, part, read
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from lazyshard import ChunkWriter
 from tests.data.streams import expected, in_batches
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 GUIDE = (HERE / "docs" / "iterable.md").read_text(encoding="utf-8")
 

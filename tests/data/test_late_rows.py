@@ -16,7 +16,7 @@ from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable
 from lazyshard.data import LateRow
 from lazyshard.errors import ChunkCorrupt
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 

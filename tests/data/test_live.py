@@ -24,7 +24,7 @@ from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan import Draw
 from tests.data.workers import DEADLINE_S, first_error, loader
-from tests.storage.streams import HERE, produce
+from tests.stream.streams import HERE, produce
 
 PRODUCER = """
 import sys, time

@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 

@@ -14,7 +14,7 @@ from lazyshard.data.node import LazyShardedNode
 from lazyshard.errors import StateMismatch, WaitTimeout
 from tests.data.streams import Stream, expected, in_batches, open_stream
 from tests.data.test_live import producing
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def number(row: dict[str, Any]) -> int:

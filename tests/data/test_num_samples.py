@@ -15,7 +15,7 @@ from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan import Deal, Plan
 from tests.data.workers import DEADLINE_S, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
 

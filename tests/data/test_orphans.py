@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 from lazyshard import LazyShardedDataset
 from lazyshard.data import dataset as dataset_module
 from lazyshard.errors import WaitTimeout
-from lazyshard.storage import StreamReader, watch
-from lazyshard.storage.watch import Parent
-from tests.storage.streams import DEADLINE_S, HERE, forked, produce
+from lazyshard.stream import StreamReader, watch
+from lazyshard.stream.watch import Parent
+from tests.stream.streams import DEADLINE_S, HERE, forked, produce
 
 pytestmark = pytest.mark.full
 
@@ -269,9 +269,9 @@ def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
         return False
 
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
-    monkeypatch.setattr("lazyshard.storage.reader.time", clock)
-    monkeypatch.setattr("lazyshard.storage.waiting.time", clock)
-    monkeypatch.setattr("lazyshard.storage.watch.Waker.sleep", sleep)
+    monkeypatch.setattr("lazyshard.stream.reader.time", clock)
+    monkeypatch.setattr("lazyshard.stream.waiting.time", clock)
+    monkeypatch.setattr("lazyshard.stream.watch.Waker.sleep", sleep)
     looks: list[list[float]] = []
     refresh = StreamReader.refresh
 

@@ -13,7 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.data import resolve_rank
 from lazyshard.data.rank import Rank
 from lazyshard.errors import RankInvalid
-from tests.storage.streams import produce, python
+from tests.stream.streams import produce, python
 
 
 @pytest.fixture(autouse=True)

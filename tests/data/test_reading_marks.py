@@ -16,12 +16,12 @@ from lazyshard.data import reading_marks
 from lazyshard.data.order import Order
 from lazyshard.data.reading_marks import ReadingMarks, is_due
 from lazyshard.format import ReadingMark
+from lazyshard.inspection.outlook import Looks
+from lazyshard.inspection.survey import take_survey
 from lazyshard.plan import Course, Part, Rules
-from lazyshard.storage import read_reading, write_reading
-from lazyshard.storage.outlook import Looks
-from lazyshard.storage.survey import take_survey
+from lazyshard.stream import read_reading, write_reading
 from tests.data.workers import DEADLINE_S, loader
-from tests.storage.streams import foreign, names, produce, wait_until
+from tests.stream.streams import foreign, names, produce, wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard import LazyShardedDataset
 from tests.data import swift_samplers
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 Batches = Callable[[LazyShardedDataset, int, int, int, int], list[list[int]]]
 """Indices of the batches of rank r of dp ranks with so many samples to a batch, in an epoch."""

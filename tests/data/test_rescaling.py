@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import WaitTimeout
 from tests.data.runs import State, open_ranks
 from tests.plan import oracle
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 PER_CHUNK = 4
 TOTAL = 90

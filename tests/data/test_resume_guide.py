@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from lazyshard import ChunkWriter
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.data.runs import open_ranks
 from tests.data.workers import DEADLINE_S
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import StateInvalid
 from tests.data.runs import State, open_ranks
 from tests.data.workers import DEADLINE_S, ids, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]

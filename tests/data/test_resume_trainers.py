@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.data.runs import open_ranks, read
-from tests.storage.streams import HERE, produce
+from tests.stream.streams import HERE, produce
 
 pytestmark = [
     pytest.mark.full,

@@ -14,10 +14,10 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamRea
 from lazyshard.errors import ChunkRetired, WaitTimeout
 from lazyshard.format import Cursor
 from lazyshard.plan import Deal, Plan
-from lazyshard.storage import list_consumers, read_retired, write_cursor
-from lazyshard.storage.retire import retire
+from lazyshard.stream import list_consumers, read_retired, write_cursor
+from lazyshard.stream.retire import retire
 from tests.data.workers import DEADLINE_S, first_error, loader
-from tests.storage.streams import HERE, names, produce
+from tests.stream.streams import HERE, names, produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
@@ -157,8 +157,8 @@ PRODUCER = """
 import sys, time
 from pathlib import Path
 from lazyshard import ChunkWriter
-from lazyshard.storage import list_consumers
-from lazyshard.storage.retire import retire
+from lazyshard.stream import list_consumers
+from lazyshard.stream.retire import retire
 
 directory, total = Path(sys.argv[1]), int(sys.argv[2])
 deadline = time.monotonic() + float(sys.argv[3])
@@ -228,7 +228,7 @@ def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_thr
 def test_a_reader_closes_what_was_deleted_while_it_reads_and_while_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lazyshard.storage.reader._LET_GO_S", 0.0)
+    monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     with ChunkWriter(tmp_path, 1) as writer:
         for number in range(4):
             writer.write({"id": number})

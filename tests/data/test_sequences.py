@@ -24,11 +24,11 @@ from lazyshard.errors import (
     TooManyBadSamples,
     WaitTimeout,
 )
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.data.sequence_runs import dealt, expected, loader_of, open_sequences, tokens_of_row, write_rows, written
 from tests.plan.test_splitting import megatron
-from tests.storage.lengths import measured
-from tests.storage.streams import foreign, produce
+from tests.stream.lengths import measured
+from tests.stream.streams import foreign, produce
 
 LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
 

@@ -23,14 +23,14 @@ from lazyshard import (
 )
 from lazyshard.errors import BadSample, LengthsMissing, StateInvalid, StreamMismatch
 from lazyshard.format import encode_pack
-from lazyshard.storage.retire import retire
-from lazyshard.storage.token_lengths import lengths_missing
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.retire import retire
+from lazyshard.stream.token_lengths import lengths_missing
 from tests.data.sequence_runs import all_written, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS
 from tests.data.workers import DEADLINE_S
-from tests.storage.lengths import measured
-from tests.storage.streams import produce
+from tests.stream.lengths import measured
+from tests.stream.streams import produce
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

@@ -19,7 +19,7 @@ from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from tests.data.sequence_runs import all_written, dealt, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS, forms
 from tests.data.workers import DEADLINE_S
-from tests.storage.lengths import measured
+from tests.stream.lengths import measured
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

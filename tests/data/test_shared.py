@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard.data import shared
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from tests.storage.streams import forked
+from tests.stream.streams import forked
 
 
 def as_worker(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:

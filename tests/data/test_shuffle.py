@@ -14,7 +14,7 @@ from lazyshard import LazyShardedDataset, StreamReader, window_for_distance
 from lazyshard.errors import WaitTimeout
 from lazyshard.plan.shuffle_measured import neighbours
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 CHUNKS, PER_CHUNK, RANKS = 24, 5, 2
 RANK_CHUNKS = CHUNKS // RANKS

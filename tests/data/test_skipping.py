@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.data.runs import State, open_ranks, part, read
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 @pytest.fixture

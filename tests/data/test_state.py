@@ -15,9 +15,9 @@ import torch
 from lazyshard import LazyShardedDataset
 from lazyshard.data import state_checks
 from lazyshard.errors import LengthUnknown, RankInvalid, StateInvalid, StateMismatch, VersionUnsupported
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.data.runs import State, open_ranks, part, read
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStr
 from lazyshard.errors import BadSample, SkipSample, StepInvalid
 from tests.data import step_functions as functions
 from tests.data.workers import DEADLINE_S, first_error, loader
-from tests.storage.streams import HERE, produce
+from tests.stream.streams import HERE, produce
 
 NAMED = "tests.data.step_functions"
 

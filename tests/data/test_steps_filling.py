@@ -18,7 +18,7 @@ from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSam
 from tests.data import step_functions as functions
 from tests.data.streams import expected, loader_of
 from tests.data.workers import DEADLINE_S, first_error, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 Row = dict[str, Any]
 

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import ChunkRetired, LengthUnknown, WaitTimeout
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
 from tests.data.workers import first_error, ids, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 AT_ENDS = ["drop", "pad", "loop"]
 at_ends = pytest.mark.parametrize("at_end", AT_ENDS)

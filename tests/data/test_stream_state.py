@@ -14,12 +14,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import StateInvalid, StateMismatch
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.data.runs import State, part
 from tests.data.streams import Stream, batches, expected, in_batches, open_stream
 from tests.data.test_live import producing
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

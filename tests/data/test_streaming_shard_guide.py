@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.streams import HERE
+from tests.stream.streams import HERE
 
 pytestmark = pytest.mark.full
 

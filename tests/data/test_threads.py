@@ -13,7 +13,7 @@ from lazyshard import LazyShardedDataset
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan import Draw
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def open_rank(directory: Path, rank: int, dp: int, **options: Any) -> LazyShardedDataset:

@@ -13,9 +13,9 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data import window_reader
 from lazyshard.errors import ChunkCorrupt
-from lazyshard.storage import chunk, scattered
+from lazyshard.stream import chunk, scattered
 from tests.data.workers import DEADLINE_S, ids
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 SAMPLES, PER_CHUNK = 120, 10
 

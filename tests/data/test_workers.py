@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from lazyshard import LazyShardedDataset
 from lazyshard.data.order import LayoutName
 from tests.data.workers import DEADLINE_S, RecordOpened, ids, loader
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
 from tests.harness.fuzz import looks as fuzz_bounds
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.kept import Input, Recipe, inputs, recipes, run_input, run_recipe

@@ -15,9 +15,10 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format import Cursor, ProducerState
-from lazyshard.storage import CursorOwner, durable, piece_file, retire
-from lazyshard.storage.announcer import Announcer
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.store import durable
+from lazyshard.stream import CursorOwner, piece_file, retire
+from lazyshard.stream.announcer import Announcer
+from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.ended import complete_end, find_end
 from lazyshard_producer.holding.holdback import Holdback
@@ -28,7 +29,7 @@ from tests.harness.model.producer import Consumer, Producer
 from tests.harness.model.recording import PER_CHUNK, Recorder, read_disk, read_record, starred
 from tests.harness.model.stream import STREAM, TMP, Plan
 from tests.harness.model.world import LOOKS, State, World
-from tests.storage.streams import forked
+from tests.stream.streams import forked
 
 pytestmark = pytest.mark.full
 

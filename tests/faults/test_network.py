@@ -13,7 +13,8 @@ import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ProducerFenced, StreamInvalid, StreamMissing
-from lazyshard.storage import creation, durable, publishing
+from lazyshard.store import durable
+from lazyshard.stream import creation, publishing
 from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
 from tests.harness.network.runs import (
     MARGIN_S,
@@ -32,7 +33,7 @@ from tests.harness.network.sweep import Round, run_rounds
 from tests.harness.processes.commands import Commands
 from tests.harness.tally import Tally
 from tests.producer.commands import assert_one_line, ids
-from tests.storage.streams import produce, rows
+from tests.stream.streams import produce, rows
 
 pytestmark = [
     pytest.mark.full,
@@ -221,7 +222,7 @@ def test_a_share_that_hangs_for_long_costs_no_wait_its_time(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While nothing is answered, neither `max_wait` nor the grace for files that do not show yet passes."""
-    monkeypatch.setattr("lazyshard.storage.waiting._ANSWER_S", 0.1)
+    monkeypatch.setattr("lazyshard.stream.waiting._ANSWER_S", 0.1)
     directory = site.mount("cached").point / "waits"
     writer = ChunkWriter(directory, 2)
     writer.write({"id": 0})

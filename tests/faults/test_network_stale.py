@@ -14,13 +14,14 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError, RetiredInvalid, StreamEnded, StreamInvalid, WriterFailed
 from lazyshard.format.names import HEAD, RETIRED
-from lazyshard.storage import files, listing, native_stream, read_retired, recovery
-from lazyshard.storage.patience import READERS
-from lazyshard.storage.retire import list_kept, retire
+from lazyshard.store import files
+from lazyshard.stream import listing, native_stream, read_retired, recovery
+from lazyshard.stream.patience import READERS
+from lazyshard.stream.retire import list_kept, retire
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.producer.commands import ids
-from tests.storage.streams import foreign, forked, open_descriptors, produce, rows
-from tests.storage.waiting_by_hand import World
+from tests.stream.streams import foreign, forked, open_descriptors, produce, rows
+from tests.stream.waiting_by_hand import World
 
 Work = Callable[[Path], list[int]]
 
@@ -222,7 +223,7 @@ def lagging(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         return listing.Listing(found.data, seals, 2, 2)
 
     list_chunks = listing.list_chunks
-    monkeypatch.setattr("lazyshard.storage.retire.list_chunks", list_old)
+    monkeypatch.setattr("lazyshard.stream.retire.list_chunks", list_old)
 
 
 def test_a_producer_waits_for_a_listing_that_lags(

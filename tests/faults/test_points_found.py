@@ -11,8 +11,8 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
-from lazyshard.storage import list_kept, retire
-from lazyshard.storage.durable import publish_new_bytes
+from lazyshard.store.durable import publish_new_bytes
+from lazyshard.stream import list_kept, retire
 from lazyshard_producer.ended import complete_end, find_end
 
 
@@ -72,7 +72,7 @@ def test_chunks_that_could_not_be_deleted_as_the_run_ended_are_deleted_by_the_ne
         for number in range(3):
             writer.write({"id": number})
         with monkeypatch.context() as broken:
-            broken.setattr("lazyshard.storage.retire.remove", refuse)
+            broken.setattr("lazyshard.stream.retire.remove", refuse)
             with pytest.raises(OSError, match="Input/output error"):
                 retire.retire(out, 2, 3)
     assert len(list_kept(out).leftovers) == 4

@@ -9,7 +9,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.format import Head
-from lazyshard.storage import announcer
+from lazyshard.stream import announcer
 
 
 def test_only_the_head_of_a_stream_that_has_ended_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from lazyshard.errors import ChunkCorrupt, MeasureRefused, TokensInvalid
 from lazyshard.format.names import tokens_name
 from lazyshard.measure import Measure, Measured, measure_stream
 from lazyshard.measure.measures import checked_length, tokenizer_digest
-from lazyshard.storage.retire import retire
-from lazyshard.storage.token_lengths import chunk_tokens
-from tests.storage.damage import Damage, flip
-from tests.storage.lengths import HOSTILE, lengths_of, sealed
-from tests.storage.streams import foreign, names, produce
+from lazyshard.stream.retire import retire
+from lazyshard.stream.token_lengths import chunk_tokens
+from tests.stream.damage import Damage, flip
+from tests.stream.lengths import HOSTILE, lengths_of, sealed
+from tests.stream.streams import foreign, names, produce
 
 
 def function(name: str) -> Measure:

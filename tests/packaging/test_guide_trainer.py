@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.packaging.guide_programs import blocks, command, finish, ranks_of, steps, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]

@@ -1,4 +1,4 @@
-"""Imports point one way: producer and swift -> data -> storage -> plan | format -> errors; cli -> measure -> storage.
+"""Imports point one way: producer and swift -> data -> stream -> store -> format -> errors; inspection -> stream.
 
 What is examined by the command `lazyshard doctor` and that command meet in `examination`, which imports nothing.
 
@@ -27,7 +27,10 @@ LAYERS: Final = {
     "lazyshard.format": "format",
     "lazyshard.plan": "plan",
     "lazyshard.config": "config",
-    "lazyshard.storage": "storage",
+    "lazyshard.store": "store",
+    "lazyshard.stream": "stream",
+    "lazyshard.inspection": "inspection",
+    "lazyshard.conversion": "conversion",
     "lazyshard.measure": "measure",
     "lazyshard.data": "data",
     "lazyshard.filesystem": "filesystem",
@@ -46,12 +49,15 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "format": {"memory", "errors"},
     "plan": {"errors"},
     "config": {"memory", "errors"},
-    "storage": {"format", "plan", "memory", "errors"},
-    "measure": {"storage", "config", "format", "memory", "errors"},
-    "data": {"storage", "config", "format", "plan", "memory", "errors"},
+    "store": {"format", "memory", "errors"},
+    "stream": {"store", "format", "plan", "memory", "errors"},
+    "inspection": {"stream", "store", "format", "plan", "memory", "errors"},
+    "conversion": {"stream", "store", "format", "memory", "errors"},
+    "measure": {"stream", "store", "config", "format", "memory", "errors"},
+    "data": {"stream", "store", "config", "format", "plan", "memory", "errors"},
     "filesystem": set(),
-    "simulation": {"storage", "format", "plan"},
-    "facade": {"data", "config", "storage", "format", "plan", "errors"},
+    "simulation": {"stream", "format", "plan"},
+    "facade": {"data", "config", "inspection", "stream", "format", "plan", "errors"},
     "cli": {
         *(
             "facade",
@@ -59,7 +65,10 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
             "measure",
             "filesystem",
             "simulation",
-            "storage",
+            "conversion",
+            "inspection",
+            "stream",
+            "store",
             "format",
             "plan",
             "examination",
@@ -67,8 +76,8 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         ),
         "errors",
     },
-    "producer": {"facade", "storage", "format", "plan", "memory", "errors"},
-    "swift": {"facade", "data", "storage", "format", "plan", "examination", "memory", "errors"},
+    "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "memory", "errors"},
+    "swift": {"facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
 }
 
 # Public names whose home is lazyshard.data: taking them from the facade is importing it.
@@ -141,7 +150,7 @@ def violations(module: Module) -> list[str]:
         where = f"{module.name}:{line}"
         target, shown = layer_of(source), source
         if target == "facade" and name is not None:
-            # `from lazyshard import storage` imports lazyshard.storage; `import ChunkWriter`, the facade.
+            # `from lazyshard import stream` imports lazyshard.stream; `import ChunkWriter`, the facade.
             if name in NAMES_OF_DATA:
                 target, shown = "data", f"{source}.{name}"
             elif layer_of(f"lazyshard.{name}") != "unknown":
@@ -195,8 +204,8 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
         ("lazyshard.format.seal", "import lazyshard", "format may not import facade"),
         ("lazyshard.plan.deal", "import lazyshard.format", "plan may not import format"),
         ("lazyshard.plan.deal", "from ..format import seal", "plan may not import format"),
-        ("lazyshard.plan.deal", "from .. import storage", "plan may not import storage"),
-        ("lazyshard.plan.deal", "from lazyshard import storage", "plan may not import storage"),
+        ("lazyshard.plan.deal", "from .. import stream", "plan may not import stream"),
+        ("lazyshard.plan.deal", "from lazyshard import stream", "plan may not import stream"),
         ("lazyshard.plan.deal", "from lazyshard import ChunkWriter", "plan may not import facade"),
         ("lazyshard.plan.deal", "def f():\n    import time", "plan is pure and may not import time"),
         ("lazyshard.plan.deal", "from pathlib import Path", "plan is pure and may not import pathlib"),
@@ -208,15 +217,15 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
         ("lazyshard.format.head", "import os.path", "format is pure and may not import os"),
         ("lazyshard.format.head", "open('x')", "format is pure and may not call open()"),
         ("lazyshard.format.head", "import torch", "format may not import torch"),
-        ("lazyshard.storage.writer", "from lazyshard.data import dataset", "storage may not import data"),
-        ("lazyshard.storage.writer", "import torch.utils.data", "storage may not import torch"),
-        ("lazyshard.storage.writer", "import lazyshard.cli.main", "storage may not import cli"),
+        ("lazyshard.stream.writer", "from lazyshard.data import dataset", "stream may not import data"),
+        ("lazyshard.stream.writer", "import torch.utils.data", "stream may not import torch"),
+        ("lazyshard.stream.writer", "import lazyshard.cli.main", "stream may not import cli"),
         (
-            "lazyshard.storage.writer",
+            "lazyshard.stream.writer",
             "import importlib\nimportlib.import_module('lazyshard.data')",
-            "storage may not import data",
+            "stream may not import data",
         ),
-        ("lazyshard.storage.writer", "import lazyshard.extras", "storage may not import unknown"),
+        ("lazyshard.stream.writer", "import lazyshard.extras", "stream may not import unknown"),
         ("lazyshard.data.dataset", "import lazyshard_swift", "data may not import swift"),
         ("lazyshard.data.dataset", "import swift.dataloader", "data may not import ms-swift"),
         ("lazyshard.cli.status", "from lazyshard.data import dataset", "cli may not import data"),
@@ -233,7 +242,7 @@ def test_a_folder_that_only_holds_packages_is_none_itself(folder: str) -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import lazyshard_producer",
             "swift may not import producer",
         ),
-        ("lazyshard.storage.utils", "", "'utils' says nothing"),
+        ("lazyshard.stream.utils", "", "'utils' says nothing"),
         ("lazyshard.plan._helpers", "", "'_helpers' says nothing"),
         ("lazyshard.extras", "", "belongs to no layer"),
     ],
@@ -252,13 +261,13 @@ def test_a_bad_source_is_found(name: str, source: str, expected: str) -> None:
             "import base64\nimport numpy as np\nfrom .row import Row\nfrom lazyshard import errors",
         ),
         ("lazyshard.plan.deal", "from ..errors import LazyShardError\nfrom lazyshard.plan import lane"),
-        ("lazyshard.storage.writer", "import os\nfrom lazyshard.format import seal\nfrom ..plan import deal"),
-        ("lazyshard.data.dataset", "import torch\nfrom lazyshard.storage.reader import StreamReader"),
+        ("lazyshard.stream.writer", "import os\nfrom lazyshard.format import seal\nfrom ..plan import deal"),
+        ("lazyshard.data.dataset", "import torch\nfrom lazyshard.stream.reader import StreamReader"),
         (
             "lazyshard.cli.status",
-            "from lazyshard import StreamReader, __version__\nfrom lazyshard.storage import reader",
+            "from lazyshard import StreamReader, __version__\nfrom lazyshard.stream import reader",
         ),
-        ("lazyshard", "from .data import LazyShardedDataset\nfrom .storage import ChunkWriter"),
+        ("lazyshard", "from .data import LazyShardedDataset\nfrom .stream import ChunkWriter"),
         ("lazyshard_producer.cli", "from lazyshard import ChunkWriter\nfrom lazyshard.errors import LazyShardError"),
         ("lazyshard_swift.hook", "import swift\nimport torch\nfrom lazyshard.data import dataset"),
         ("lazyshard_swift.doctor", "from lazyshard.examination import Finding"),

@@ -22,7 +22,7 @@ from tests.packaging.test_wheel import ROOT, run, run_checked
 TESTS: Final = (
     *(f"tests/format/test_{name}.py" for name in ("manifest", "names", "seal", "specification")),
     *(f"tests/plan/test_{name}.py" for name in ("deal", "lane_errors")),
-    *(f"tests/storage/stream/test_{name}.py" for name in ("reader", "writer")),
+    *(f"tests/stream/test_{name}.py" for name in ("reader", "writer")),
     "tests/test_errors.py",
 )
 """Quick ones that lean on what changes between versions of Python: data classes, enumerations, errors, pickles."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lazyshard import ChunkWriter
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.packaging.guide_programs import ROOT, blocks, finish, ranks_of, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]

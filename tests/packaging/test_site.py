@@ -20,7 +20,7 @@ import yaml
 
 import lazyshard
 import lazyshard.data
-import lazyshard.storage
+import lazyshard.stream
 from scripts.pages.site_hooks import with_site_links
 from tests.cli.chromium import needs_chromium, screenshot
 from tests.packaging.test_import_directions import ROOT
@@ -172,7 +172,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     names = [
         *(f"lazyshard.{name}" for name in lazyshard.__all__ if name not in ("LazyShardError", "errors")),
         *(f"lazyshard.data.{name}" for name in lazyshard.data.__all__ if name not in lazyshard.__all__),
-        *(f"lazyshard.storage.{name}" for name in lazyshard.storage.__all__ if name not in lazyshard.__all__),
+        *(f"lazyshard.stream.{name}" for name in lazyshard.stream.__all__ if name not in lazyshard.__all__),
         *(f"lazyshard.errors.{name}" for name, found in vars(lazyshard.errors).items() if isinstance(found, type)
           and issubclass(found, lazyshard.LazyShardError)),
     ]  # fmt: skip

@@ -11,11 +11,11 @@ from unittest import mock
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
-from lazyshard.storage.patience import READERS, Patience
-from lazyshard.storage.retire import retire
+from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.stream.patience import READERS, Patience
+from lazyshard.stream.retire import retire
 from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, told, without_rights
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def torn(name: str, data: bytes = b"") -> int:

@@ -14,9 +14,9 @@ from unittest import mock
 
 from lazyshard import ChunkWriter, LazyShardError
 from lazyshard.cli.main import main as lazyshard
+from lazyshard.conversion.indexed_reader import IndexedReader
 from lazyshard.format import Owner
-from lazyshard.storage.indexed_reader import IndexedReader
-from lazyshard.storage.token_lengths import measuring
+from lazyshard.stream.token_lengths import measuring
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding.disk import Stock
@@ -25,7 +25,7 @@ from lazyshard_producer.holding.limits import Claim, why_kept
 from lazyshard_producer.rows.recipe import Recipe
 from lazyshard_producer.rows.workers import Workers
 from tests.packaging.trouble_words import STREAM, said, told
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 
 def bad_row() -> str:

@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader
 from lazyshard import Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
 from lazyshard.format.head import Head, ProducerState
-from lazyshard.storage import pacing
-from lazyshard.storage.published import Published
-from lazyshard.storage.retire import retire
+from lazyshard.stream import pacing
+from lazyshard.stream.published import Published
+from lazyshard.stream.retire import retire
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.position import check_fits
 from lazyshard_swift.settings_checks import check_combinations
 from lazyshard_swift.stream import Gate
 from tests.packaging.trouble_words import STREAM, Row, dataset, logged, told, without_rights
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import megatron, position
 
 

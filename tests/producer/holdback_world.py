@@ -8,7 +8,7 @@ from typing import Any, Final
 from unittest import mock
 
 from lazyshard.format import Cursor, ReadingMark
-from lazyshard.storage.consumers import Consumer
+from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.disk import Stock
 from lazyshard_producer.holding.hold import Hold

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from tests.storage.streams import python
+from tests.stream.streams import python
 
 ROUNDS = """
 import resource, sys

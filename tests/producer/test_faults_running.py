@@ -3,16 +3,16 @@
 a second producer exits, naming the first       test_two_producers.test_the_second_one_changes_nothing_of_the_first
 a stopped one that wakes is fenced              test_two_producers.test_stopped_at_any_call_and_taken_over,
                                                 .test_one_that_wakes_while_the_other_is_at_work, ._deletes_nothing
-clock jumps: no effect                          here; of readers: tests/storage/stream/test_reader
+clock jumps: no effect                          here; of readers: tests/stream/test_reader
 read-only                                       test_full_disk.test_read_only,
                                                 test_small_disk.test_a_filesystem_that_turns_read_only
 disk full                                       test_full_disk.test_disk_full, test_small_disk (at any write)
 no inodes                                       test_small_disk.test_no_inode_is_left_at_any_file
 EIO at fsync: not sealed, written anew          here (each one); test_exactly_once_errors (any call)
 a share hangs: "no answer for 60 s"             test_patience
-the stream's directory is removed: stop         here; of readers: tests/storage/stream/test_reader
+the stream's directory is removed: stop         here; of readers: tests/stream/test_reader
 names with `..`, absolute, NUL, too long        here; names in files: test_follow_resume, tests/format/test_names
-a checkpoint that does not fit                  tests/storage/stream/test_run_state, tests/data/test_state
+a checkpoint that does not fit                  tests/stream/test_run_state, tests/data/test_state
 a source was replaced or truncated; growth      test_sources.test_changed_sources_are_refused, .test_grown_and_*,
                                                 test_jsonl, test_compressed, test_follow_resume (mended lines too)
 bad rank or size                                tests/data/test_rank
@@ -34,7 +34,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard.errors import WaitTimeout
-from lazyshard.storage import StreamReader
+from lazyshard.stream import StreamReader
 from lazyshard_producer.cli import main
 from tests.producer.commands import (
     assert_one_line,

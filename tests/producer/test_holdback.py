@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.storage.consumers import forget_consumer
+from lazyshard.stream.consumers import forget_consumer
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Amount
 from lazyshard_producer.holding.limits import SILENT_S

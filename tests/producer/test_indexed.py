@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazyshard.conversion.exporting import export
+from lazyshard.conversion.exporting_rows import ExportSettings
 from lazyshard.errors import RowInvalid
-from lazyshard.storage.exporting import export
-from lazyshard.storage.exporting_rows import ExportSettings
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources import indexed_rows
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
+from tests.conversion.megatron_core import content, corpora, write
 from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import FedSource
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, run_arguments, seal
-from tests.storage.megatron_core import content, corpora, write
 
 DOCUMENTS: Final = [[[1, 2], [3]], [], [[4, 5, 6]], [[]]]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from lazyshard.cli import export
 from lazyshard.cli.main import main
+from tests.conversion import megatron_core
 from tests.producer.commands import ROOT, environment
-from tests.storage import megatron_core
 
 GUIDE: Final = (ROOT / "docs" / "indexed-dataset.md").read_text("utf-8")
 

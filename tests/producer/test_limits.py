@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.plan import Deal, Plan
-from lazyshard.storage.consumers import Consumer
+from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding.hold import retry_s
 from lazyshard_producer.holding.limits import (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lazyshard import ChunkWriter
-from lazyshard.storage.patience import Patience
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.loop import RowLoop
 from lazyshard_producer.stop import Stop
 

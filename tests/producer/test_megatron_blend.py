@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.megatron_blend import parse_blend
-from tests.storage import megatron_core
+from tests.conversion import megatron_core
 
 
 @pytest.mark.parametrize(

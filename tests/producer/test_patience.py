@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.storage.patience import Patience
+from lazyshard.stream.patience import Patience
 from lazyshard_producer import going
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
@@ -20,7 +20,7 @@ from tests.harness.processes.commands import Commands
 from tests.harness.scenes.sources import KINDS
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import ids, plain_sources, rows
-from tests.storage.waiting_by_hand import World
+from tests.stream.waiting_by_hand import World
 
 
 def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:

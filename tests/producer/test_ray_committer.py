@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
-from lazyshard.storage import ChunkWriter
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.ray import committer as committing
 from lazyshard_producer.ray.committer import Committer
 from lazyshard_producer.ray.pieces import PieceWriter, piece_path
@@ -185,7 +185,7 @@ def test_a_filesystem_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.storage.piece_file.sync", refuse)
+    monkeypatch.setattr("lazyshard.stream.piece_file.sync", refuse)
     write(folder, 0, 0, 9)
     with pytest.raises(WriterFailed, match="No space left"):
         committer.finish([0])

@@ -14,8 +14,8 @@ import pytest
 
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.names import parse_chunk_name
-from lazyshard.storage import StreamReader, write_cursor
-from lazyshard.storage.reading import write_reading
+from lazyshard.stream import StreamReader, write_cursor
+from lazyshard.stream.reading import write_reading
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
 
@@ -130,9 +130,9 @@ def test_six_times_what_fits_goes_through_a_small_disk(
     limit: str, disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is deleted takes room for as long as a reader has it open; this one looks at every chunk whether to let go.
-    monkeypatch.setattr("lazyshard.storage.reader._LET_GO_S", 0.0)
+    monkeypatch.setattr("lazyshard.stream.reader._LET_GO_S", 0.0)
     # While it waits it still holds the last window, for which so small a disk has no room to spare.
-    monkeypatch.setattr("lazyshard.storage.open_chunks.OPEN_CHUNKS", WINDOW)
+    monkeypatch.setattr("lazyshard.stream.open_chunks.OPEN_CHUNKS", WINDOW)
     source, out = tmp_path / "a.jsonl", disk.point / "out"
     chunks = 240
     source.write_bytes(wide_rows(chunks * PER_CHUNK, 1300))  # about 27,000 bytes a chunk

@@ -14,7 +14,7 @@ import pytest
 
 from lazyshard.format import Cursor
 from lazyshard.format.names import QUARANTINE
-from lazyshard.storage import write_cursor
+from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands
 from tests.harness.processes.kill_points import WHENS
 from tests.harness.scenes.rows import made

@@ -13,8 +13,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format import Cursor
-from lazyshard.storage import durable
-from lazyshard.storage.cursor import write_cursor
+from lazyshard.store import durable
+from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.following.state import FollowState
 from tests.security.hostile import ESCAPES, SECRET, edit, link_to, outside, second_name_of, unchanged, write_stream
 

@@ -17,8 +17,8 @@ import pytest
 from lazyshard.cli.shortening import shorten
 from lazyshard.errors import StateInvalid
 from lazyshard.format import Cursor
-from lazyshard.storage.cursor import write_cursor
-from lazyshard.storage.tracing_states import read_state
+from lazyshard.inspection.tracing_states import read_state
+from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.following.names import NameRules
 from tests.security.hostile import command, producer, write_stream
 
@@ -46,10 +46,10 @@ ALLOWED: Final = {
     "lazyshard/data/cache.py: pickle.loads": "samples of the training's own that this process has pickled itself",
     "lazyshard/config/entries.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
-    "lazyshard/storage/verification_processes.py: pickle.load": "pipes between this process and its own children",
+    "lazyshard/inspection/verification_processes.py: pickle.load": "pipes between this process and its own children",
     "lazyshard/filesystem/measuring.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
     "lazyshard/measure/pool.py: subprocess.Popen": "Python itself, with a program that is a constant",
-    "lazyshard/storage/verification_processes.py: subprocess.Popen": "Python itself, with a program that is a constant",
+    "lazyshard/inspection/verification_processes.py: subprocess.Popen": "Python itself, with a constant program",
     "producer/lazyshard_producer/user_functions.py: importlib.import_module": "what the user asks to run",
     "producer/lazyshard_producer/sources/arrow_library.py: importlib.import_module": "pyarrow, by constants",
     "integrations/swift/lazyshard_swift/hooked.py: importlib.import_module": "our own, by constants",

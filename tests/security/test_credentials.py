@@ -25,9 +25,9 @@ from lazyshard.cli.watch import watch_values
 from lazyshard.cli.watch_looks import SharedLooks
 from lazyshard.cli.watch_metrics import metrics_page
 from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
-from lazyshard.storage.mirror_place import FOLDER_VARIABLE
-from lazyshard.storage.objects_calls import PATIENCE_VARIABLE
-from lazyshard.storage.urls import UrlPath, stream_name, stream_path
+from lazyshard.store.mirror_place import FOLDER_VARIABLE
+from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.urls import UrlPath, stream_name, stream_path
 from lazyshard_producer.cli import main as producer
 from tests.producer.commands import rows
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.storage import cursor, durable, files, pacing
+from lazyshard.store import durable, files
+from lazyshard.stream import cursor, pacing
 from lazyshard_producer.following import state
 from tests.security import guards
 

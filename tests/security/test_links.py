@@ -10,17 +10,17 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
+from lazyshard.conversion.adoption import adopt
 from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format import Cursor, ReadingMark
-from lazyshard.storage import CursorOwner
-from lazyshard.storage.adoption import adopt
-from lazyshard.storage.consumers import forget_consumer, list_consumers
-from lazyshard.storage.cursor import read_cursor, write_cursor
-from lazyshard.storage.cursor_lock import lock_name
-from lazyshard.storage.files import read_file, read_given_file
-from lazyshard.storage.reading import read_reading, write_reading
-from lazyshard.storage.retire import retire
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
+from lazyshard.store.files import read_file, read_given_file
+from lazyshard.stream import CursorOwner
+from lazyshard.stream.consumers import forget_consumer, list_consumers
+from lazyshard.stream.cursor import read_cursor, write_cursor
+from lazyshard.stream.cursor_lock import lock_name
+from lazyshard.stream.reading import read_reading, write_reading
+from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import Journal, Spot, list_journals, read_journal
 from lazyshard_producer.following.plain import PlainFile
 from lazyshard_producer.following.state import FileState

@@ -18,10 +18,10 @@ from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.cursor import cursor_name
 from lazyshard.format.cursor_token import CursorToken
 from lazyshard.format.names import chunk_name, parse_chunk_name
-from lazyshard.storage import CursorOwner, read_cursor, read_reading
-from lazyshard.storage.consumers import forget_consumer, list_consumers
-from lazyshard.storage.cursor_lock import lock_name
-from lazyshard.storage.tracing_states import read_state
+from lazyshard.inspection.tracing_states import read_state
+from lazyshard.stream import CursorOwner, read_cursor, read_reading
+from lazyshard.stream.consumers import forget_consumer, list_consumers
+from lazyshard.stream.cursor_lock import lock_name
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.resume import resume
 from lazyshard_producer.following.state import FollowState, decode_name

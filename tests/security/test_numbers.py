@@ -18,13 +18,13 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, FileRefused, FormatInvalid, LazyShardError, StateInvalid, StateMismatch
 from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, Seal
 from lazyshard.format.state import PartState, RunState
-from lazyshard.storage import inspection
-from lazyshard.storage.cursor import write_cursor
-from lazyshard.storage.files import MAX_PLAIN_BYTES, read_file
-from lazyshard.storage.inspection import overview
-from lazyshard.storage.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, Tracing
-from lazyshard.storage.tracing_facts import Facts
-from lazyshard.storage.tracing_states import SavedState
+from lazyshard.inspection import inspection
+from lazyshard.inspection.inspection import overview
+from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, Tracing
+from lazyshard.inspection.tracing_facts import Facts
+from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
+from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.sources.decompression import BLOCK_BYTES, open_text
 from tests.security.hostile import NUMBERS, command, edit, producer, write_stream
 

@@ -11,12 +11,12 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter
+from lazyshard.conversion.adoption import adopt
+from lazyshard.conversion.rechunking import rechunk
 from lazyshard.format import Cursor, ReadingMark
-from lazyshard.storage import CursorOwner
-from lazyshard.storage.adoption import adopt
-from lazyshard.storage.reading import write_reading
-from lazyshard.storage.rechunking import rechunk
-from lazyshard.storage.retire import retire
+from lazyshard.stream import CursorOwner
+from lazyshard.stream.reading import write_reading
+from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import PieceWriter
 from lazyshard_swift.checkpoints import save_position

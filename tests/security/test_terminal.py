@@ -16,11 +16,11 @@ from lazyshard.cli import inspect
 from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked
 from lazyshard.format import Cursor, Head, Owner
 from lazyshard.format.cursor_token import CursorToken
-from lazyshard.storage.cursor import write_cursor
-from lazyshard.storage.files import read_file
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.pacing import describe_producer, failure_words
-from lazyshard.storage.published import Published
+from lazyshard.store.files import read_file
+from lazyshard.stream.cursor import write_cursor
+from lazyshard.stream.lock import WriterLock
+from lazyshard.stream.pacing import describe_producer, failure_words
+from lazyshard.stream.published import Published
 from lazyshard_producer import tasks
 from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
 

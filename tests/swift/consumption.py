@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.swift.commands import Batch, Run, Training, ids_by_dp, start_megatron_sft
 from tests.swift.streams import producing, write_jsonl
 

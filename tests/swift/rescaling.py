@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lazyshard.storage import read_cursor
-from lazyshard.storage.run_state import course_of
+from lazyshard.stream import read_cursor
+from lazyshard.stream.run_state import course_of
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.position import Position
 from tests.swift.commands import Run, Training, ids_by_dp

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lazyshard.plan.blend_table import BlendTable
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.swift.commands import (
     RESUMABLE,
     Run,

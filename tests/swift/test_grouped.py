@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lazyshard import ChunkWriter
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.swift.commands import start_swift_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, position_of
 from tests.swift.streams import row

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from lazyshard import ChunkWriter
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
-from lazyshard.storage.token_lengths import chunk_tokens
-from tests.storage.lengths import lengths_of
+from lazyshard.stream.token_lengths import chunk_tokens
+from tests.stream.lengths import lengths_of
 
 MAX_LENGTH: Final = 79
 

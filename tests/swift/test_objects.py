@@ -15,11 +15,11 @@ pytest.importorskip("moto", reason="needs the extra objects, and moto")
 pytest.importorskip("s3fs", reason="needs the extra objects")
 
 from lazyshard.format.names import chunk_name
-from lazyshard.storage import list_consumers
-from lazyshard.storage.urls import UrlPath
-from tests.objects.conftest import bucket, running, server
-from tests.objects.server import Server
-from tests.objects.streams import upload
+from lazyshard.store.urls import UrlPath
+from lazyshard.stream import list_consumers
+from tests.store.conftest import bucket, running, server
+from tests.store.server import Server
+from tests.store.streams import upload
 from tests.swift.commands import ids_by_dp, swift_sft
 from tests.swift.streams import write_stream
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from lazyshard.storage import CursorOwner, read_cursor
+from lazyshard.stream import CursorOwner, read_cursor
 from tests.swift.commands import (
     RESUMABLE,
     Batch,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.storage import read_cursor
+from lazyshard.stream import read_cursor
 from tests.swift.commands import BIN, start_swift_sft, swift_sft
 from tests.swift.consumption import SIZE
 from tests.swift.streams import write_stream

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, Literal
 
-from lazyshard.storage.urls import stream_name
+from lazyshard.store.urls import stream_name
 from lazyshard_swift import ms_swift, settings
 from lazyshard_swift.errors import install_exits, refused
 from lazyshard_swift.settings_checks import check_combinations

@@ -21,7 +21,7 @@ from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare, blend_shares
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import PartState, RunState
-from lazyshard.storage.urls import stream_name
+from lazyshard.store.urls import stream_name
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.encoded import Encode, for_stream
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of

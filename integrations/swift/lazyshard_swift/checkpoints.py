@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
-from lazyshard.storage import CursorOwner
-from lazyshard.storage.durable import publish_bytes, remove, sync_directory
-from lazyshard.storage.files import read_given_file
+from lazyshard.store.durable import publish_bytes, remove, sync_directory
+from lazyshard.store.files import read_given_file
+from lazyshard.stream import CursorOwner
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.parallel import caution

@@ -27,8 +27,8 @@ from lazyshard.format import Encoding
 from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import differences
 from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
-from lazyshard.storage.manifest import read_manifest
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.manifest import read_manifest
 from lazyshard_swift import ms_swift, rows
 from lazyshard_swift.encoding import OF_ROWS, digest, fingerprint, of_producer, unpack
 from lazyshard_swift.errors import SettingsRefused

@@ -28,8 +28,8 @@ from lazyshard.data.dealt_order import is_dealt
 from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LengthsMissing, StreamMismatch
-from lazyshard.storage import read_retired
-from lazyshard.storage.urls import stream_path
+from lazyshard.store.urls import stream_path
+from lazyshard.stream import read_retired
 from lazyshard_swift import encoded, parallel, rows, settings
 from lazyshard_swift.blend import BlendStream, Streams, length_of, units_of, weights_of
 from lazyshard_swift.checkpoints import Checkpoints

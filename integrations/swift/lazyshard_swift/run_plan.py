@@ -21,7 +21,7 @@ from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.blend_state import BlendState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import Course, Gaps
-from lazyshard.storage.run_state import (
+from lazyshard.stream.run_state import (
     course_of,
     draws_of,
     ranges_of_steps,

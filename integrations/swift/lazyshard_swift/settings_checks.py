@@ -10,9 +10,9 @@ from lazyshard.format.byte_size import parse_size
 from lazyshard.format.cursor import check_consumer
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.format.names import MANIFEST, parse_chunk_name
-from lazyshard.storage.files import list_names
-from lazyshard.storage.listing import other_files
-from lazyshard.storage.urls import check_place, is_url, stream_name, stream_path
+from lazyshard.store.files import list_names
+from lazyshard.store.urls import check_place, is_url, stream_name, stream_path
+from lazyshard.stream.listing import other_files
 from lazyshard_swift.errors import SettingsRefused, refused
 from lazyshard_swift.settings import (
     DISTANCE,

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from lazyshard.storage.durable import NEW_FILE_MODE
+from lazyshard.store.durable import NEW_FILE_MODE
 from lazyshard_producer.configuration.config import TABLES
 from lazyshard_producer.configuration.option import PANELS, Option
 from lazyshard_producer.configuration.options import OPTIONS

@@ -20,8 +20,8 @@ import xxhash
 
 from lazyshard.errors import LazyShardError
 from lazyshard.memory import loads
-from lazyshard.storage.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
-from lazyshard.storage.files import check_folder, read_file
+from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
+from lazyshard.store.files import check_folder, read_file
 from lazyshard_producer.position import refuse_position
 
 DIRECTORY: Final = ".producer.sources"

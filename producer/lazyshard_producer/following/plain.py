@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from lazyshard.storage.files import open_inside
+from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.reading import PlainPiece, Reading
 from lazyshard_producer.following.state import FileState

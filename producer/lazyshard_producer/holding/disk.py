@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
-from lazyshard.storage.disk_use import canonical_names, estimate_size, names_with_arrays, sampled_chunks
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.inspection.disk_use import canonical_names, estimate_size, names_with_arrays, sampled_chunks
+from lazyshard.stream.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.storage.consumers import Consumer
+from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
 
 SILENT_S: Final = 600.0

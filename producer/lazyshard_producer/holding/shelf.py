@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from lazyshard.storage.consumers import Consumer, list_consumers
-from lazyshard.storage.disk_use import canonical_names, free_bytes, measure_disk, names_with_arrays
-from lazyshard.storage.retire import read_retired, retire
+from lazyshard.inspection.disk_use import canonical_names, free_bytes, measure_disk, names_with_arrays
+from lazyshard.stream.consumers import Consumer, list_consumers
+from lazyshard.stream.retire import read_retired, retire
 from lazyshard_producer.holding.disk import SideFiles, Stock, chunk_size, measure_stock
 
 
@@ -35,7 +35,7 @@ class Shelf(Protocol):
         """Returns the consumers as they were last seen; those whose cursor is ahead of `published` do not count."""
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.storage.retire`."""
+        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retire`."""
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
         """Looks at the chunks [first, stop); see `measure_stock`."""

@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import WriterFailed
 from lazyshard.format import check_samples_per_chunk
-from lazyshard.storage import ChunkWriter
-from lazyshard.storage.files import check_folder
+from lazyshard.store.files import check_folder
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.ray.blocks import encode_tables

@@ -24,8 +24,8 @@ import numpy as np
 from lazyshard.errors import LazyShardError, StreamMismatch, WriterFailed
 from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
-from lazyshard.storage import ChunkWriter
-from lazyshard.storage.files import read_file
+from lazyshard.store.files import read_file
+from lazyshard.stream import ChunkWriter
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces, piece_path
 
 KIND: Final = "ray"

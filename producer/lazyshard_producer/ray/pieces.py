@@ -28,8 +28,8 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.format import CheckedLines
-from lazyshard.storage.durable import create, rename, sync, write_all
-from lazyshard.storage.files import open_file
+from lazyshard.store.durable import create, rename, sync, write_all
+from lazyshard.store.files import open_file
 
 _MAGIC: Final = b"LSPIECE1"
 _TRAILER: Final = struct.Struct("<8sQQ")

@@ -15,7 +15,7 @@ from typing import Final
 import xxhash
 
 from lazyshard.errors import RowInvalid
-from lazyshard.storage.patience import Patience
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.blocks import Blocks, MadeRow, made_rows
 from lazyshard_producer.rows.book import Book, Spot

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lazyshard.storage.patience import Patience
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.slot import Slot
 from lazyshard_producer.rows.standing import Piece, Standing

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.storage.patience import Patience
+from lazyshard.stream.patience import Patience
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size

@@ -11,8 +11,8 @@ from typing import Any, Final
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, Seal, check_row
 from lazyshard.format.names import seal_name
-from lazyshard.storage.files import read_file
-from lazyshard.storage.stream import open_stream
+from lazyshard.store.files import read_file
+from lazyshard.stream.stream import open_stream
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.opening import source_kind
 from lazyshard_producer.rows.pipeline import Pipeline

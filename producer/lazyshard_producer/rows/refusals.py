@@ -23,7 +23,7 @@ import pybase64
 
 from lazyshard.errors import LazyShardError, RowInvalid
 from lazyshard.format.names import QUARANTINE
-from lazyshard.storage.durable import create, open_own, rename, sync, sync_directory, write_all
+from lazyshard.store.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count
 

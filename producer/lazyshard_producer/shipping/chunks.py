@@ -17,7 +17,7 @@ import xxhash
 from lazyshard.errors import FormatInvalid, StreamInvalid
 from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.shipping.tries import Tries
 
 _TURNS: Final = 10

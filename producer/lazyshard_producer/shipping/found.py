@@ -9,8 +9,8 @@ from lazyshard.errors import ChunkMissing, StreamInvalid, StreamMismatch
 from lazyshard.format import End, Manifest
 from lazyshard.format.names import END, MANIFEST, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.retired import Retired
-from lazyshard.storage.listing import Listing, sort_names
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.store.objects import ObjectStore
+from lazyshard.stream.listing import Listing, sort_names
 from lazyshard_producer.shipping.tries import Tries
 
 

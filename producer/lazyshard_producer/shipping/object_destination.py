@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Final
 
 from lazyshard.errors import LazyShardError
-from lazyshard.storage.disk_use import names_with_arrays
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.inspection.disk_use import names_with_arrays
+from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS

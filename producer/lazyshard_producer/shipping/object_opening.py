@@ -27,10 +27,10 @@ from typing import Final
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Head, Manifest
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
-from lazyshard.storage.files import read_file
-from lazyshard.storage.objects import ObjectStore
-from lazyshard.storage.retire import list_kept
-from lazyshard.storage.urls import stream_name
+from lazyshard.store.files import read_file
+from lazyshard.store.objects import ObjectStore
+from lazyshard.store.urls import stream_name
+from lazyshard.stream.retire import list_kept
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from lazyshard.storage.consumers import Consumer, list_consumers
+from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard_producer.holding.disk import Stock
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.retiring import Retiring

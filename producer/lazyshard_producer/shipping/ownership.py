@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lazyshard.errors import OwnerInvalid, ProducerFenced
 from lazyshard.format.names import OWNER
 from lazyshard.format.owner import Owner
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.shipping.tries import Tries
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from lazyshard.errors import ChunkMissing
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.retired import Retired
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import is_journal_name
 from lazyshard_producer.shipping.found import Found, get, names_in

@@ -16,10 +16,10 @@ from typing import Final
 from lazyshard.format import Retired
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
 from lazyshard.format.names import RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.storage.consumers import list_consumers
-from lazyshard.storage.durable import publish_bytes, remove
-from lazyshard.storage.manifest import read_manifest
-from lazyshard.storage.objects import ObjectStore
+from lazyshard.store.durable import publish_bytes, remove
+from lazyshard.store.objects import ObjectStore
+from lazyshard.stream.consumers import list_consumers
+from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.holding.disk import SideFiles
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.chunks import replace

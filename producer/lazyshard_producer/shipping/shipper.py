@@ -17,9 +17,9 @@ from typing import Any, Final
 from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
 from lazyshard.format import End, Head, Manifest, ProducerState, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.storage.files import read_file
-from lazyshard.storage.objects import ObjectStore
-from lazyshard.storage.retire import retire
+from lazyshard.store.files import read_file
+from lazyshard.store.objects import ObjectStore
+from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from lazyshard_producer.shipping.backlog import Backlog

@@ -30,7 +30,7 @@ import xxhash
 
 from lazyshard.errors import ProducerLocked
 from lazyshard.format.names import END
-from lazyshard.storage.durable import create, remove, rename, sync, sync_directory, write_all
+from lazyshard.store.durable import create, remove, rename, sync, sync_directory, write_all
 
 _OWNERS: Final = "owners.json"
 _NAME_BYTES: Final = 60

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from lazyshard.errors import StoreUnavailable
-from lazyshard.storage.objects_failures import FIRST_PAUSE_S, next_pause, why_failed
+from lazyshard.store.objects_failures import FIRST_PAUSE_S, next_pause, why_failed
 
 _T = TypeVar("_T")
 

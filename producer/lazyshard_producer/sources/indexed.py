@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lazyshard.conversion.indexed_reader import IndexedReader, data_path
 from lazyshard.errors import IndexedInvalid, RowInvalid
-from lazyshard.storage.indexed_reader import IndexedReader, data_path
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import plain_name, refuse_position

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import orjson
 
+from lazyshard.conversion.indexed_reader import IndexedReader, Sequences
 from lazyshard.errors import IndexedInvalid, RowInvalid
 from lazyshard.format.indexed import Ints
 from lazyshard.memory import dumps
-from lazyshard.storage.indexed_reader import IndexedReader, Sequences
 from lazyshard_producer.wording import count
 
 PIECE_BYTES: Final = 1 << 20

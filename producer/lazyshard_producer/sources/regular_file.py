@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from lazyshard.storage.files import open_inside
+from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.source_file import refuse_os_error
 

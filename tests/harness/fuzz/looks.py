@@ -28,9 +28,9 @@ from lazyshard.cli.command import execute
 from lazyshard.cli.shortening import with_lists
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import arrays_name, chunk_name
-from lazyshard.storage import chunk, foreign_rows, list_consumers, read_cursor
-from lazyshard.storage.retire import retire
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
+from lazyshard.stream import chunk, foreign_rows, list_consumers, read_cursor
+from lazyshard.stream.retire import retire
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 

@@ -1,4 +1,4 @@
-"""The producer of the model: the calls of `lazyshard.storage` that change files, in the order of the code.
+"""The producer of the model: the calls of `lazyshard.stream` that change files, in the order of the code.
 
 That they are the same is held by `test_model_code.py`, call by call. A mutant overrides a method, see `planted.model`.
 """

@@ -12,8 +12,9 @@ from unittest.mock import patch
 from lazyshard.data import state_checks
 from lazyshard.errors import SealInvalid
 from lazyshard.format import Cursor, Seal, fields, row
-from lazyshard.storage import chunk, consumers, files
-from lazyshard.storage.complete_file import CompleteFile
+from lazyshard.store import files
+from lazyshard.stream import chunk, consumers
+from lazyshard.stream.complete_file import CompleteFile
 from tests.harness.fuzz.streams import ID
 
 __all__ = ["MUTANTS", "Mutant", "planted"]

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lazyshard.storage import durable, recovery
-from lazyshard.storage.workplace import Workplace
+from lazyshard.store import durable
+from lazyshard.stream import recovery
+from lazyshard.stream.workplace import Workplace
 
 __all__ = ["everywhere", "keep_begun", "on_restart"]
 

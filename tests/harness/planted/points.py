@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.storage import durable, lock, publishing, recovery
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_chunk import OpenChunk
+from lazyshard.store import durable
+from lazyshard.stream import lock, publishing, recovery
+from lazyshard.stream.lock import WriterLock
+from lazyshard.stream.open_chunk import OpenChunk
 from tests.harness.planted import points_arrays as arrays
 from tests.harness.planted.planting import everywhere, keep_begun
 from tests.harness.processes.kill_points import When
@@ -223,7 +224,7 @@ def traceback_shown() -> None:
 
 def written_uncounted() -> None:
     """Writes a file past every call that is counted; for the trace."""
-    from lazyshard.storage.announcer import Announcer
+    from lazyshard.stream.announcer import Announcer
 
     original = Announcer.tell
 

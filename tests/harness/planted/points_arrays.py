@@ -13,11 +13,12 @@ import xxhash
 
 from lazyshard.format import CheckedArrays, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.storage import durable, publishing, recovery, retire
-from lazyshard.storage.listing import Listing
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_arrays import OpenArrays
-from lazyshard.storage.open_chunk import OpenChunk
+from lazyshard.store import durable
+from lazyshard.stream import publishing, recovery, retire
+from lazyshard.stream.listing import Listing
+from lazyshard.stream.lock import WriterLock
+from lazyshard.stream.open_arrays import OpenArrays
+from lazyshard.stream.open_chunk import OpenChunk
 from tests.harness.planted.planting import everywhere, keep_begun, on_restart
 
 

@@ -20,39 +20,39 @@ def _nothing(*arguments: object, **named: object) -> None:
 
 def rows_not_synced() -> None:
     """The rows of a chunk are not on the device when its seal is."""
-    _module("lazyshard.storage.piece_file").sync = _nothing
+    _module("lazyshard.stream.piece_file").sync = _nothing
 
 
 def seal_not_synced() -> None:
     """The names of a seal and of the end are durable, what is in them is not."""
-    durable = _module("lazyshard.storage.durable")
+    durable = _module("lazyshard.store.durable")
     publish = durable.publish_bytes
 
     def without_content(data: bytes, target: Path, temporary: Path, *, durable: bool = True) -> None:
         publish(data, target, temporary, durable=False)
         if durable:
-            _module("lazyshard.storage.durable").sync_directory(target.parent)
+            _module("lazyshard.store.durable").sync_directory(target.parent)
 
-    _module("lazyshard.storage.publishing").publish_bytes = without_content
+    _module("lazyshard.stream.publishing").publish_bytes = without_content
 
 
 def names_not_synced() -> None:
     """After a rename the directory is not synced: readers are told of what a cut takes back."""
-    _module("lazyshard.storage.durable").sync_directory = _nothing
-    _module("lazyshard.storage.publishing").sync_directory = _nothing
+    _module("lazyshard.store.durable").sync_directory = _nothing
+    _module("lazyshard.stream.publishing").sync_directory = _nothing
 
 
 def nothing_synced_on_restart() -> None:
     """A start believes the seals that it sees; taking the ownership, which syncs the same directory, is no help."""
-    _module("lazyshard.storage.recovery").sync_directory = _nothing
-    lock = _module("lazyshard.storage.lock")
+    _module("lazyshard.stream.recovery").sync_directory = _nothing
+    lock = _module("lazyshard.stream.lock")
     publish = lock.publish_bytes
     lock.publish_bytes = lambda data, target, temporary: publish(data, target, temporary, durable=False)
 
 
 def end_only_told() -> None:
     """What readers are told last is a hint like all before it: the head of a stream that has ended is not synced."""
-    announcer = _module("lazyshard.storage.announcer")
+    announcer = _module("lazyshard.stream.announcer")
     publish = announcer.publish_bytes
     announcer.publish_bytes = lambda data, target, temporary, durable: publish(data, target, temporary, durable=False)
 
@@ -69,14 +69,14 @@ def journal_not_synced() -> None:
 
 def retired_mark_not_synced() -> None:
     """Chunks are deleted on the word of a mark that is not on the device."""
-    retire = _module("lazyshard.storage.retire")
+    retire = _module("lazyshard.stream.retire")
     publish = retire.publish_bytes
     retire.publish_bytes = lambda data, target, temporary: publish(data, target, temporary, durable=False)
 
 
 def deleted_before_the_mark() -> None:
     """Chunks are deleted first, and what says so is written afterwards."""
-    retire = _module("lazyshard.storage.retire")
+    retire = _module("lazyshard.stream.retire")
     write_mark = retire._write_mark
 
     def late(directory: Path, folder: Path | None, mark: Any) -> None:
@@ -94,27 +94,27 @@ def deleting_only_once() -> None:
     """What is left of retired chunks is deleted chunk by chunk, and half of one is a failure."""
 
     def complete(directory: Path, listing: Any) -> None:
-        retire = _module("lazyshard.storage.retire")
+        retire = _module("lazyshard.stream.retire")
         for chunk in sorted({int(name[6:11]) for name in listing.leftovers}):
             os.unlink(directory / retire.seal_name(chunk))
             os.unlink(directory / retire.chunk_name(chunk))
 
-    _module("lazyshard.storage.recovery").complete_retirement = complete
+    _module("lazyshard.stream.recovery").complete_retirement = complete
 
 
 def what_comes_back_stays() -> None:
     """Retired chunks that a cut has brought back are not deleted again."""
-    _module("lazyshard.storage.recovery").complete_retirement = _nothing
+    _module("lazyshard.stream.recovery").complete_retirement = _nothing
 
 
 def side_file_not_synced() -> None:
     """The arrays of a chunk are not on the device when its seal is."""
-    _module("lazyshard.storage.open_chunk").OpenChunk.finish = _finish_rows_alone
+    _module("lazyshard.stream.open_chunk").OpenChunk.finish = _finish_rows_alone
 
 
 def _finish_rows_alone(chunk: Any) -> None:
     chunk._file.finish()
-    piece = _module("lazyshard.storage.piece_file")
+    piece = _module("lazyshard.stream.piece_file")
     sync, piece.sync = piece.sync, _nothing
     chunk.arrays.file.finish()
     piece.sync = sync
@@ -122,7 +122,7 @@ def _finish_rows_alone(chunk: Any) -> None:
 
 def side_file_named_after_the_seal() -> None:
     """The file of a chunk's arrays gets its name when the chunk is sealed already."""
-    publishing = _module("lazyshard.storage.publishing")
+    publishing = _module("lazyshard.stream.publishing")
     rename, publish_bytes = publishing.rename, publishing.publish_bytes
     late = []
 
@@ -152,7 +152,7 @@ def other_arrays_after_a_restart() -> None:
 
 def side_files_that_come_back_stay() -> None:
     """Of retired chunks that a cut has brought back, or left in half, the side files are not deleted."""
-    retire = _module("lazyshard.storage.retire")
+    retire = _module("lazyshard.stream.retire")
     there = retire._is_there
     retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
 
@@ -162,22 +162,22 @@ def side_files_that_come_back_stay() -> None:
                 retire.remove(directory / name)
         retire.sync_directory(directory)
 
-    _module("lazyshard.storage.recovery").complete_retirement = complete
+    _module("lazyshard.stream.recovery").complete_retirement = complete
 
 
 def cursor_not_synced() -> None:
     """The name of a cursor is durable, what is in it is not."""
-    _module("lazyshard.storage.cursor").sync = _nothing
+    _module("lazyshard.stream.cursor").sync = _nothing
 
 
 def cursor_name_not_synced() -> None:
     """A consumer is told that its cursor is durable, and its name is not."""
-    _module("lazyshard.storage.cursor").sync_directory = _nothing
+    _module("lazyshard.stream.cursor").sync_directory = _nothing
 
 
 def cursor_in_place() -> None:
     """A cursor is written over the one before, without a file of its own."""
-    cursor = _module("lazyshard.storage.cursor")
+    cursor = _module("lazyshard.stream.cursor")
 
     def write(directory: Path, value: Any, *, check: Any = _nothing) -> None:
         folder = cursor.make_folder(directory)
@@ -189,7 +189,7 @@ def cursor_in_place() -> None:
         cursor.sync_directory(folder)
 
     cursor.write_cursor = write
-    _module("lazyshard.storage.cursor_owner").write_cursor = write
+    _module("lazyshard.stream.cursor_owner").write_cursor = write
     _module("tests.harness.power.lives").write_cursor = write
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lazyshard import LazyShardedDataset
-from lazyshard.storage import StreamReader
-from lazyshard.storage.chunk import Chunk
+from lazyshard.stream import StreamReader
+from lazyshard.stream.chunk import Chunk
 from tests.harness.soak import rank as soak_rank
 
 

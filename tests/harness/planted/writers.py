@@ -11,14 +11,15 @@ from unittest import mock
 
 from lazyshard.format.manifest import Manifest
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.storage import chunk_sequence, durable, lock, publishing, recovery, workplace, writer_opening
-from lazyshard.storage import lock as locking
-from lazyshard.storage.chunk_sequence import ChunkSequence
-from lazyshard.storage.listing import Listing
-from lazyshard.storage.lock import WriterLock
-from lazyshard.storage.open_chunk import OpenChunk
-from lazyshard.storage.steps import StepsAtOnce
-from lazyshard.storage.workplace import Workplace
+from lazyshard.store import durable
+from lazyshard.stream import chunk_sequence, lock, publishing, recovery, workplace, writer_opening
+from lazyshard.stream import lock as locking
+from lazyshard.stream.chunk_sequence import ChunkSequence
+from lazyshard.stream.listing import Listing
+from lazyshard.stream.lock import WriterLock
+from lazyshard.stream.open_chunk import OpenChunk
+from lazyshard.stream.steps import StepsAtOnce
+from lazyshard.stream.workplace import Workplace
 from tests.harness.writers.crashes import Mutant
 
 

@@ -17,7 +17,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format import Cursor
 from lazyshard.format.arrays import pack_row
-from lazyshard.storage import write_cursor
+from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.nursery import Answering, Silent, decode, encode
 from tests.harness.scenes.table import CONSUMER

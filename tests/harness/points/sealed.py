@@ -13,7 +13,7 @@ import xxhash
 from lazyshard.errors import LazyShardError
 from lazyshard.format import End, Head, Seal, SealedArrays, parse_row
 from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
-from lazyshard.storage import read_retired
+from lazyshard.stream import read_retired
 from tests.harness.tally import Violation
 
 __all__ = ["SealedChunks"]

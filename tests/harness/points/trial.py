@@ -16,8 +16,8 @@ from lazyshard.errors import LazyShardError
 from lazyshard.format import Head
 from lazyshard.format.cursor import CURSORS
 from lazyshard.format.names import HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.storage import read_retired
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
+from lazyshard.stream import read_retired
 from tests.harness.points.reader import Reader
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.commands import Commands

@@ -14,9 +14,9 @@ import xxhash
 from lazyshard.errors import ChunkRetired, LazyShardError
 from lazyshard.format import End, Head, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.storage import StreamReader, list_consumers, read_retired
-from lazyshard.storage.retire import list_kept
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
+from lazyshard.stream import StreamReader, list_consumers, read_retired
+from lazyshard.stream.retire import list_kept
 from tests.harness.scenes.streams import lasting
 from tests.harness.tally import Violation
 

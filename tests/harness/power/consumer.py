@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from lazyshard.storage import list_consumers, read_cursor, read_retired
+from lazyshard.stream import list_consumers, read_cursor, read_retired
 from tests.harness.disks import Disk
 from tests.harness.power.lives import Stop, produce
 from tests.harness.power.training import EVERY, TOTAL, Checkpoint, Progress, found, train

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.format import Cursor
-from lazyshard.storage import write_cursor
-from lazyshard.storage.manifest import read_manifest
+from lazyshard.stream import write_cursor
+from lazyshard.stream.manifest import read_manifest
 from tests.harness.disks import cut_power
 from tests.harness.planted import power as power_mutants
 from tests.harness.power.checks import Told

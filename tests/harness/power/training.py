@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.state import RunState
-from lazyshard.storage.durable import publish_bytes, sync_directory
+from lazyshard.store.durable import publish_bytes, sync_directory
 from lazyshard_swift import checkpoints as swift_checkpoints
 from lazyshard_swift.checkpoints import load_if_there, save_position
 from lazyshard_swift.position import Position

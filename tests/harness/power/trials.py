@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.storage import list_consumers
+from lazyshard.stream import list_consumers
 from tests.harness.disks import Disk
 from tests.harness.power.checks import Found, Told, Whole, check, check_ended, read_whole
 from tests.harness.power.lives import Stop, produce

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lazyshard.storage import read_retired
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
+from lazyshard.stream import read_retired
 from tests.harness.planted import runs as run_mutants
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
 from tests.harness.processes.nursery import Nursery, leave

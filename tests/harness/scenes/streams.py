@@ -13,7 +13,7 @@ from typing import Any, Final
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.format import End, Seal
 from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, seal_name
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
 from tests.harness.disks import Disk

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.storage import read_retired
+from lazyshard.stream import read_retired
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak.rank import Rules, Shape
 from tests.harness.tally import RunViolation

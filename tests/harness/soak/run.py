@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from lazyshard.storage.verification import verify
+from lazyshard.inspection.verification import verify
 from tests.harness.processes.forks import adopt_orphans, has_children, reap_group
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.soak import report as soak_report

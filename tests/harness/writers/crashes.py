@@ -20,20 +20,11 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
 from lazyshard.format.names import arrays_name
-from lazyshard.storage import (
-    announcer,
-    durable,
-    lock,
-    piece_file,
-    publishing,
-    recovery,
-    retire,
-    workplace,
-    writer_opening,
-)
-from lazyshard.storage.listing import list_chunks
+from lazyshard.store import durable
+from lazyshard.stream import announcer, lock, piece_file, publishing, recovery, retire, workplace, writer_opening
+from lazyshard.stream.listing import list_chunks
 from tests.harness.tally import Violation
-from tests.storage.streams import forked, names
+from tests.stream.streams import forked, names
 
 SAMPLES: Final = 7
 PER_CHUNK: Final = 2

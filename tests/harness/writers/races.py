@@ -33,7 +33,7 @@ from tests.harness.writers.crashes import (
     arrays_of,
     check,
 )
-from tests.storage.streams import names
+from tests.stream.streams import names
 
 _TO_THE_END: Final = 1 << 30
 _LAST: Final = 99

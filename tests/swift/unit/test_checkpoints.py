@@ -12,13 +12,13 @@ from lazyshard.data.rank import Rank
 from lazyshard.errors import CursorTaken
 from lazyshard.format import Cursor
 from lazyshard.plan import Course
-from lazyshard.storage import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
-from lazyshard.storage.retire import retire
+from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
+from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel
 from lazyshard_swift.checkpoints import Checkpoints, is_whole, let_go_of_cursors, load_position, save_position
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
-from tests.storage.streams import foreign, names, produce
+from tests.stream.streams import foreign, names, produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, position
 
 PER_CHUNK = 3

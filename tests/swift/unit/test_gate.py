@@ -14,7 +14,7 @@ from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.stream import Gate
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 
 PER_CHUNK = 3
 SETTINGS = [

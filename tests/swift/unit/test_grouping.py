@@ -15,16 +15,16 @@ import pytest
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.errors import StreamMismatch
-from lazyshard.storage import read_cursor
-from lazyshard.storage.retire import retire
+from lazyshard.stream import read_cursor
+from lazyshard.stream.retire import retire
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import Checkpoints, load_position, save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused
 from lazyshard_swift.opening import check_sampler, read_lengths
 from lazyshard_swift.position import parse
 from lazyshard_swift.run_plan import RunPlan
-from tests.storage.lengths import measured, sealed
-from tests.storage.streams import foreign, produce
+from tests.stream.lengths import measured, sealed
+from tests.stream.streams import foreign, produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, open_stream, plan, sampler_of
 from tests.swift.unit.trainers import Trained, opened, train_hugging_face, train_megatron
 

@@ -18,7 +18,7 @@ from lazyshard_swift.huggingface import gated_loader, strided_sampler
 from lazyshard_swift.megatron import RunLength
 from lazyshard_swift.run_plan import RunPlan, consumed_after
 from tests.data import swift_samplers
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import hugging_face, open_stream, plan
 
 PER_CHUNK = 3

@@ -12,7 +12,7 @@ from lazyshard_swift.megatron import RunLength
 from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 from tests.data.swift_samplers import megatron_batches
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import megatron, open_stream, plan
 
 PER_CHUNK = 3

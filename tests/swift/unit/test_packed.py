@@ -14,11 +14,11 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import SkipSample
 from lazyshard.format import check_row, encode_pack, encode_row
-from lazyshard.storage.retire import retire
+from lazyshard.stream.retire import retire
 from lazyshard_swift import rows
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.opening import open_train_stream
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.conftest import ModelMaker
 from tests.swift.streams import write_jsonl
 from tests.swift.unit.programs import environment

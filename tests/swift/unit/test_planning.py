@@ -20,7 +20,7 @@ from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import facts, hugging_face, megatron, open_stream, plan, position
 
 DIRECTORY = "/streams/one"

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from lazyshard.errors import FileRefused
-from lazyshard.storage import durable
+from lazyshard.store import durable
 from lazyshard_swift import position as positions
 from lazyshard_swift.checkpoints import load_position, save_position, saved_in
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused

@@ -22,7 +22,7 @@ from lazyshard_swift.checkpoints import load_position, save_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
 from lazyshard_swift.run_plan import RunPlan
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import facts_of, hugging_face, megatron, plan
 from tests.swift.unit.trainers import Trained, opened, train_hugging_face, train_megatron
 

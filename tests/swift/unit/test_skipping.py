@@ -13,7 +13,7 @@ from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.planning import decide
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Skip, parse_skips
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import facts, hugging_face, megatron, plan
 from tests.swift.unit.test_rescale import PER_CHUNK, History, Shape
 

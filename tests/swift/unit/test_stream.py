@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import LazyShardError, WaitTimeout
-from lazyshard.storage import list_consumers
-from lazyshard.storage.retire import retire
+from lazyshard.stream import list_consumers
+from lazyshard.stream.retire import retire
 from lazyshard_swift import stream as streams
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.opening import open_train_stream
 from lazyshard_swift.stream import TrainStream
-from tests.storage.streams import foreign, produce
+from tests.stream.streams import foreign, produce
 from tests.swift.unit.runs import hugging_face, megatron, open_stream, plan, position
 
 TWO = b'{"id": 1}\n{"id": 2}\n'

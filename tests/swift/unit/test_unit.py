@@ -18,7 +18,7 @@ from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position, parse
 from lazyshard_swift.run_plan import RunPlan
-from tests.storage.streams import produce
+from tests.stream.streams import produce
 from tests.swift.unit.runs import facts, hugging_face, megatron, open_stream, plan, position
 from tests.swift.unit.test_rescale import History, any_shape, assert_once
 

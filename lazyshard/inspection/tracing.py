@@ -1,0 +1,284 @@
+"""Tracing: what each rank trained at a step, and what became of a sample, by arithmetic from the state of a run.
+
+No log of samples is kept anywhere: the state, and how far the stream is published, decide it all. Rows are not read
+here, so that it makes no difference whether they are still there.
+
+Steps are counted from 0 here, as in the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from lazyshard.errors import StateMismatch
+from lazyshard.inspection.tracing_blends import MemberSteps
+from lazyshard.inspection.tracing_facts import Facts, total_of
+from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.inspection.tracing_stretches import Stretch, is_over, stretches_of
+from lazyshard.plan import Gaps
+from lazyshard.plan.steps import PartSteps, StepPlace, Steps
+from lazyshard.stream.run_state import check_fits, course_of
+
+Became = Literal[
+    "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end"
+]
+"""What became of a sample in an epoch: skipped on purpose; left out with its stream, which is blended no more; left
+over for want of a whole batch; cut short where another epoch was begun before this one was over; beyond the end that
+`max_total_samples` sets."""
+
+
+MAX_PARTS: Final = 1000
+"""The work grows with their square: a run that was resumed with other ranks so often takes some 5 s."""
+
+MAX_EPOCHS: Final = 100_000
+MAX_STEP_DRAWS: Final = 100_000_000
+"""More than any run has. What a file says is not walked through, nor held in memory, without a look at how much."""
+
+
+class Drawn(NamedTuple):
+    """One draw of a rank.
+
+    Attributes:
+        step: from 0; None where it is not known, or was skipped.
+        part: of the run, from 0.
+        rank: the data-parallel rank.
+        position: of the rank, counted from the part's beginning.
+        epoch: from 0.
+        sample: its number in the stream.
+        became: "trained", "skipped", or "to come" where the run has not come so far and goes on as it is.
+    """
+
+    step: int | None
+    part: int
+    rank: int
+    position: int
+    epoch: int
+    sample: int
+    became: Became
+
+
+class Fate(NamedTuple):
+    """What became of a sample in one epoch.
+
+    Attributes:
+        sample: its number in the stream.
+        epoch: from 0.
+        became: in a word.
+        drawn: where it is drawn, if it is; None also where that is not certain yet.
+        part: of what was left out on purpose, the part from which on; else None.
+    """
+
+    sample: int
+    epoch: int
+    became: Became
+    drawn: Drawn | None = None
+    part: int | None = None
+
+
+class Tracing:
+    """A run, as one of its states tells it.
+
+    Args:
+        saved: the state.
+        facts: the stream's.
+        where: the stream's directory, for messages.
+
+    Attributes:
+        state: the state.
+        facts: as given.
+        total: the end of the half-open range [0, total) of samples to draw; None as long as it is open.
+        steps: which step takes which positions.
+        left_out: whether the run is over a blend that this stream is no part of any more.
+        stretches: the parts, cut where an epoch was begun anew.
+
+    Raises:
+        StateMismatch: the state is of another stream, or has drawn more than is published.
+    """
+
+    def __init__(self, saved: SavedState, facts: Facts, where: str) -> None:
+        self.state = state = saved.state
+        self.facts = facts
+        self._where = where
+        self.left_out = saved.member is not None and not saved.member.blended
+        if len(state.parts) > MAX_PARTS:
+            raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
+        here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
+        check_fits(state, here, where)
+        self.total = total_of(facts, state.max_total_samples)
+        self.course = course_of(state)
+        self._check_published(saved)
+        try:
+            self.stretches = tuple(stretches_of(self.course, self.total))
+            epochs = self.epochs
+            self.steps = self._steps(saved)
+        except (ValueError, IndexError) as cause:
+            raise self._impossible(saved, str(cause)) from cause
+        if (count := epochs.stop - epochs.start) > MAX_EPOCHS:
+            raise self._impossible(saved, f"it has trained {count} epochs, and at most {MAX_EPOCHS} are traced")
+
+    @property
+    def epochs(self) -> range:
+        """Epochs of which anything was drawn, from the lowest to the highest."""
+        first = min(stretch.course.until(0).epoch(self.total) for stretch in self.stretches)
+        return range(first, max(stretch.last_epoch for stretch in self.stretches) + 1)
+
+    def place(self, step: int) -> StepPlace:
+        """Returns what a step took, or will take if the run goes on as it is.
+
+        Raises:
+            StateMismatch: the state does not know it, or it is not certain before more is published.
+        """
+        place = self.steps.place(step)
+        if place is None:
+            unknown = self.steps.unknown
+            why = (
+                "it begins after that step"
+                if unknown is None
+                else f"part {unknown} of {len(self.state.parts)} does not say how many samples a step had"
+            )
+            raise StateMismatch(
+                f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a "
+                f"checkpoint that knows its steps: LazyShardedDataset(micro_batches_per_step=...) writes such ones",
+                directory=self._where,
+                field="draws_per_step",
+            )
+        course = self.course.until(place.part)
+        if place.start == place.stop:
+            # Of a blend: the step takes nothing of this stream.
+            return place
+        if self.total is None and (needed := course.needed(place.stop - 1)) > self.facts.samples:
+            raise StateMismatch(
+                f"{self._where}: what step {step + 1} takes is certain once {needed:,} samples are published, or the "
+                f"stream has ended; {self.facts.samples} are published",
+                directory=self._where,
+                expected=str(needed),
+                actual=str(self.facts.samples),
+            )
+        return place
+
+    def at_step(self, step: int, rank: int | None = None) -> Iterator[Drawn]:
+        """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given.
+
+        Raises:
+            StateMismatch: as `place`. IndexError: there was no such rank then.
+        """
+        place = self.place(step)
+        course = self.course.until(place.part)
+        ranks = range(course.dp) if rank is None else range(rank, rank + 1)
+        if (draws := len(ranks) * (place.stop - place.start)) > MAX_STEP_DRAWS:
+            raise self._mismatch(
+                f"{self._where}: by the state step {step + 1} has {draws} draws; at most {MAX_STEP_DRAWS} are traced"
+            )
+        positions = np.arange(place.start, place.stop)
+        epochs, samples = course.draws(np.array(ranks)[:, None], positions, self.total)
+        draws = self.state.parts[place.part].draws
+        for at, number in enumerate(ranks):
+            rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
+            for position, epoch, sample in rows:
+                became: Became = "trained" if position < draws else "to come"
+                yield Drawn(step, place.part, number, position, epoch, sample, became)
+
+    def fates(self, sample: int) -> Iterator[Fate]:
+        """Yields what became of a sample in each epoch that was begun; more than once where one was begun anew."""
+        total = self.total
+        if total is not None and sample >= total:
+            end = self.facts.samples
+            yield Fate(sample, self.epochs[-1], "not published" if sample >= end else "beyond the end")
+            return
+        for number, stretch in enumerate(self.stretches):
+            first = stretch.course.until(0).epoch(total)
+            for epoch in range(first, stretch.last_epoch + 1):
+                yield self._fate(sample, epoch, stretch, last=number == len(self.stretches) - 1)
+
+    def fewer_than_step(self, fate: Fate) -> int | None:
+        """Returns the samples of the step in which one is to come, where its epoch has too few left for it; else None.
+
+        Such a step takes the first of the next epoch too, unless the run stops where the epoch ends.
+        """
+        drawn = fate.drawn
+        if fate.became != "to come" or drawn is None or drawn.step is None or self.total is None:
+            return None
+        place = None if isinstance(self.steps, MemberSteps) else self.steps.place(drawn.step)
+        if place is None or place.stop <= self.course.until(drawn.part).epoch_stop(drawn.position + 1, self.total):
+            return None
+        part = self.state.parts[drawn.part]
+        return part.dp * part.draws_per_step
+
+    def _fate(self, sample: int, epoch: int, stretch: Stretch, last: bool) -> Fate:
+        course, state = stretch.course, self.state
+        current = last and epoch == stretch.last_epoch
+        place = course.place(sample, self.total, epoch)
+        if place is not None:
+            part = stretch.first + place.part
+            of = state.parts[part]
+            step = self.steps.step_of(part, place.position)
+            drawn = Drawn(step, part, place.lane, place.position, epoch, sample, "to come")
+            if place.position < of.draws:
+                became: Became = "trained" if of.trained else "skipped"
+                return Fate(sample, epoch, became, drawn._replace(became=became))
+            if current:
+                if sample >= self.facts.samples:
+                    return Fate(sample, epoch, "not published")
+                if self.left_out:
+                    return Fate(sample, epoch, "left out")
+                certain = self.total is not None or place.position < course.drawable(self.facts.samples)
+                return Fate(sample, epoch, "to come", drawn if certain else None)
+            return Fate(sample, epoch, "cut short")
+        for part in range(len(course.parts)):
+            # What a later part leaves out, it leaves out of the epochs that it is in.
+            if sample in Gaps(course.parts[part].skip) and course.until(part).epoch(self.total) <= epoch:
+                return Fate(sample, epoch, "skipped", part=self._left_out_from(sample))
+        if current or epoch < stretch.last_epoch or is_over(stretch, self.total):
+            return Fate(sample, epoch, "left over")
+        return Fate(sample, epoch, "cut short")
+
+    def _left_out_from(self, sample: int) -> int:
+        return next(n for n, part in enumerate(self.state.parts) if sample in Gaps(part.skip))
+
+    def _steps(self, saved: SavedState) -> Steps | MemberSteps:
+        """Returns the steps; those of a trainer that ends them with epochs where only these fit what the file says."""
+        if saved.member is not None:
+            return MemberSteps(saved.member)
+        even = Steps([self._part_steps(number, cut=False) for number in range(len(self.state.parts))])
+        if self.total is None or _agrees(even, saved.step):
+            return even
+        cut = Steps([self._part_steps(number, cut=True) for number in range(len(self.state.parts))])
+        return cut if _agrees(cut, saved.step) else even
+
+    def _part_steps(self, number: int, cut: bool) -> PartSteps:
+        part = self.state.parts[number]
+        lengths = None
+        if cut and self.total is not None:
+            course = self.course.until(number)
+            lengths = course.epoch_length(self.total), course.full_epoch_length(self.total)
+        return PartSteps(part.first_step, part.draws, part.draws_per_step, part.trained, lengths)
+
+    def _check_published(self, saved: SavedState) -> None:
+        if self.total is not None:
+            return
+        for number, part in enumerate(self.course.parts):
+            needed = self.course.until(number).needed(part.draws - 1) if part.draws else 0
+            if needed > self.facts.samples:
+                raise self._mismatch(
+                    f"{saved.file}: the state has drawn what needs {needed} samples, but {self.facts.samples} are "
+                    f"published in {self._where}: it is ahead of the stream, which may be an older copy"
+                )
+
+    def _impossible(self, saved: SavedState, why: str) -> StateMismatch:
+        return self._mismatch(f"{saved.file}: the state cannot be of this stream: {why}")
+
+    def _mismatch(self, message: str) -> StateMismatch:
+        return StateMismatch(message, directory=self._where)
+
+
+def _agrees(steps: Steps, trained: int | None) -> bool:
+    """Returns whether steps follow on each other from part to part, and lead to the number that the file says."""
+    return (
+        not steps.breaks()
+        and not steps.ragged()
+        and (trained is None or steps.unknown is not None or steps.trained == trained)
+    )

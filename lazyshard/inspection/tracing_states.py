@@ -1,0 +1,250 @@
+"""Saved states of runs: read from checkpoints' files and from cursors, with what those say besides.
+
+A file holds the state alone, as `RunState.encode` writes it, or an object with the state in its field ``state``, as the
+``lazyshard.json`` in ms-swift's checkpoints, or in ``data``; those of format 1 hold no state, but the numbers that it
+is made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from lazyshard.errors import StateInvalid
+from lazyshard.format import Cursor
+from lazyshard.format.blend_state import BLEND, BlendState
+from lazyshard.format.cursor import CURSORS, cursor_name
+from lazyshard.format.state import PartState, RunState
+from lazyshard.format.stream_id import is_stream_id
+from lazyshard.inspection.tracing_blends import Member, of_stream
+from lazyshard.memory import loads
+from lazyshard.store.files import read_given_file
+
+NAME: Final = "lazyshard.json"
+"""The file in a checkpoint's folder."""
+
+_PICKLED: Final = frozenset({b"PK", b"\x80\x02"})
+"""How files of torch.save begin: a zip archive; those of old releases, a pickle."""
+
+_OWN_ORDERS: Final = {"block": "shuffled", "grouped": "grouped by length"}
+"""Layouts of runs under ms-swift's own samplers, and what those did."""
+
+_CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A state, and where it was found.
+
+    Attributes:
+        state: the state.
+        file: the file that holds it.
+        step: steps trained, as the file says; None where it does not.
+        consumer: the run's name in the stream's cursors; None where the file does not say.
+        saved_at: seconds since 1970 by the writer's clock, or the file's own time where it does not say.
+        folder_step: the number in the name of the checkpoint's folder, None where it has none.
+        cursor: the cursor that it was found in, None for a file.
+        dated: whether `saved_at` is what the file says, not its own time.
+        member: the stream in the blend that the run is over; None where it is over this stream alone.
+    """
+
+    state: RunState
+    file: Path
+    step: int | None = None
+    consumer: str | None = None
+    saved_at: float = 0.0
+    folder_step: int | None = None
+    cursor: Cursor | None = None
+    dated: bool = True
+    member: Member | None = None
+
+
+def read_state(path: Path, directory: Path | None = None) -> SavedState:
+    """Reads a state.
+
+    Args:
+        path: a file, or a checkpoint's folder, which holds a `lazyshard.json`.
+        directory: the stream whose state it is; of a run over a blend, that of this stream is taken. None for a state
+            that is of no blend.
+
+    Raises:
+        StateInvalid: there is none in it, or it cannot be used.
+        StateMismatch: it is of a blend of other streams; its field is "names".
+        VersionUnsupported: it is of a later format.
+        FileRefused: it is no plain file, or far too large.
+        OSError: the file cannot be read.
+    """
+    file = path / NAME if path.is_dir() else path
+    try:
+        data = read_given_file(file)
+    except FileNotFoundError as cause:
+        raise StateInvalid(
+            f"{file}: there is no such file; give the file with the state, or a checkpoint's folder that holds {NAME} "
+            f"(`lazyshard audit` takes the folder of all checkpoints as an argument)",
+            file=str(file),
+        ) from cause
+    if data[:2] in _PICKLED:
+        raise StateInvalid(
+            f"{file}: this is a file of torch.save, which is not read here, as that would run what is in it; write the "
+            f'state beside it, with json.dump({{"state": dataset.state_dict(consumed)}}, file), as checkpoint-N/{NAME}',
+            file=str(file),
+            expected="a JSON object",
+            actual="a file of torch.save",
+        )
+    try:
+        value = loads(data)
+    except orjson.JSONDecodeError as cause:
+        raise StateInvalid(
+            f"{file}: expected a JSON object, found {len(data)} bytes that are torn or no JSON ({cause}); take "
+            f"another checkpoint",
+            file=str(file),
+            expected="a JSON object",
+            actual=f"{len(data)} bytes",
+        ) from cause
+    found = _state(value, str(file))
+    member = None
+    if isinstance(found, BlendState):
+        member = of_stream(found, directory or file.parent, str(file))
+    state = found if isinstance(found, RunState) else found.members[member.number if member else 0]
+    match = _CHECKPOINT.fullmatch(file.resolve().parent.name)
+    saved_at = value.get("saved_at")
+    dated = isinstance(saved_at, int | float)
+    return SavedState(
+        state,
+        file,
+        step=_count(value.get("step")),
+        consumer=value["consumer"] if isinstance(value.get("consumer"), str) else None,
+        saved_at=float(saved_at) if dated else file.stat().st_mtime,
+        folder_step=None if match is None else int(match[1]),
+        dated=dated,
+        member=member,
+    )
+
+
+def state_of_cursor(directory: Path, cursor: Cursor) -> SavedState | None:
+    """Returns the state in a cursor; None where it has none, as those of earlier releases."""
+    if cursor.state is None:
+        return None
+    file = directory / CURSORS / cursor_name(cursor.consumer)
+    return SavedState(cursor.state, file, consumer=cursor.consumer, saved_at=cursor.updated_at, cursor=cursor)
+
+
+def folder_of(path: Path) -> str:
+    """Returns how to call a state: its checkpoint's folder, or the file."""
+    return str(path.parent) if path.name == NAME else str(path)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Returns the state files of the checkpoints in a folder: its own, its checkpoints', those of its versions'.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    if folder.is_file():
+        return [folder]
+    own = folder / NAME
+    return [own] if own.is_file() else sorted(set(_inside(folder, 1)), key=_by_number)
+
+
+def _inside(folder: Path, depth: int) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if _CHECKPOINT.fullmatch(entry.name) and (entry / NAME).is_file():
+            yield entry / NAME
+        elif depth and not entry.name.startswith(".") and entry.is_dir():
+            # ms-swift makes a folder of its own for the checkpoints of each start.
+            with contextlib.suppress(PermissionError):
+                yield from _inside(entry, depth - 1)
+
+
+def _by_number(file: Path) -> tuple[str, int]:
+    match = _CHECKPOINT.fullmatch(file.parent.name)
+    return str(file.parent.parent), int(match[1]) if match else -1
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _state(value: Any, file: str) -> RunState | BlendState:
+    if not isinstance(value, dict):
+        raise _refused(file, "a JSON object with the state of a run", f"{type(value).__name__}")
+    layout = value.get("layout")
+    if isinstance(layout, str) and layout in _OWN_ORDERS:
+        raise StateInvalid(
+            f"{file}: the trainer's own sampler {_OWN_ORDERS[layout]} the whole data set in this run (layout "
+            f"{layout}), so its order does not follow from the state; runs without that can be traced",
+            file=file,
+            field="layout",
+        )
+    state: RunState | BlendState
+    blend = next((one for one in (value, value.get("state"), value.get("data")) if _is_blend(one)), None)
+    if blend is not None:
+        state = BlendState.from_dict(blend, file)
+    elif "state" in value:
+        state = RunState.from_dict(value["state"], file, within="state")
+    elif "parts" in value:
+        return RunState.from_dict(value, file)
+    elif isinstance(data := value.get("data"), dict) and "parts" in data:
+        state = RunState.from_dict(data, file, within="data")
+    elif "dp_size" in value and "consumed" in value:
+        state = _of_format_1(value, file)
+    else:
+        keys = ", ".join(sorted(map(str, value))[:8]) + (", ..." if len(value) > 8 else "")
+        raise StateInvalid(
+            f"{file}: expected the state of a run in its field 'state' (or 'data'), found the fields {keys or 'none'}; "
+            f'write it with json.dump({{"state": dataset.state_dict(consumed)}}, file)',
+            file=str(file),
+            field="state",
+        )
+    consumed = _count(value.get("consumed"))
+    if consumed is not None and consumed != state.consumed:
+        raise _refused(file, f"consumed = {state.consumed} as in the state", str(consumed), "consumed")
+    return state
+
+
+def _is_blend(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("kind") == BLEND
+
+
+def _of_format_1(value: dict[str, Any], file: str) -> RunState:
+    """Returns the state of a run with the same ranks from its beginning, from the numbers of ms-swift's format 1."""
+    counts = {}
+    for name in ("consumed", "step", "dp_size", "batch_size", "samples_per_chunk", "window", "seed"):
+        found = _count(value.get(name))
+        if found is None:
+            raise _refused(file, f"{name}: an integer from 0", repr(value.get(name))[:80])
+        counts[name] = found
+    dp, step, unit = counts["dp_size"], counts["step"], counts["samples_per_chunk"]
+    if not dp or counts["consumed"] % dp:
+        raise _refused(file, f"consumed: a multiple of dp_size = {dp}", str(counts["consumed"]))
+    draws = counts["consumed"] // dp
+    each = -(-draws // step) if step else 0
+    # The last step of an epoch may hold fewer: then nothing says how many the others do.
+    each = each if step and draws == step * each else 0
+    stream = value.get("stream")
+    return RunState(
+        stream_id=stream if isinstance(stream, str) and is_stream_id(stream) else None,
+        samples_per_chunk=unit,
+        unit=unit,
+        window=counts["window"] * unit,
+        seed=counts["seed"],
+        max_total_samples=None,
+        parts=(PartState(dp, max(1, counts["batch_size"]), draws, draws_per_step=each),),
+        consumed=counts["consumed"],
+    )
+
+
+def _refused(file: str, expected: str, actual: str, field: str | None = None) -> StateInvalid:
+    return StateInvalid(
+        f"{file}: expected {expected}, found {actual}; take another checkpoint",
+        file=file,
+        field=field,
+        expected=expected,
+        actual=actual,
+    )

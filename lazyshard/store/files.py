@@ -1,0 +1,295 @@
+"""Opens and reads the files of a stream that someone else writes, on filesystems that cache, or in an object store.
+
+Nothing here blocks on a FIFO, follows a link out of the stream, or reads more into memory than a file of its kind can
+hold. ESTALE, which network filesystems give for a file that was replaced since it was looked up, is answered by opening
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from lazyshard.errors import FileRefused, FileUnreadable, FormatInvalid
+from lazyshard.format.fields import printable
+from lazyshard.format.names import SEAL_SUFFIX
+from lazyshard.store.durable import write_all
+from lazyshard.store.mirror_place import cache_folder
+from lazyshard.store.urls import UrlPath
+
+STALE_TRIES: Final = 5
+"""A name is looked up anew at each try; one more is enough unless the file is replaced again in that very moment."""
+
+FORGOTTEN: Final = (errno.ESTALE, errno.ENOTCONN)
+"""The server has forgotten the file; the client was ended, and may have been started again."""
+
+_TORN_TRIES: Final = 3
+"""A reader as fast as it can be met one replacement in hundreds; one after another is replaced seconds later."""
+
+_READ_BYTES: Final = 1 << 20
+
+PART_BYTES: Final = 16 << 20
+"""An object is got in pieces of this size, so that memory does not grow with it. A larger one gains nothing: at 1 GB/s
+it takes 16 ms, about as long as a request takes in any case."""
+
+MAX_BYTES: Final = 4 << 30
+"""Larger than the seal of the largest chunk (28 bytes a row) with any position in it. A file with a hole may claim more
+bytes than any machine has memory, at no cost to whoever made it."""
+
+MAX_PLAIN_BYTES: Final = 64 << 20
+"""What is no seal is below 1 MiB; a cursor grows by some bytes with each change of ranks."""
+
+_T = TypeVar("_T")
+
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class OpenFile:
+    """A descriptor that is closed when nothing refers to this object any more.
+
+    A reader holds a reference while it reads, so taking a file out of a cache in one thread cannot make another thread
+    read from a descriptor number that meanwhile belongs to another file.
+    """
+
+    __slots__ = ("fd", "path", "size")
+
+    def __init__(self, fd: int, path: Path, size: int) -> None:
+        self.fd = fd
+        self.path = path
+        self.size = size
+
+    def __del__(self) -> None:
+        """Closes the descriptor."""
+        # A network filesystem whose client was ended reports that here too; nothing that was read is in doubt.
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+def open_file(path: Path) -> OpenFile:
+    """Opens a plain file of a stream for reading.
+
+    Raises:
+        FileNotFoundError: there is no such file (yet).
+        FileRefused: it is not a plain file, or a link that leads out of the stream's directory.
+        FileUnreadable: this process may not read it.
+        OSError: the filesystem failed.
+    """
+    if isinstance(path, UrlPath):
+        return _copy(path)
+    return again_if_stale(lambda: _open(path))
+
+
+def open_unread(path: Path) -> OpenFile:
+    """Opens a file of which only the size is looked at: an object's bytes are not fetched. Raises as `open_file`."""
+    if isinstance(path, UrlPath):
+        return OpenFile(os.open(os.devnull, _FLAGS), path, path.store.size(path.key))
+    return open_file(path)
+
+
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """Reads a small file of a stream whole.
+
+    Args:
+        path: the file.
+        most: how many bytes it may have; None for what a file of its name can have.
+
+    Raises:
+        FileNotFoundError, FileUnreadable, OSError: as `open_file`.
+        FileRefused: as `open_file`, or the file is larger than any of its kind.
+    """
+    limit = (MAX_BYTES if path.name.endswith(SEAL_SUFFIX) else MAX_PLAIN_BYTES) if most is None else most
+    if isinstance(path, UrlPath):
+        data = path.store.get(path.key, limit + 1)
+        if len(data) > limit:
+            raise _too_large(path, "more", limit)
+        return data
+    return again_if_stale(lambda: _read(_open(path), limit))
+
+
+def list_names(folder: Path) -> list[str]:
+    """Returns the names in a folder of a stream, in any order. Raises OSError: it cannot be listed."""
+    if isinstance(folder, UrlPath):
+        return list(folder.store.list(folder.key))
+    return again_if_stale(lambda: os.listdir(folder))
+
+
+def is_there(path: Path) -> bool:
+    """Returns whether there is something of that name."""
+    if isinstance(path, UrlPath):
+        return path.store.exists(path.key)
+    return os.path.lexists(path)
+
+
+def size_of(path: Path) -> int:
+    """Returns how many bytes a file of a stream has. Raises OSError: it is not there, or cannot be looked at."""
+    if isinstance(path, UrlPath):
+        return path.store.size(path.key)
+    return os.stat(path).st_size
+
+
+def modified_at(path: Path) -> float:
+    """Returns when a file of a stream was written, in seconds since 1970. Raises as `size_of` does."""
+    if isinstance(path, UrlPath):
+        at = path.store.modified(path.key)
+        if at is None:
+            raise OSError(errno.ENOTSUP, "The store does not tell when it was put", str(path))
+        return at
+    return os.stat(path).st_mtime
+
+
+def read_replaced_file(path: Path, decode: Callable[[bytes], _T]) -> _T:
+    """Reads a small file of a stream that somebody may be replacing right now, and returns what `decode` makes of it.
+
+    A client that asks for the size by the name, as sshfs does, may give the old content cut at the size of the new
+    file. So what cannot be decoded is read again before it is believed.
+
+    Raises:
+        FormatInvalid: as `decode` raises it, at each of some tries.
+        FileNotFoundError, FileRefused, FileUnreadable, OSError: as `read_file`.
+    """
+    for _ in range(_TORN_TRIES - 1):
+        with contextlib.suppress(FormatInvalid):
+            return decode(read_file(path))
+    return decode(read_file(path))
+
+
+def read_given_file(path: Path, most: int = MAX_PLAIN_BYTES) -> bytes:
+    """Reads a small file that the user names, or that lies in a folder of the user's: wherever a link there leads.
+
+    Raises as `read_file` does, and does not block either.
+    """
+    return again_if_stale(lambda: _read(_open(path, links=True), most))
+
+
+def open_given_file(path: Path) -> OpenFile:
+    """Opens a plain file wherever a link leads; else as `open_file`."""
+    return again_if_stale(lambda: _open(path, links=True))
+
+
+def check_folder(folder: Path) -> Path:
+    """Returns a folder in a stream's directory if it is none of somebody else's: not a link.
+
+    Raises:
+        FileRefused: it is a link, wherever that leads.
+    """
+    if not isinstance(folder, UrlPath) and folder.is_symlink():
+        raise FileRefused(f"{folder}: expected a directory, found a link", file=str(folder), kind="a link")
+    return folder
+
+
+def _read(file: OpenFile, most: int) -> bytes:
+    parts = []
+    offset = 0
+    # Not more than is there: memory for a mebibyte, of which a seal fills some kilobytes, would come and go each time.
+    while part := os.pread(file.fd, min(_READ_BYTES, max(file.size - offset, 0) + 1), offset):
+        parts.append(part)
+        offset += len(part)
+        if max(offset, file.size) > most:
+            raise _too_large(file.path, str(max(offset, file.size)), most)
+    return b"".join(parts)
+
+
+def _too_large(path: Path, size: str, most: int) -> FileRefused:
+    kind = f"a file of {size} bytes"
+    return FileRefused(
+        f"{path}: expected at most {most} bytes, found {kind}; no file of this name is so large",
+        file=str(path),
+        kind=kind,
+    )
+
+
+def _copy(path: UrlPath) -> OpenFile:
+    """Returns a copy of an object, in a file of this machine that has no name."""
+    with tempfile.TemporaryFile(dir=cache_folder()) as file:
+        size = 0
+        while data := path.store.get_range(path.key, size, size + PART_BYTES):
+            write_all(file.fileno(), data)
+            size += len(data)
+            if len(data) < PART_BYTES:
+                break
+        return OpenFile(os.dup(file.fileno()), path, size)
+
+
+def again_if_stale(call: Callable[[], _T]) -> _T:
+    """Returns what a call that opens a file returns, calling again where the server has forgotten the file."""
+    for _ in range(STALE_TRIES - 1):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return call()
+
+
+def _open(path: Path, *, links: bool = False) -> OpenFile:
+    try:
+        fd = os.open(path, _FLAGS) if links else open_inside(path)
+    except PermissionError as cause:
+        raise unreadable(path) from cause
+    except OSError as cause:
+        if cause.errno == errno.ENXIO:
+            raise _refused(path, "a named pipe, socket or device") from cause
+        if cause.errno == errno.ELOOP:
+            raise _refused(path, "a link that leads to itself") from cause
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(path, _KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
+    except BaseException:
+        os.close(fd)
+        raise
+    return OpenFile(fd, path, status.st_size)
+
+
+def open_inside(path: Path) -> int:
+    """Opens whatever has a name, without blocking, and follows a link only to what lies in the directory of the name.
+
+    Not guaranteed: that nobody replaces a directory on the way to the target by a link between the look at it and the
+    opening; the last name of the target is not followed again.
+
+    Returns:
+        A descriptor, which is the caller's.
+
+    Raises:
+        FileRefused: it is a link that leads out of its directory.
+        OSError: it cannot be opened.
+    """
+    try:
+        return os.open(path, _FLAGS | os.O_NOFOLLOW)
+    except OSError as cause:
+        if cause.errno != errno.ELOOP:
+            raise
+    # `Path.resolve` raises a RuntimeError for a circle of links in some releases of Python, this never does.
+    target = Path(os.path.realpath(path))
+    if Path(os.path.realpath(path.parent)) not in target.parents:
+        raise _refused(path, f"a link to {printable(str(target))}, out of the stream")
+    return os.open(target, _FLAGS | os.O_NOFOLLOW)
+
+
+def _refused(path: Path, kind: str) -> FileRefused:
+    return FileRefused(f"{path}: expected a plain file, found {kind}", file=str(path), kind=kind)
+
+
+def unreadable(path: Path) -> FileUnreadable:
+    """Returns the error for what this process may not read."""
+    uid = os.geteuid()
+    return FileUnreadable(
+        f"{path}: uid {uid} may not read it; check the permissions of the file and of the directories above it",
+        file=str(path),
+        uid=uid,
+    )

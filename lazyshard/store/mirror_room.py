@@ -1,0 +1,194 @@
+"""Room in the cache of chunks: what was read longest ago goes when something new comes.
+
+Files, in the cache's folder: `.lock`, held (flock) for the moment in which room is made; and in the folder of a
+stream, for each chunk, `chunk_N.jsonl` with its seal, and `chunk_N.arrays` of a chunk that has a side file; or
+`.chunk_N.jsonl.part` in the place of the first while it is being fetched. Whoever reads
+a chunk holds a shared flock on its data file, who fetches it an exclusive one on the part. So what may go is what can
+be locked, and a lock ends with its process: a part that can be locked was left by one that was killed.
+
+The times of a data file say how it was used: the modification time when it was last opened, the access time `_UNREAD`
+that it was fetched ahead and never opened yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lazyshard.format.names import ARRAYS_SUFFIX, DATA_SUFFIX, SEAL_SUFFIX
+from lazyshard.store.durable import remove
+
+PART_SUFFIX: Final = ".part"
+
+_LOCK: Final = ".lock"
+_LOCK_S: Final = 10.0
+"""Making room takes milliseconds. One that holds the lock for longer was stopped, and is not waited for."""
+
+_UNREAD: Final = 0
+
+_log = logging.getLogger("lazyshard")
+_told: set[str] = set()
+
+
+class _File(NamedTuple):
+    path: Path
+    size: int
+    used_at: int
+    unread: bool
+
+
+def reserve(root: Path, part: int, size: int, most: int, *, ahead: bool) -> bool:
+    """Makes room for a part of so many bytes, and gives it that size.
+
+    Args:
+        root: the cache's folder.
+        part: descriptor of the part, which is locked.
+        size: bytes, those of its seal included, which will lie beside it.
+        most: what all files of the cache may take.
+        ahead: nobody waits for it: only what was read goes for it, and without room it is not fetched.
+
+    Returns:
+        Whether the part has its size. Always if not `ahead`: then the cache may get larger than it should be, by what
+        is being read, and that is logged.
+    """
+    with _locked(root):
+        total = _make_room(root, size, most, only_read=ahead)
+        if total + size > most:
+            if ahead:
+                return False
+            _tell(root, total + size, most)
+        os.ftruncate(part, size)
+    return True
+
+
+def part_of(data: Path) -> Path:
+    """Returns the name under which a data file is fetched."""
+    return data.with_name(f".{data.name}{PART_SUFFIX}")
+
+
+def note_use(fd: int, *, read: bool) -> None:
+    """Notes that a copy is used now; `read`: opened, not just fetched."""
+    now = time.time_ns()
+    os.utime(fd, ns=(now if read else _UNREAD, now))
+
+
+def lock(fd: int, *, shared: bool) -> bool:
+    """Locks a file without waiting, or changes how it is locked; returns whether that was possible."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Returns whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def drop(path: Path) -> bool:
+    """Removes a file of the cache that nobody reads or fetches; returns whether it was removed."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if not lock(fd, shared=False) or not is_at(fd, path):
+            return False
+        remove(path)
+        for other in _others(path):
+            remove(other)
+    finally:
+        os.close(fd)
+    # The last one of a stream leaves an empty folder.
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    return True
+
+
+def _make_room(root: Path, size: int, most: int, *, only_read: bool) -> int:
+    """Removes what was used longest ago until so many bytes are free, and returns how many are taken."""
+    files = {file.path: file for file in _files(root)}
+    total, copies = 0, []
+    for path, file in files.items():
+        if path.name.endswith(PART_SUFFIX):
+            if drop(path):
+                continue
+        elif (data := _data_of(path)) is not None:
+            # Looked at again, in this order: what is renamed while it is listed may be listed under neither name.
+            if not part_of(data).exists() and not data.exists():
+                # Of a chunk that was being fetched when its process was killed.
+                remove(path)
+                continue
+        else:
+            copies.append(file)
+        total += file.size
+    for file in sorted(copies, key=lambda copy: (copy.unread, copy.used_at)):
+        if total + size <= most or (only_read and file.unread):
+            break
+        if drop(file.path):
+            total -= file.size + sum(files[other].size for other in _others(file.path) if other in files)
+    return total
+
+
+def _others(data: Path) -> list[Path]:
+    """Returns what may lie beside a data file."""
+    return [data.with_name(data.name + SEAL_SUFFIX), data.with_suffix(ARRAYS_SUFFIX)]
+
+
+def _data_of(other: Path) -> Path | None:
+    """Returns the data file beside which something lies; None of a data file."""
+    if other.name.endswith(SEAL_SUFFIX):
+        return other.with_name(other.name.removesuffix(SEAL_SUFFIX))
+    return other.with_suffix(DATA_SUFFIX) if other.suffix == ARRAYS_SUFFIX else None
+
+
+def _files(root: Path) -> Iterator[_File]:
+    for folder in _entries(root):
+        if not folder.is_dir(follow_symlinks=False):
+            continue
+        for entry in _entries(Path(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                yield _File(Path(entry), found.st_size, found.st_mtime_ns, found.st_atime_ns == _UNREAD)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    fd = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        due = time.monotonic() + _LOCK_S
+        while not lock(fd, shared=False) and time.monotonic() < due:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _tell(root: Path, taken: int, most: int) -> None:
+    if str(root) in _told:
+        return
+    _told.add(str(root))
+    _log.warning(
+        "%s: %d bytes of chunks are being read on this node, more than the %d that the cache may take; it grows past "
+        "that, and chunks may have to be fetched again: let it have room for all chunks that the ranks of a node read "
+        "at a time (their shuffle windows), with LAZYSHARD_OBJECTS_CACHE_BYTES",
+        *(root, taken, most),
+    )

@@ -1,0 +1,140 @@
+"""Streams by URL: where a data set, a reader or a command decides whether it was given a directory or an object store.
+
+`stream_path` is the one place of that decision. What it returns for a URL is a path too, so that names are joined to it
+and messages show it as anywhere else; but it is none of this machine's filesystem, and whatever takes it for one fails
+at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path, PosixPath
+from typing import Final, NoReturn
+
+from lazyshard.errors import StreamMissing, redact
+from lazyshard.store.objects import ObjectStore
+from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
+
+_HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+_LOCAL: Final = ("file", "local")
+
+_stores: dict[tuple[str, str | None], ObjectStore] = {}
+"""By bucket and patience: the streams of a bucket share its connections."""
+
+
+class UrlPath(PosixPath):
+    """The URL of a stream, or of an object of it. Joined and taken apart as a path, never given to the filesystem.
+
+    Its text is for people and for files, and leaves the credentials of the URL out; `url` is for whoever opens it.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Returns the URL without its credentials."""
+        return redact(self.url)
+
+    @property
+    def url(self) -> str:
+        """The URL as it was given, credentials included: only to open it, never to be shown or kept."""
+        scheme, *names = self.parts
+        return f"{scheme}//{'/'.join(names)}"
+
+    def __fspath__(self) -> NoReturn:
+        """Raises TypeError: the filesystem knows no such path."""
+        raise TypeError(f"{self}: an object store's URL is no path of this machine's filesystem")
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of its bucket."""
+        scheme, bucket = self.parts[:2]
+        key = f"{scheme}//{bucket}", os.environ.get(PATIENCE_VARIABLE)
+        found = _stores.get(key)
+        if found is None:
+            found = _stores[key] = ObjectStore(key[0])
+        return found
+
+    @property
+    def key(self) -> str:
+        """Its name in the store."""
+        return "/".join(self.parts[2:])
+
+
+def is_url(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether this is the URL of an object store; ``file://`` leads to a directory, and is none."""
+    if isinstance(directory, UrlPath):
+        return True
+    found = _URL.fullmatch(os.fspath(directory))
+    return found is not None and found[1].lower() not in _LOCAL
+
+
+def stream_path(directory: str | os.PathLike[str]) -> Path:
+    """Returns the path of a stream's directory, a `UrlPath` where it is the URL of an object store.
+
+    Args:
+        directory: a path, or a URL as fsspec takes it: ``s3://bucket/prefix``, ``gs://...``; ``file://`` gives a path.
+    """
+    if isinstance(directory, UrlPath):
+        return directory
+    text = os.fspath(directory)
+    if is_url(text):
+        scheme, rest = text.split("://", 1)
+        return UrlPath(f"{scheme.lower()}:", rest.strip("/"))
+    for scheme in _LOCAL:
+        if text.lower().startswith(f"{scheme}://"):
+            return Path("/", text[len(scheme) + 3 :])
+    return Path(text)
+
+
+def stream_name(directory: str | os.PathLike[str]) -> str:
+    """Returns what tells one stream's place from another's, and opens it: its absolute path, or its URL as given."""
+    path = stream_path(directory)
+    return path.url if isinstance(path, UrlPath) else os.path.abspath(path)
+
+
+def check_place(directory: str | os.PathLike[str]) -> None:
+    """Refuses a path at which no stream will appear: a producer makes the stream's directory in one that is there.
+
+    Costs a look at the directory above; only where that is missing, those further up are listed too: a network
+    filesystem may remember for up to a minute that something was not there, and lists it all the same.
+
+    Raises:
+        StreamMissing: there is not even the directory above, as where the name of a data set on a hub was given.
+    """
+    path = stream_path(directory)
+    if isinstance(path, UrlPath):
+        return
+    parent = Path(os.path.abspath(path)).parent
+    try:
+        os.stat(parent)
+        return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        # Whoever opens the stream tells.
+        return
+    missing = parent
+    while not os.path.isdir(missing.parent):
+        missing = missing.parent
+    with contextlib.suppress(OSError):
+        if missing.name in os.listdir(missing.parent):
+            return
+    hub = ""
+    if _HUB_NAME.fullmatch(str(path)):
+        hub = "; the name of a data set on a hub is none: streams are directories, or URLs of object stores"
+    raise StreamMissing(
+        f"{path}: no stream is there, nor is {path.parent}, in which a producer would make it: see whether the path is "
+        f"right{hub}",
+        directory=str(path),
+    )
+
+
+def is_folder(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether there is such a directory; of a URL it is not asked, True."""
+    path = stream_path(directory)
+    return isinstance(path, UrlPath) or os.path.isdir(path)

@@ -1,0 +1,37 @@
+"""The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
+
+- `lock`, `creation`, `recovery`, `writer_opening`: how a producer begins
+- `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
+  `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
+- `chunk`, `listing`, `published`, `stream` with `native_stream` and `foreign_stream`, `pacing`, `watch`,
+  `waiting`, `open_chunks`, `reader`: the readers' side; `scattered`: rows in any order;
+  `places`: rows that another process has read; `shared_looks`: waiting processes of one node look together
+- `cursor`, `cursor_owner`, `cursor_lock`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what
+  nobody needs is deleted; `run_state`: the state of a run and its course
+- `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now
+"""
+
+from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
+from lazyshard.stream.cursor import read_cursor, write_cursor
+from lazyshard.stream.cursor_owner import CursorOwner
+from lazyshard.stream.published import Published
+from lazyshard.stream.reader import StreamReader
+from lazyshard.stream.reading import read_reading, write_reading
+from lazyshard.stream.retire import list_kept, read_retired
+from lazyshard.stream.writer import ChunkWriter
+
+__all__ = [
+    "ChunkWriter",
+    "Consumer",
+    "CursorOwner",
+    "Published",
+    "StreamReader",
+    "forget_consumer",
+    "list_consumers",
+    "list_kept",
+    "read_cursor",
+    "read_reading",
+    "read_retired",
+    "write_cursor",
+    "write_reading",
+]

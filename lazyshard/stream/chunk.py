@@ -1,0 +1,311 @@
+"""A published chunk, open for reading: rows by their offsets, each checked against its digest before anybody sees it.
+
+Files are read with `pread`, never mapped: a mapped file that is cut short or fails on a network filesystem kills the
+process with SIGBUS and no word of explanation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from lazyshard.errors import ChunkCorrupt, RowInvalid
+from lazyshard.format import check_row, parse_row
+from lazyshard.format.arrays import fill_row, may_hold_arrays
+from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.row import parse_lines
+from lazyshard.memory import quick_loads
+from lazyshard.store.files import OpenFile
+from lazyshard.store.urls import UrlPath
+from lazyshard.stream.chunk_arrays import ChunkArrays
+from lazyshard.stream.chunk_damage import MARKED, SEALED, damaged
+from lazyshard.stream.complete_file import CompleteFile
+from lazyshard.stream.foreign_rows import BLANKS, MAX_ROW_BYTES, line_number
+from lazyshard.stream.places import Place
+
+LARGE_ROW_BYTES: Final = 64 << 10
+"""Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
+copy more, and to hold several is memory that is touched for the first time. Both cost more than a system call."""
+
+_digest = xxhash.xxh3_64_digest
+_loads = quick_loads
+
+
+class Chunk:
+    """An open chunk.
+
+    Args:
+        file: the data file.
+        number: the chunk's number.
+        offsets: row starts, and the end of the last one: n + 1 numbers.
+        digests: XXH3 of each row, 8 big-endian bytes each, or None where nobody took any.
+        arrays: the side file with the arrays of the rows; None in a stream whose rows hold none.
+        dealt: how its rows were dealt by cost, as its seal says; None if they were not.
+
+    Raises:
+        ChunkCorrupt: the file is shorter or longer than the offsets say.
+    """
+
+    __slots__ = ("_digests", "_file", "_offsets", "arrays", "dealt", "number")
+
+    def __init__(
+        self,
+        file: OpenFile,
+        number: int,
+        offsets: array[int],
+        digests: bytes | None,
+        arrays: ChunkArrays | None = None,
+        dealt: DealtByCost | None = None,
+    ) -> None:
+        self.number = number
+        self.arrays = arrays
+        self.dealt = dealt
+        self._file = CompleteFile(file)
+        self._offsets = offsets
+        self._digests = digests
+        if file.size != offsets[-1]:
+            known = "bytes when its rows were counted" if digests is None else "bytes as sealed"
+            raise self._corrupt(None, f"{offsets[-1]} {known}", f"{file.size} bytes")
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._offsets) - 1
+
+    @property
+    def path(self) -> Path:
+        """The data file."""
+        return self._file.path
+
+    def offset(self, row: int) -> int:
+        """Byte at which a row starts."""
+        return self._offsets[row]
+
+    def identity(self) -> bytes:
+        """Returns 16 bytes that tell the rows of this chunk, with their arrays, from those of others.
+
+        Where nobody took digests they tell where its rows lie, not what is in them: compare the line, too.
+        """
+        if self._digests is None:
+            return xxhash.xxh3_128_digest(os.fsencode(os.path.abspath(self.path)) + self._offsets.tobytes())
+        return xxhash.xxh3_128_digest(self._digests + (b"" if self.arrays is None else self.arrays.all_digests()))
+
+    def lines(self, first: int, stop: int, at_least: int, budget: int) -> list[bytes]:
+        """Reads and checks rows of [first, stop), in one system call unless they are large, and returns their bytes.
+
+        Args:
+            first: first row.
+            stop: row before which to stop in any case.
+            at_least: how many rows to read if they are good, even past the budget. Of what is read beyond that the
+                number is a multiple of it.
+            budget: how many bytes to read at the most beyond that.
+
+        Returns:
+            Lines from `first` on, their newlines included. Fewer than `at_least`, but never none, where a bad row
+            follows, and a single one where rows are large.
+
+        Raises:
+            ChunkCorrupt: row `first` is not what was sealed, or the file was cut.
+            OSError: the filesystem failed.
+        """
+        offsets = self._offsets
+        start = offsets[first]
+        if at_least == 1 and start + budget <= offsets[first + 1]:
+            return [self.line(first)]
+        fit = bisect_right(offsets, start + budget, first, stop + 1) - 1 - first
+        stop = max(first + fit - fit % at_least, min(first + at_least, stop))
+        size = offsets[stop] - start
+        if size > MAX_ROW_BYTES:
+            self._check_sizes(first, stop)
+        if size > LARGE_ROW_BYTES * (stop - first):
+            return [self.line(first)]
+        data = self._read(start, size)
+        if self._digests is not None:
+            # The quick way for good rows: split at newlines, and let the digests say whether those are the rows.
+            lines = BytesIO(data).readlines()
+            if b"".join(map(_digest, lines)) == self._digests[8 * first : 8 * stop]:
+                return lines
+        cuts = [offset - start for offset in offsets[first : stop + 1]]
+        return self._good([data[cut:end] for cut, end in pairwise(cuts)], range(first, stop))
+
+    def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        """Parses checked lines, `first` being the row of the first one, and puts their arrays into the rows.
+
+        Returns:
+            Rows from `first` on; fewer than lines, but never none, where one follows that is not a JSON object, or
+            whose arrays are not as they should be.
+
+        Raises:
+            RowInvalid: row `first` is not a JSON object, or does not describe its arrays.
+            ChunkCorrupt, OSError: the arrays of row `first` are not what was sealed, or cannot be read.
+        """
+        if rows := parse_lines(lines):
+            return rows if self.arrays is None else self._with_arrays(rows, lines, first)
+        rows = [self._parse(lines[0], first)]
+        with contextlib.suppress(RowInvalid):
+            rows.extend(self._parse(line, first + 1 + i) for i, line in enumerate(lines[1:]))
+        return rows if self.arrays is None else self._with_arrays(rows, lines, first)
+
+    def fill(self, parsed: dict[str, Any], line: bytes, row: int) -> None:
+        """Puts the arrays of a row into their places. Raises as `parse` does."""
+        if self.arrays is None or not may_hold_arrays(line):
+            return
+        try:
+            fill_row(parsed, self.arrays.read(row))
+        except RowInvalid as cause:
+            raise self._invalid(cause, line, row) from None
+
+    def rows(self, first: int, stop: int, at_least: int, budget: int) -> list[dict[str, Any]]:
+        """Reads, checks and parses rows of [first, stop); arguments and errors as for `lines` and `parse`."""
+        return self.parse(self.lines(first, stop, at_least, budget), first)
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Reads, checks and parses one row. Raises as `rows` does."""
+        line = self.line(row)
+        try:
+            parsed = _loads(line)
+        except orjson.JSONDecodeError:
+            parsed = None
+        found = parsed if type(parsed) is dict else self._parse(line, row)
+        if self.arrays is not None:
+            self.fill(found, line, row)
+        return found
+
+    def line(self, row: int) -> bytes:
+        """Reads and checks the bytes of one row, its newline included. Raises as `rows` does."""
+        start = self._offsets[row]
+        size = self._offsets[row + 1] - start
+        if size > MAX_ROW_BYTES:
+            raise self._too_large(row, size)
+        line = self._read(start, size)
+        self.check(line, row)
+        return line
+
+    def place(self, row: int) -> Place | None:
+        """Returns where a row lies, for another process to read it again.
+
+        None where nobody took digests, and of a chunk of an object store: its copy may be gone by then.
+        """
+        if self._digests is None or isinstance(self.path, UrlPath):
+            return None
+        start = self._offsets[row]
+        digest = self._digests[8 * row : 8 * row + 8]
+        return Place(os.path.abspath(self.path), self.number, row, start, self._offsets[row + 1] - start, digest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._offsets[-1]
+
+    def read_into(self, memory: memoryview) -> None:
+        """Reads the whole file; its rows are not checked yet: see `spans` and `check`.
+
+        Args:
+            memory: u8 of shape (size,), which may be changed whatever comes of it.
+
+        Raises:
+            ChunkCorrupt: the file was cut.
+            OSError: the filesystem failed.
+        """
+        done = self._file.read_into(memory, 0)
+        if done < len(memory):
+            raise self._ends_at(done)
+
+    def spans(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64] | None]:
+        """Returns where rows start and stop in the file's bytes, and the bits of their digests if they have any.
+
+        Args:
+            rows: their numbers, in any order.
+        """
+        offsets = np.frombuffer(self._offsets, dtype=np.uint64)
+        digests = None if self._digests is None else np.frombuffer(self._digests, dtype=np.int64)[rows]
+        return offsets[rows], offsets[rows + 1], digests
+
+    def _check_sizes(self, first: int, stop: int) -> None:
+        """Looks whether each of the rows [first, stop) can be read into memory."""
+        for row in range(first, stop):
+            if (size := self._offsets[row + 1] - self._offsets[row]) > MAX_ROW_BYTES:
+                raise self._too_large(row, size)
+
+    def _too_large(self, row: int, size: int) -> ChunkCorrupt:
+        return self._corrupt(row, f"a row of at most {MAX_ROW_BYTES} bytes", f"one of {size}")
+
+    def _good(self, lines: list[bytes], rows: Sequence[int]) -> list[bytes]:
+        """Returns the lines of these rows up to the first bad one; raises if that is the first."""
+        for at, (line, row) in enumerate(zip(lines, rows, strict=True)):
+            try:
+                self.check(line, row)
+            except (ChunkCorrupt, RowInvalid):
+                if not at:
+                    raise
+                return lines[:at]
+        return lines
+
+    def _read(self, start: int, size: int) -> bytes:
+        data = self._file.read(start, size)
+        if len(data) < size:
+            raise self._ends_at(start + len(data))
+        return data
+
+    def _ends_at(self, byte: int) -> ChunkCorrupt:
+        return self._corrupt(None, f"{self._offsets[-1]} bytes", f"the end of the file at byte {byte}")
+
+    def check(self, line: bytes, row: int) -> None:
+        """Checks the bytes of a row. Raises as `rows` does."""
+        if self._digests is None:
+            # Nobody has checked this row yet, so it is held to what a producer of ours would publish.
+            self._parse(line, row)
+        elif (found := _digest(line)) != (sealed := self._digests[8 * row : 8 * row + 8]):
+            raise self._corrupt(row, f"XXH3 {sealed.hex()} as sealed", found.hex())
+
+    def _parse(self, line: bytes, row: int) -> dict[str, Any]:
+        try:
+            return parse_row(line) if self._digests is not None else check_row(line.strip(BLANKS))
+        except RowInvalid as cause:
+            raise self._invalid(cause, line, row) from None
+
+    def _with_arrays(self, rows: list[dict[str, Any]], lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        for at, (parsed, line) in enumerate(zip(rows, lines, strict=False)):
+            try:
+                self.fill(parsed, line, first + at)
+            except (ChunkCorrupt, RowInvalid):
+                if not at:
+                    raise
+                return rows[:at]
+        return rows
+
+    def _invalid(self, cause: RowInvalid, line: bytes, row: int) -> RowInvalid:
+        blanks = 0 if self._digests is not None else len(line) - len(line.lstrip(BLANKS))
+        byte = self._offsets[row] + blanks + (cause.byte or 0)
+        number = self._line_number(line, row)
+        return RowInvalid(
+            f"{self.path}: row {row} (line {number}, byte {byte}): {cause.reason}",
+            reason=cause.reason,
+            file=str(self.path),
+            line=number,
+            byte=byte,
+        )
+
+    def _line_number(self, line: bytes, row: int) -> int:
+        """Returns where a row is, counted from 1: with blank lines before it, further down than its own number says."""
+        if self._digests is not None:
+            return row + 1
+        return line_number(line, self._offsets[row], self._read)
+
+    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
+        byte = None if row is None else self._offsets[row]
+        published = MARKED if self._digests is None else SEALED
+        return damaged(self.path, self.number, row, byte, expected, actual, published=published)

@@ -1,0 +1,164 @@
+"""The consumers of a stream: what each has told of itself, and how one that will not come back is forgotten.
+
+Files, in `cursors/`: `NAME.json`, the cursor, and `NAME.reading.json`, the reading mark. Either may be missing, and
+any other name is passed over; so is the lock file `.NAME.lock`, which says nothing by being there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lazyshard.errors import FormatInvalid
+from lazyshard.format import Cursor, ReadingMark, check_consumer
+from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS, cursor_name
+from lazyshard.format.reading import READING_SUFFIX, reading_name
+from lazyshard.store.durable import remove, sync_directory
+from lazyshard.store.files import check_folder, list_names, unreadable
+from lazyshard.store.urls import UrlPath, stream_path
+from lazyshard.stream.cursor import read_cursor
+from lazyshard.stream.cursor_lock import remove_lock
+from lazyshard.stream.manifest import read_manifest
+from lazyshard.stream.reading import read_reading
+
+_TOKEN: Final = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What a consumer has told of itself.
+
+    Attributes:
+        name: its name.
+        cursor: how far its durable checkpoints are; None where it has none, or none that counts.
+        reading: what it needs to read on; None where it has not told, or not of this stream: it is a hint.
+        problem: why its cursor does not count, in words; None where it does, and where there is none. Such a consumer
+            is done with nothing.
+    """
+
+    name: str
+    cursor: Cursor | None
+    reading: ReadingMark | None
+    problem: str | None
+
+    @property
+    def chunks_before(self) -> int:
+        """It is done with the chunks of the half-open range [0, chunks_before); without a cursor, with none."""
+        return 0 if self.cursor is None else self.cursor.chunks_before
+
+
+def list_consumers(directory: str | os.PathLike[str], published_chunks: int | None = None) -> tuple[Consumer, ...]:
+    """Returns the consumers that have a cursor or a reading mark, by name.
+
+    A cursor that is torn, unreadable, of another stream, or ahead of what is published never raises: it is a `problem`
+    of its consumer, whose chunks must be kept.
+
+    Args:
+        directory: the stream's directory.
+        published_chunks: how many chunks are published, to find cursors that are ahead of them; None does not look.
+
+    Raises:
+        FileUnreadable, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
+        ManifestInvalid, VersionUnsupported: `stream.json` cannot be used.
+    """
+    stream = stream_path(directory)
+    manifest = read_manifest(stream, None)
+    stream_id = None if manifest is None else manifest.stream_id
+    return tuple(_consumer(stream, name, stream_id, published_chunks) for name in _names(stream / CURSORS))
+
+
+def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
+    """Removes a consumer's cursor, reading mark and lock file; returns when that is on the device.
+
+    From then on nothing is kept for it. One that is still alive registers again with its next checkpoint.
+
+    Args:
+        directory: the stream's directory.
+        name: the consumer's name.
+
+    Returns:
+        Whether there was anything of it.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+        OSError: the filesystem refused.
+    """
+    folder = check_folder(stream_path(directory) / CURSORS)
+    own = (reading_name(name), cursor_name(name))
+    try:
+        found = set(list_names(folder))
+    except FileNotFoundError:
+        return False
+    # What a kill has left half written is the consumer's too.
+    left = [entry for entry in found if _is_temporary(entry, name)]
+    # The cursor last: as long as it is there the consumer is known, and this can be repeated.
+    for entry in (*left, *own):
+        _remove(folder / entry)
+    remove_lock(directory, name)
+    if not isinstance(folder, UrlPath):
+        sync_directory(folder)
+    return not found.isdisjoint(own)
+
+
+def _remove(path: Path) -> None:
+    if isinstance(path, UrlPath):
+        path.store.delete(path.key)
+    else:
+        remove(path)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        entries = list_names(check_folder(folder))
+    except FileNotFoundError:
+        return []
+    except PermissionError as cause:
+        raise unreadable(folder) from cause
+    return sorted({name for name in map(_consumer_of, entries) if name is not None})
+
+
+def _consumer_of(entry: str) -> str | None:
+    """Returns whose file it is, None for a name that is nobody's."""
+    for suffix in (READING_SUFFIX, CURSOR_SUFFIX):
+        if entry.endswith(suffix):
+            try:
+                return check_consumer(entry.removesuffix(suffix))
+            except ValueError:
+                return None
+    return None
+
+
+def _is_temporary(entry: str, name: str) -> bool:
+    return any(
+        entry.startswith(start) and _TOKEN.fullmatch(entry, len(start)) is not None
+        for start in (f".{name}.", f".{name}.reading.")
+    )
+
+
+def _consumer(stream: Path, name: str, stream_id: str | None, published_chunks: int | None) -> Consumer:
+    reading = read_reading(stream, name)
+    if reading is not None and reading.stream_id != stream_id:
+        reading = None
+    try:
+        cursor = read_cursor(stream, name)
+    except (FormatInvalid, OSError) as error:
+        return Consumer(name, None, reading, str(error))
+    problem = None if cursor is None else _problem(stream, cursor, stream_id, published_chunks)
+    return Consumer(name, None if problem else cursor, reading, problem)
+
+
+def _problem(stream: Path, cursor: Cursor, stream_id: str | None, published_chunks: int | None) -> str | None:
+    """Returns why a cursor that can be read does not count, None where it does."""
+    path = stream / CURSORS / cursor_name(cursor.consumer)
+    if cursor.stream_id != stream_id:
+        return f"{path}: of {_called(cursor.stream_id)}, in the directory is {_called(stream_id)}"
+    if published_chunks is not None and cursor.chunks_before > published_chunks:
+        return f"{path}: is done with {cursor.chunks_before:,} chunks, of which only {published_chunks:,} are published"
+    return None
+
+
+def _called(stream_id: str | None) -> str:
+    return "a stream without stream.json" if stream_id is None else f"stream {stream_id}"

@@ -1,0 +1,117 @@
+"""The manifest of a directory, compared with what a caller asks for: one look for producers, readers and adoption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch, StreamMissing
+from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
+from lazyshard.format.encoding import differences
+from lazyshard.format.names import MANIFEST
+from lazyshard.store.files import read_file
+
+
+def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | None:
+    """Returns a stream's manifest, None where there is none.
+
+    Args:
+        directory: the stream's directory, which may not be there.
+        samples_per_chunk: what the caller asks for; None takes what the manifest says.
+
+    Raises:
+        StreamMismatch: the stream has another number of samples per chunk.
+        ManifestInvalid, VersionUnsupported: the manifest cannot be used.
+        ValueError: samples_per_chunk is impossible.
+        OSError: the filesystem failed.
+    """
+    if samples_per_chunk is not None:
+        check_samples_per_chunk(samples_per_chunk)
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.decode(read_file(path), str(path))
+    except FileNotFoundError:
+        return None
+    except ManifestInvalid as error:
+        error.args = (f"{error}; restore it from a copy",)
+        raise
+    if samples_per_chunk not in (None, manifest.samples_per_chunk):
+        raise StreamMismatch(
+            f"{directory}: the stream has {manifest.samples_per_chunk} samples per chunk, asked for "
+            f"{samples_per_chunk}; that never changes. Use {manifest.samples_per_chunk}, or another directory",
+            directory=str(directory),
+            expected=str(samples_per_chunk),
+            actual=str(manifest.samples_per_chunk),
+        )
+    return manifest
+
+
+def stream_missing(directory: Path) -> StreamMissing:
+    """Returns the error of a directory that is none of a stream, and none at all maybe."""
+    return StreamMissing(
+        f"{directory}: there is no stream: neither {MANIFEST} nor any chunk file; see whether the path is right, and "
+        f"start its producer",
+        directory=str(directory),
+    )
+
+
+def manifest_lost(directory: Path, beside: str, again: str = "") -> StreamInvalid:
+    """Returns the error of chunks of a stream of ours whose manifest is not there.
+
+    Args:
+        directory: the stream's directory.
+        beside: the file by which it is known for one of ours.
+        again: what else may help, in words that go on.
+    """
+    return StreamInvalid(
+        f"{directory}: there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy{again}",
+        directory=str(directory),
+    )
+
+
+def check_arrays(directory: Path, manifest: Manifest, arrays: bool) -> None:
+    """Compares whether rows may hold arrays.
+
+    Raises:
+        StreamMismatch: the stream was made otherwise.
+    """
+    if manifest.arrays == arrays:
+        return
+    made = "to hold arrays" if manifest.arrays else "without arrays"
+    way = "open it with arrays=True" if manifest.arrays else "leave out arrays=True, or take another directory"
+    raise StreamMismatch(
+        f"{directory}: the stream was made {made}, and that never changes; {way}",
+        directory=str(directory),
+        expected=f"arrays={arrays}",
+        actual=f"arrays={manifest.arrays}",
+    )
+
+
+def check_same_encoding(directory: Path, manifest: Manifest, encoding: Encoding | None) -> None:
+    """Compares what rows are encoded with.
+
+    Raises:
+        StreamMismatch: the stream was made with something else, which is named.
+    """
+    was = manifest.encoding
+    if was is None and encoding is None:
+        return
+    if was is not None and encoding is not None:
+        found = differences(was, encoding)
+        if not found:
+            return
+        what = "its rows are encoded otherwise: " + "; ".join(found)
+    elif was is None:
+        what = "its rows are not encoded, and those that are to come are"
+    else:
+        what = "its rows are encoded, and those that are to come are not"
+    raise StreamMismatch(
+        f"{directory}: {what}. That never changes for a stream: go on with the encoding of before, or take another "
+        f"directory",
+        directory=str(directory),
+        expected=_named(encoding),
+        actual=_named(was),
+    )
+
+
+def _named(encoding: Encoding | None) -> str:
+    return "none" if encoding is None else ", ".join(f"{name}={value}" for name, value in encoding.items())[:1000]

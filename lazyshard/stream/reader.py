@@ -1,0 +1,423 @@
+"""`StreamReader`: rows of a stream by sample number, waiting for those that are not there yet."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamInvalid
+from lazyshard.format import CheckedArrays
+from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.names import HEAD, RETIRED
+from lazyshard.store.urls import check_place, stream_path
+from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.open_chunks import OpenChunks
+from lazyshard.stream.pacing import next_poll, next_report
+from lazyshard.stream.published import Published
+from lazyshard.stream.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
+from lazyshard.stream.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
+from lazyshard.stream.stream import Stream, open_stream
+from lazyshard.stream.waiting import Waiting
+
+GRACE_S: Final = 60.0
+"""How long a file of a chunk that `head.json` has named may stay invisible: network filesystems remember for up to a
+minute that a name did not exist."""
+
+_LET_GO_S: Final = 1.0
+"""How often to look which chunks were deleted: a file that is open takes its room on the disk until it is closed."""
+
+_AHEAD_BYTES: Final = 512 << 10
+_FIRST_AHEAD_BYTES: Final = 16 << 10
+"""Reading ahead starts small and doubles with every look that goes on where the last one stopped."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger("lazyshard")
+
+
+class StreamReader(Waiting):
+    """Reads a stream, live or ended, native or foreign.
+
+    Sample n is row n % samples_per_chunk of chunk n // samples_per_chunk.
+
+    Every row is checked against its digest before it is returned. Safe under fork, and can be pickled (open files stay
+    behind). Several threads may share one.
+
+    Args:
+        directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix``. If there is no
+            stream in it yet, the constructor waits for one; the directory above must be there.
+        samples_per_chunk: needed for a foreign directory only; otherwise None or what the stream's manifest says.
+        max_wait: how many seconds to wait at the most for anything that a producer has still to publish.
+
+    Raises:
+        WaitTimeout: no stream has appeared.
+        StreamMissing: none can appear: the directory above is missing too.
+        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: see `lazyshard.errors`.
+        StoreRefused, StoreUnavailable: the object store cannot be read; any method may raise these.
+        ValueError: samples_per_chunk is needed or impossible, or max_wait is negative.
+
+    Attributes:
+        directory: the stream's directory, or its URL.
+        stream_id: the stream's identity, None for a foreign directory.
+        samples_per_chunk: rows in every chunk but possibly the last.
+        arrays: whether rows may hold arrays: numpy arrays, each writable and the caller's own.
+        encoding: what encoded rows were made with, facts by name; None for rows that are not encoded.
+        label: how to call this reader in log lines; empty by default.
+        quiet: whether it waits without a word, because somebody else waits for the same and tells.
+        parent: the process for which this one reads; once it has gone, a wait leaves this process too. None by
+            default, and after a pickle's journey to another process.
+        on_wait: is called while this reader waits, at least about once a second; None by default, and after a
+            pickle's journey.
+        waited_s: seconds spent waiting for the producer.
+        chunks_opened: how many times a chunk was opened.
+        dealt: how the rows of the chunk that was opened last were dealt by cost; None if they were not.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], samples_per_chunk: int | None = None, *, max_wait: float = 600.0
+    ) -> None:
+        if not max_wait >= 0:
+            raise ValueError(f"max_wait is 0 or more seconds, got {max_wait}")
+        super().__init__(stream_path(directory), float(max_wait))
+        self.chunks_opened = 0
+        self.dealt: DealtByCost | None = None
+        self._let_go_at = time.monotonic()
+        self._next = 0
+        self._ahead = _FIRST_AHEAD_BYTES
+        self._seen = Published(0, 0, False)
+        self._stream = self._wait_for_stream(samples_per_chunk)
+        self.samples_per_chunk = self._stream.samples_per_chunk
+        self.stream_id = self._stream.stream_id
+        self.arrays = self._stream.arrays
+        self.encoding = self._stream.encoding
+        self._chunks = OpenChunks(self.samples_per_chunk, arrays=self.arrays, cached=self._stream.mirrored is not None)
+        self.refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves behind what is of this process only; open files stay, too."""
+        fresh = {
+            "_chunks": copy.copy(self._chunks),
+            "waited_s": 0.0,
+            "chunks_opened": 0,
+            "parent": None,
+            "on_wait": None,
+        }
+        return self.__dict__ | fresh
+
+    @property
+    def seen(self) -> Published:
+        """What was published at the last look; costs nothing."""
+        return self._seen
+
+    def refresh(self) -> Published:
+        """Looks what is published now.
+
+        Raises:
+            StreamMissing: the stream's directory has gone.
+            StreamInvalid: it has ended with fewer samples than were published.
+            StreamMismatch: another stream is in its place.
+            FormatInvalid, OSError: see `lazyshard.stream.stream.Stream`.
+        """
+        seen = self._seen
+        try:
+            path = self.directory if self._stream.stream_id is None else self.directory / HEAD
+            found = self._ask(self._stream.published, "reading %s", path)
+            if found.samples < seen.samples:
+                # A stream that was made anew in the same place has other rows.
+                self._stream.check_identity()
+        except FileNotFoundError as cause:
+            raise stream_gone(self.directory) from cause
+        # A network filesystem may answer from an older copy: what was published stays so, what has ended stays ended.
+        if found.samples < seen.samples:
+            if found.ended:
+                raise ended_short(self.directory, found.samples, seen.samples)
+        elif found.ended or not seen.ended:
+            self._seen = found
+        return self._seen
+
+    def wait_for(self, samples: int) -> Published:
+        """Returns once so many samples are published or the stream has ended.
+
+        Waits of one node for the same stream share what they see of it, see `lazyshard.stream.shared_looks`. While it
+        waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
+
+        Args:
+            samples: how many samples, counted from the start of the stream.
+
+        Raises:
+            WaitTimeout: not within `max_wait`.
+            StreamMissing: the stream's directory has gone.
+        """
+        if self._seen.ended or self._seen.samples >= samples:
+            return self._seen
+
+        looks = SharedLooks(self.stream_id, self._identify, lambda: time.monotonic())
+
+        def look(age: float) -> Published | None:
+            looks.head.renew(age, self._look, self._adopt)
+            found = self._seen
+            if found.ended or found.samples >= samples:
+                return found
+            self._let_go(looks)
+            return None
+
+        chunk = (samples - 1) // self.samples_per_chunk
+        return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), looks)
+
+    def _identify(self) -> os.stat_result:
+        mirrored = self._stream.mirrored
+        folder = self.directory if mirrored is None else mirrored.folder
+        return self._ask(lambda: os.stat(folder), "looking into %s", folder)
+
+    def _look(self) -> bytes | None:
+        """Looks what is published now, and returns it for the other processes of this node."""
+        head = self.refresh().head
+        return None if head is None else head.encode()
+
+    def _adopt(self, data: bytes) -> bool:
+        """Takes what another process has seen, unless it is not newer than what is known."""
+        seen, found = self._seen, decode_head(data, self.samples_per_chunk)
+        if found is None or found.samples < seen.samples or (seen.ended and not found.ended):
+            return False
+        self._seen = found
+        return True
+
+    def read(self, sample: int) -> dict[str, Any]:
+        """Returns one row, waiting for it if need be.
+
+        Raises:
+            IndexError: the stream has ended before it.
+            WaitTimeout: it was not published within `max_wait`.
+            ChunkRetired: its chunk was deleted by the producer.
+            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+        """
+        self._check(sample)
+        return self.read_published(sample, sample + 1, 1)[0]
+
+    def lines_published(self, first: int, stop: int, at_least: int = 1) -> list[bytes]:
+        """Returns the checked lines of rows that are known to be published, for callers that have asked `wait_for`.
+
+        When calls follow each other in order it reads ahead, up to `stop`, at most to the end of the chunk.
+
+        Args:
+            first: first sample.
+            stop: sample before which to stop.
+            at_least: how many lines to return if the chunk has them and they are good.
+
+        Returns:
+            At least one line; fewer than `at_least` where the chunk ends, a bad row follows, or rows are large.
+
+        Raises:
+            ChunkCorrupt: row `first` is bad.
+            ChunkRetired: its chunk was deleted by the producer; found at once, unless the chunk is still open here.
+            ChunkMissing: a file of its chunk did not appear within the grace period.
+            OSError: the filesystem failed.
+        """
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        budget = min(2 * self._ahead, _AHEAD_BYTES) if first == self._next else 0
+        last = min(row + stop - first, len(chunk))
+        lines = self._read(chunk, lambda: chunk.lines(row, last, at_least, budget))
+        self._ahead = max(budget, _FIRST_AHEAD_BYTES)
+        self._next = first + len(lines)
+        return lines
+
+    def read_published(self, first: int, stop: int, at_least: int = 1) -> list[dict[str, Any]]:
+        """Returns rows that are known to be published: `lines_published`, parsed, with their arrays.
+
+        Raises:
+            RowInvalid: row `first` is not a JSON object, or does not describe its arrays.
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
+        """
+        if self.arrays:
+            stop = self.stop_for_arrays(first, stop, at_least)
+        return self.parse(self.lines_published(first, stop, at_least), first)
+
+    def parse(self, lines: list[bytes], first: int) -> list[dict[str, Any]]:
+        """Parses lines of `lines_published`, of which the first is sample `first`; see `Chunk.parse`."""
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        if not self.arrays:
+            return chunk.parse(lines, row)
+        return self._read(chunk, lambda: chunk.parse(lines, row))
+
+    def fill(self, parsed: dict[str, Any], line: bytes, sample: int) -> None:
+        """Puts the arrays of a sample into their places in its row.
+
+        Args:
+            parsed: the row, as parsed from the line.
+            line: the checked line.
+            sample: its number.
+
+        Raises:
+            RowInvalid: the row does not describe its arrays.
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
+        """
+        number, row = divmod(sample, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        self._read(chunk, lambda: chunk.fill(parsed, line, row))
+
+    def stop_for_arrays(self, first: int, stop: int, at_least: int = 1) -> int:
+        """Returns before which sample of [first, stop) to stop, so that the arrays read together are not too large."""
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        assert chunk.arrays is not None
+        last = min(row + stop - first, len(chunk))
+        return first - row + chunk.arrays.fit(row, last, at_least, _AHEAD_BYTES)
+
+    def arrays_published(self, first: int, stop: int) -> CheckedArrays:
+        """Returns the checked bytes of the arrays of the samples [first, stop), all of one chunk of such a stream.
+
+        Raises:
+            ChunkCorrupt, ChunkRetired, ChunkMissing, OSError: as `lines_published`.
+        """
+        number, row = divmod(first, self.samples_per_chunk)
+        chunk, after = self.chunk(number), row + stop - first
+        arrays = chunk.arrays
+        assert arrays is not None
+        data = self._read(chunk, lambda: arrays.read_rows(row, after))
+        return CheckedArrays(data.tobytes(), arrays.ends(row, after), arrays.digests(row, after))
+
+    def read_published_into(self, chunk: Chunk, memory: memoryview) -> None:
+        """Reads all bytes of an open chunk, not checked yet, into as much memory. Raises as `lines_published`."""
+        self._read(chunk, lambda: chunk.read_into(memory))
+
+    def line(self, sample: int) -> bytes:
+        """Returns the bytes of one row, its newline included, waiting for it if need be. Raises as `read` does."""
+        self._check(sample)
+        number, row = divmod(sample, self.samples_per_chunk)
+        chunk = self.chunk(number)
+        return self._read(chunk, lambda: chunk.line(row))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yields all rows in order to the end of the stream, waiting for those to come. Raises as `read` does."""
+        sample = 0
+        while True:
+            published = self.wait_for(sample + 1)
+            if published.samples <= sample:
+                return
+            rows = self.read_published(sample, published.samples)
+            yield from rows
+            sample += len(rows)
+
+    def chunk(self, number: int) -> Chunk:
+        """Returns a published chunk, open. Few stay open, see `OpenChunks`. Raises as `read_published` does."""
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._open(number)
+            self._let_go()
+            self._chunks.add(chunk)
+        return chunk
+
+    def _check(self, sample: int) -> None:
+        if sample < 0 or self.wait_for(sample + 1).samples <= sample:
+            raise IndexError(f"{self.directory}: no sample {sample}, the stream holds {self._seen.samples} from 0 on")
+
+    def _open(self, number: int) -> Chunk:
+        started = self._clock()
+        reported = 0.0
+        while True:
+            try:
+                chunk = self._ask(
+                    lambda: self._stream.open_chunk(number), "opening chunk %d of %s", number, self.directory
+                )
+            except FileNotFoundError as cause:
+                waited = self._clock() - started
+                self.refresh()
+                # Only here, so that a chunk which is there costs no more than before.
+                retired = self._stream.retired()
+                if number < retired:
+                    raise chunk_retired(number, retired, str(cause.filename)) from cause
+                if waited > min(GRACE_S, self.max_wait):
+                    raise chunk_missing(number, str(cause.filename), waited) from cause
+                if waited >= next_report(reported):
+                    reported = next_report(reported)
+                    who = f"{self.label}: " if self.label else ""
+                    _log.warning("%schunk %d is published, waiting for %s to appear", who, number, cause.filename)
+                self._pause(next_poll(waited, None, self._least_poll), time.sleep)
+                continue
+            self._check_rows(chunk)
+            self.chunks_opened += 1
+            self.dealt = chunk.dealt
+            return chunk
+
+    def _check_rows(self, chunk: Chunk) -> None:
+        rows = len(chunk)
+        if rows == self.samples_per_chunk:
+            return
+        seen = self._seen if self._seen.ended else self.refresh()
+        wanted = min(self.samples_per_chunk, seen.samples - chunk.number * self.samples_per_chunk)
+        if not seen.ended or rows != wanted:
+            raise StreamInvalid(
+                f"{chunk.path}: expected {wanted if seen.ended else self.samples_per_chunk} rows, found {rows}; only "
+                f"the last chunk of a stream that has ended may hold fewer than {self.samples_per_chunk}",
+                directory=str(self.directory),
+                chunk=chunk.number,
+            )
+
+    def _wait_for_stream(self, samples_per_chunk: int | None) -> Stream:
+        checked = False
+
+        def look(age: float) -> Stream | None:
+            nonlocal checked
+            found = self._ask(lambda: open_stream(self.directory, samples_per_chunk), "looking into %s", self.directory)
+            if found is None and not checked:
+                self._ask(lambda: check_place(self.directory), "looking for %s", self.directory)
+                checked = True
+            return found
+
+        return self._wait(look, lambda waited: self._waiting(0, None, waited))
+
+    def _let_go(self, looks: SharedLooks | None = None) -> None:
+        """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
+        now = time.monotonic()
+        if not self._chunks or now - self._let_go_at < _LET_GO_S:
+            return
+        self._let_go_at = now
+
+        def look() -> bytes:
+            retired = self._ask(self._stream.retired, "reading %s", self.directory / RETIRED)
+            self._chunks.close_below(retired)
+            return encode_retired(retired)
+
+        def adopt(data: bytes) -> bool:
+            retired = decode_retired(data)
+            if retired is not None:
+                self._chunks.close_below(retired)
+            return retired is not None
+
+        # What cannot be told now is told by whoever reads on.
+        with contextlib.suppress(LazyShardError, OSError):
+            if looks is None:
+                look()
+            else:
+                looks.retired.renew(_LET_GO_S, look, adopt)
+
+    def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
+        """Reads from an open chunk.
+
+        Raises:
+            ChunkRetired: it was deleted, and the filesystem does not give what is open then.
+            ChunkCorrupt, RowInvalid, OSError: it cannot be read.
+        """
+        try:
+            return self._ask(call, "reading %s", chunk.path)
+        except FileNotFoundError as cause:
+            self._chunks.close(chunk.number)
+            retired = self._stream.retired()
+            if chunk.number < retired:
+                raise chunk_retired(chunk.number, retired, str(chunk.path)) from cause
+            raise
+        except ChunkCorrupt:
+            if self._stream.mirrored is not None:
+                self._chunks.close(chunk.number)
+                self._stream.mirrored.distrust(chunk.number)
+            raise
+
+    def _waiting(self, samples: int, chunk: int | None, waited: float) -> ReaderWait:
+        foreign = chunk is not None and self.stream_id is None
+        return ReaderWait(self.directory, self.label, self._seen, samples, chunk, waited, self.max_wait, foreign)

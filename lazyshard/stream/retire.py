@@ -1,0 +1,170 @@
+"""Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
+
+The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
+for everybody, whatever of them is still there. Then come the files, for each chunk what was measured of it, its seal,
+its data and its side file if it has one, in this order, so that no moment shows a seal without data; the directory is
+synced once at the end. A process that is killed in between, or a power cut that brings deleted files back, leaves files
+below the number, which the next start of a producer removes.
+
+Which chunks may go is decided elsewhere, from the cursors of the consumers. The newest chunk never goes: its seal holds
+the position from which a producer goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from lazyshard.errors import StreamInvalid
+from lazyshard.format import Retired
+from lazyshard.format.names import (
+    MANIFEST,
+    RETIRED,
+    TEMPORARY,
+    arrays_name,
+    chunk_name,
+    seal_name,
+    tokens_name,
+)
+from lazyshard.store.durable import publish_bytes, remove, sync_directory
+from lazyshard.store.files import check_folder, read_replaced_file
+from lazyshard.stream.listing import Listing, list_chunks
+from lazyshard.stream.manifest import read_manifest
+
+
+def retire(
+    directory: Path,
+    chunks_before: int,
+    published_chunks: int,
+    *,
+    clock: Callable[[], float] = time.time,
+    check: Callable[[], Path | None] = lambda: None,
+) -> int:
+    """Deletes the chunks of the half-open range [0, chunks_before), but never the newest one.
+
+    What was begun by an earlier call and has failed is completed. The caller holds the writer's lock.
+
+    Args:
+        directory: the stream's directory.
+        chunks_before: no consumer needs the chunks below this number.
+        published_chunks: how many chunks have ever been published, the retired ones included.
+        clock: returns seconds since 1970.
+        check: is called before anything is changed; raises if the stream is another producer's now, and returns the
+            directory from which this one may publish. None for who keeps others away by himself.
+
+    Returns:
+        How many chunks were deleted by this call.
+
+    Raises:
+        StreamInvalid: the directory holds no stream of ours.
+        RetiredInvalid, ManifestInvalid, VersionUnsupported: its files cannot be used.
+        OSError: the filesystem refused. What is below the mark is to be deleted by the next call, or the next start.
+    """
+    manifest = read_manifest(directory, None)
+    if manifest is None:
+        raise StreamInvalid(
+            f"{directory}: there is no {MANIFEST}, so this is no stream of which chunks can be deleted",
+            directory=str(directory),
+        )
+    marked = read_retired(directory, manifest.stream_id)
+    target = max(marked, min(chunks_before, published_chunks - 1))
+    first = marked
+    while first > 0 and _is_there(directory, first - 1, manifest.arrays):
+        first -= 1
+    if first == target:
+        return 0
+    folder = check()
+    if target > marked:
+        _write_mark(directory, folder, Retired(manifest.stream_id, target, clock()))
+    else:
+        # The mark may be that of a call which has failed after the rename: seen here, but not on the device yet.
+        sync_directory(directory)
+    for chunk in range(first, target):
+        remove(directory / tokens_name(chunk))
+        remove(directory / seal_name(chunk))
+        remove(directory / chunk_name(chunk))
+        if manifest.arrays:
+            remove(directory / arrays_name(chunk))
+    sync_directory(directory)
+    return target - first
+
+
+def read_retired(directory: Path, stream_id: str | None = None) -> int:
+    """Returns how many chunks of the stream in a directory are retired: those of the half-open range [0, n).
+
+    Costs one failed open as long as nothing was ever deleted.
+
+    Args:
+        directory: the stream's directory.
+        stream_id: the stream's identity; None reads the manifest.
+
+    Raises:
+        RetiredInvalid, ManifestInvalid, VersionUnsupported: a file cannot be used.
+        FileRefused, FileUnreadable, OSError: it cannot be read.
+    """
+    path = directory / RETIRED
+    try:
+        mark = read_replaced_file(path, lambda data: Retired.decode(data, str(path)))
+    except FileNotFoundError:
+        return 0
+    if stream_id is None:
+        manifest = read_manifest(directory, None)
+        stream_id = None if manifest is None else manifest.stream_id
+    # Who removes a stream to make another one in its place may overlook this file. It must not delete the new chunks.
+    return mark.chunks_before if mark.stream_id == stream_id else 0
+
+
+def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = True) -> Listing:
+    """Lists the chunks of a stream of ours, those that are retired left out.
+
+    Args:
+        directory: the stream's directory.
+        stream_id: the stream's identity; None reads the manifest.
+        arrays: whether its rows may hold arrays. Where not, what has the name of a side file is none of the stream's:
+            it is not listed, nor a leftover.
+
+    Raises:
+        StreamInvalid, OSError: as `list_chunks`.
+        RetiredInvalid, ManifestInvalid, VersionUnsupported: as `read_retired`.
+    """
+    found = list_chunks(directory)
+    if not arrays:
+        found = replace(found, arrays={})
+    # After the listing: the mark comes before each deletion, so whatever was missing above is below it now.
+    return found.starting_at(read_retired(directory, stream_id))
+
+
+def complete_retirement(directory: Path, listing: Listing) -> None:
+    """Removes what is still there, or there again, of retired chunks. The caller holds the writer's lock.
+
+    Raises:
+        OSError: the filesystem refused; the next start tries again.
+    """
+    for name in listing.leftovers:
+        remove(directory / name)
+    if listing.leftovers:
+        sync_directory(directory)
+
+
+def _is_there(directory: Path, chunk: int, arrays: bool) -> bool:
+    names = (chunk_name(chunk), seal_name(chunk), *((arrays_name(chunk),) if arrays else ()))
+    return any(os.path.lexists(directory / name) for name in names)
+
+
+def _write_mark(directory: Path, folder: Path | None, mark: Retired) -> None:
+    if folder is None:
+        folder = directory / TEMPORARY
+        folder.mkdir(exist_ok=True)
+        temporary = check_folder(folder) / f"{RETIRED}.{secrets.token_hex(8)}"
+    else:
+        temporary = folder / RETIRED
+    try:
+        publish_bytes(mark.encode(), directory / RETIRED, temporary)
+    finally:
+        with contextlib.suppress(OSError):
+            remove(temporary)

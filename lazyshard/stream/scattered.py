@@ -1,0 +1,171 @@
+"""Rows that lie scattered over a few chunks, as those of a shuffled window do.
+
+One system call and a dozen steps of Python for each row is what makes such reading slow, not the memory that it jumps
+about in. So chunks of which a good part will be read soon are **held**: read as a whole, in one call, and cut into rows
+where they lie. Rows are checked as they are cut out, each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from lazyshard.errors import ChunkCorrupt, LazyShardError, RowInvalid
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.held_chunks import HeldChunks
+from lazyshard.stream.reader import StreamReader
+
+HELD_BYTES: Final = 64 << 20
+"""Bytes of chunks held by a reader at the most. Where those of a window are more, rows are read one by one: the larger
+a row, the less a system call for each matters."""
+
+_WORTH: Final = 4
+"""A chunk is worth being held if what is to be read of it soon is at least so manieth a part of it."""
+
+_digest = xxhash.xxh3_64_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Samples whose chunks are held, and where their rows lie.
+
+    Attributes:
+        samples: int64, their numbers.
+        row_bytes: the mean size of their rows, at least 1.
+        spans: int64 of shape (3, samples): chunk, byte at which the row starts, byte before which it stops.
+        digests: 8 bytes of each row; None where nobody took any.
+        chunks: the numbers of all their chunks.
+    """
+
+    samples: npt.NDArray[np.int64]
+    row_bytes: int
+    spans: npt.NDArray[np.int64]
+    digests: bytes | None
+    chunks: frozenset[int]
+
+
+class ScatteredReader:
+    """Reads rows in any order. Safe under fork; several threads may share one.
+
+    Args:
+        reader: the stream.
+    """
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+        # What is held, but for what a thread has taken out to read from it: taking out is one step, and so each has its
+        # own. A lock could be left locked by a fork.
+        self._idle: list[HeldChunks] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves what is held behind."""
+        return {"_reader": self._reader, "_idle": []}
+
+    def prepare(self, samples: npt.NDArray[np.int64]) -> Held | None:
+        """Says what will be read soon.
+
+        Args:
+            samples: numbers of samples that are known to be published, at least one.
+
+        Returns:
+            What `lines` reads, if all their chunks are to be held: they fit into `HELD_BYTES`, a good part of them is
+            to be read, and their rows are not large. Otherwise None; so too where a chunk cannot be opened: who comes
+            to its rows is told. What is held is let go then.
+        """
+        try:
+            found = self._find(samples)
+        except (LazyShardError, OSError):
+            found = None
+        if found is None:
+            self._idle = []
+        return found
+
+    def _find(self, samples: npt.NDArray[np.int64]) -> Held | None:
+        numbers, rows = np.divmod(samples, self._reader.samples_per_chunk)
+        spans = np.empty((3, len(samples)), dtype=np.int64)
+        spans[0] = numbers
+        digests: npt.NDArray[np.int64] | None = np.empty(len(samples), dtype=np.int64)
+        whole = 0
+        chunks = frozenset(np.unique(numbers).tolist())
+        for number in sorted(chunks):
+            chunk = self._reader.chunk(number)
+            whole += chunk.size
+            if whole > HELD_BYTES:
+                return None
+            places = np.flatnonzero(numbers == number)
+            spans[1, places], spans[2, places], sealed = chunk.spans(rows[places])
+            if sealed is None or digests is None:
+                digests = None
+            else:
+                digests[places] = sealed
+        wanted = int((spans[2] - spans[1]).sum())
+        row_bytes = max(1, wanted // len(samples))
+        if whole > _WORTH * wanted or row_bytes > LARGE_ROW_BYTES:
+            return None
+        return Held(samples, row_bytes, spans, None if digests is None else digests.tobytes(), chunks)
+
+    def lines(self, held: Held, first: int, stop: int) -> list[bytes]:
+        """Returns the checked lines of samples, out of chunks that are held from now on.
+
+        Args:
+            held: what `prepare` has returned.
+            first: place of the first of its samples.
+            stop: place before which to stop, above `first`.
+
+        Returns:
+            Their lines, newlines included; fewer, but never none, where a bad row follows.
+
+        Raises:
+            ChunkCorrupt, RowInvalid: the first one is bad.
+            ChunkRetired, ChunkMissing, OSError: as `StreamReader.lines_published`.
+        """
+        try:
+            chunks = self._idle.pop()
+        except IndexError:
+            chunks = HeldChunks()
+        try:
+            return self._cut(chunks, held, first, stop)
+        finally:
+            self._idle.append(chunks)
+
+    def _cut(self, chunks: HeldChunks, held: Held, first: int, stop: int) -> list[bytes]:
+        numbers, starts, stops = held.spans[:, first:stop].tolist()
+        data = chunks.data
+        try:
+            lines = [data[number][start:end] for number, start, end in zip(numbers, starts, stops, strict=True)]
+        except KeyError:
+            return self._cut(chunks, held, first, first + self._hold(chunks, held, numbers))
+        if held.digests is not None and b"".join(map(_digest, lines)) == held.digests[8 * first : 8 * stop]:
+            return lines
+        return self._good(lines, held.samples[first:stop].tolist())
+
+    def _hold(self, chunks: HeldChunks, held: Held, numbers: list[int]) -> int:
+        """Reads chunks; returns how many from the first on are held, and raises if that one cannot be."""
+        for place, number in enumerate(numbers):
+            if number in chunks.data:
+                continue
+            try:
+                chunk = self._reader.chunk(number)
+                chunks.read(number, chunk.size, held.chunks, partial(self._reader.read_published_into, chunk))
+            except ChunkCorrupt:
+                if not place:
+                    raise
+                return place
+        return len(numbers)
+
+    def _good(self, lines: list[bytes], samples: list[int]) -> list[bytes]:
+        """Returns the lines up to the first bad one; raises if that is the first."""
+        for place, (line, sample) in enumerate(zip(lines, samples, strict=True)):
+            number, row = divmod(sample, self._reader.samples_per_chunk)
+            try:
+                self._reader.chunk(number).check(line, row)
+            except (ChunkCorrupt, RowInvalid):
+                if not place:
+                    raise
+                return lines[:place]
+        return lines

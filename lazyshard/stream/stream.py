@@ -1,0 +1,121 @@
+"""The two kinds of stream directory behind one face, and which of them a directory is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
+from lazyshard.format import Encoding
+from lazyshard.format.names import HEAD, MANIFEST, OWNER
+from lazyshard.store.urls import UrlPath
+from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.foreign_stream import ForeignStream, look_foreign
+from lazyshard.stream.manifest import manifest_lost, read_manifest
+from lazyshard.stream.mirror_chunks import MirroredChunks
+from lazyshard.stream.native_stream import NativeStream
+from lazyshard.stream.published import Published
+
+
+class Stream(Protocol):
+    """A stream directory, or what is under a URL, for reading."""
+
+    directory: Path
+    stream_id: str | None
+    samples_per_chunk: int
+    arrays: bool
+    encoding: Encoding | None
+    mirrored: MirroredChunks | None
+
+    def published(self) -> Published:
+        """Looks what is published now.
+
+        Raises:
+            FileNotFoundError: the directory has gone.
+            FormatInvalid, StreamInvalid: what is there contradicts itself.
+        """
+
+    def check_identity(self) -> None:
+        """Looks whether this is still the stream that was opened.
+
+        Raises:
+            StreamMismatch: another one is in its place.
+        """
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk, whose number of rows the caller checks.
+
+        Raises:
+            FileNotFoundError: a file of it is not there (yet).
+            ChunkCorrupt, SealInvalid: it is not as it was sealed.
+            FileRefused, FileUnreadable, OSError: it cannot be opened.
+        """
+
+    def retired(self) -> int:
+        """Looks which chunks were deleted by the stream's own rules: those of the half-open range [0, n).
+
+        Raises:
+            RetiredInvalid: the mark that says so cannot be used.
+            OSError: it cannot be read.
+        """
+
+
+def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None:
+    """Opens what is in a directory, or returns None if there is no stream in it yet.
+
+    Args:
+        directory: the stream's directory.
+        samples_per_chunk: needed for a foreign directory; otherwise None or what the manifest says.
+
+    Raises:
+        StreamMismatch: the manifest has another samples_per_chunk.
+        StreamUnsealed: chunk files without any marker.
+        StreamInvalid: files of a producer of ours, but no manifest.
+        ValueError: samples_per_chunk is needed or impossible.
+        FileRefused: it is a file, not a directory.
+        FileUnreadable, OSError: the directory cannot be read.
+    """
+    try:
+        manifest = read_manifest(directory, samples_per_chunk)
+    except NotADirectoryError as cause:
+        raise FileRefused(
+            f"{directory}: expected the directory of a stream, found a file", file=str(directory), kind="a file"
+        ) from cause
+    if manifest is None:
+        return _open_foreign(directory, samples_per_chunk)
+    return NativeStream(directory, manifest)
+
+
+def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
+    try:
+        found = look_foreign(directory)
+    except FileNotFoundError:
+        return None
+    # A manifest that is listed was made just now, or the filesystem still remembers that it was not there.
+    scan = found[1]
+    if MANIFEST in scan.ours or not (scan.data or scan.seals):
+        return None
+    # An adoption that was interrupted leaves an owner too, and the directory as it was, for those who know its numbers.
+    ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
+    if ours is not None:
+        again = "" if ours == HEAD else "; or, if `lazyshard adopt` was interrupted, run that again"
+        raise manifest_lost(directory, ours, again)
+    if not scan.seals:
+        raise StreamUnsealed(
+            f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
+            f"are complete. If nobody writes to them any more, mark them: "
+            f"`lazyshard adopt {directory}`; a producer should make each marker when its chunk is complete",
+            directory=str(directory),
+        )
+    if isinstance(directory, UrlPath):
+        raise StreamInvalid(
+            f"{directory}: there is no {MANIFEST}, and in an object store only streams of ours are read, not what "
+            f"other programs put there. Copy it into a directory, run `lazyshard adopt` on that, and copy that back",
+            directory=str(directory),
+        )
+    if samples_per_chunk is None:
+        raise ValueError(
+            f"{directory}: there is no {MANIFEST}, so samples_per_chunk must be given: how many rows every chunk but "
+            f"the last holds"
+        )
+    return ForeignStream(directory, samples_per_chunk, found)

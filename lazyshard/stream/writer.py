@@ -1,0 +1,409 @@
+"""`ChunkWriter`: publishes a stream.
+
+Here is what its callers see; what is done is in `writer_opening`, `chunk_sequence` and `publishing`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+from lazyshard.errors import LazyShardError, redact
+from lazyshard.format import (
+    CheckedLines,
+    Encoding,
+    ProducerState,
+    check_encoding,
+    check_line,
+    check_lines,
+    encode_row,
+)
+from lazyshard.format.arrays import PackedRow, may_hold_arrays, pack_row, refuse_array_key
+from lazyshard.format.batch import without_array_keys
+from lazyshard.stream.announcer import check_state
+from lazyshard.stream.chunk_sequence import ChunkSequence
+from lazyshard.stream.steps import Steps, StepsAtOnce, StepsInThread
+from lazyshard.stream.writer_failure import WriterFailure
+from lazyshard.stream.writer_opening import check_still_ours, open_for_writing
+
+HEARTBEAT_S: Final = 5.0
+"""How old `head.json` may get while rows come: readers only tell its age, and nobody acts on less than a minute."""
+
+_MAX_NOTE: Final = 1000
+"""Characters of the reason for stopping: all of what our errors say, and no megabyte of what others may."""
+
+_MAX_TOKENS: Final = 2**32 - 1
+
+
+class ChunkWriter:
+    """Writes rows into a stream, `samples_per_chunk` to a chunk, and publishes each chunk when it is full.
+
+    Opening a stream that is there goes on after its last published chunk: `published_samples` says how many rows it
+    holds, so give it the rows that follow. Rows of an unfinished chunk are never published; they are dropped when the
+    process dies or the writer is closed with ``end=False``, and have to be given again. Feed the same rows and the
+    chunks come out the same.
+
+    As a context manager it ends the stream on success, and on an exception leaves it so that it can be resumed.
+
+    Args:
+        directory: the stream's directory; made if it is not there.
+        samples_per_chunk: rows in a chunk. Needed for a new stream; for one that is there it must be the same, or None.
+        clock: returns seconds since 1970.
+        overlap: write and publish in a thread, while the caller makes the next rows. A call that fills a chunk then
+            returns before that is published, with one such chunk on its way at most; what the filesystem refuses is
+            raised by a later call, `close` at the latest. The order of steps, and with it what a crash can leave, is
+            the same.
+        arrays: rows may hold numpy arrays, which are kept as they are, in a side file for each chunk; see
+            docs/arrays.md. For a stream that is there it must be what it was made with.
+        encoding: what the rows are encoded with, plain facts by name (see docs/encoding.md); it is kept in the manifest
+            and is the same for all rows of a stream. None for rows that are not encoded. Needs `arrays`.
+
+    Attributes:
+        directory: the stream's directory.
+        stream_id: the stream's identity, 32 hexadecimal digits.
+        samples_per_chunk: rows in a chunk.
+        arrays: whether rows may hold arrays.
+
+    Raises:
+        StreamEnded: the stream has ended.
+        StreamMismatch: it has another number of samples per chunk, or was made with other `arrays` or `encoding`.
+        StreamInvalid: its files contradict each other, or the directory holds chunks that somebody else made.
+        ProducerLocked: another producer on this machine is writing to it.
+        ProducerFenced: one on another machine has begun to at the same time.
+        OSError: the filesystem refused.
+        ValueError: samples_per_chunk is missing or impossible, or so is `encoding`.
+
+    One writer is for one thread, and for the process that opened it: a forked one is refused every call, and nothing
+    that it does touches the stream. Not guaranteed: that two producers on two machines are told from each other on a
+    filesystem that does not keep what `lazyshard.stream.workplace` asks for.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        samples_per_chunk: int | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        overlap: bool = False,
+        arrays: bool = False,
+        encoding: Encoding | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self._pid = os.getpid()
+        self._closed = True
+        if encoding is not None:
+            encoding = check_encoding(encoding)
+            if not arrays:
+                raise ValueError(f"{self.directory}: rows that are encoded hold arrays; give arrays=True with encoding")
+        self._opened = open_for_writing(self.directory, samples_per_chunk, clock, arrays=arrays, encoding=encoding)
+        self.arrays = arrays
+        self.stream_id = self._opened.manifest.stream_id
+        self.samples_per_chunk = self._opened.manifest.samples_per_chunk
+        self._lock = self._opened.lock
+        self._failure = WriterFailure(self.directory, self._lock)
+        self._steps: Steps = StepsInThread() if overlap else StepsAtOnce()
+        self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
+        try:
+            # Looking through a long stream takes its time: another producer may have come meanwhile.
+            self._lock.check()
+            self._chunks.tell(self.state)
+        except BaseException as cause:
+            try:
+                check_still_ours(self._lock, cause)
+            finally:
+                self._lock.release()
+            raise
+        self._closed = False
+        self._chunks.held.watch(self)
+
+    def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
+        """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
+
+        Args:
+            row: a JSON object, as a dict or as the bytes of one line (with or without its line end), which are kept as
+                they are. With `arrays` a dict may hold numpy arrays at any depth, of bool, u/int8 to 64, float16 to 64
+                or `lazyshard.BFLOAT16`; they may be changed once this returns.
+            tokens: length of the sample in tokens. Kept for a chunk if every row of it has one.
+            source: JSON value that tells where to go on after this row. That of a chunk's last row is kept in its seal
+                and is `source` of the writer that resumes; None keeps the one before.
+
+        Raises:
+            RowInvalid: not a JSON object in UTF-8; the row is not added, and the writer goes on.
+            ProducerFenced: another producer has taken the stream over.
+            WriterFailed: the filesystem refused, now or in an earlier call. The chunk is dropped; open the stream again
+                to resume.
+            TypeError: `tokens` is not an integer (the row is not added, and the writer goes on), or `source` is not
+                JSON.
+            ValueError: the writer is closed, or `tokens` is negative.
+            RuntimeError: this is a fork of the process that opened the writer.
+
+        Whatever else ends a call in the middle, a KeyboardInterrupt for instance, leaves it open whether the row was
+        added, so from then on the writer counts as failed: nothing is published twice or torn.
+        """
+        self._check_open()
+        if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
+            raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
+        if self.arrays:
+            return self._write_packed(row, tokens, source)
+        line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
+        try:
+            self._chunks.append(line, tokens, source)
+        except BaseException as cause:
+            self._fail(cause)
+        self._beat()
+        return parsed
+
+    def write_lines(self, lines: Sequence[bytes] | CheckedLines, *, source: Any = None) -> tuple[int, ...]:
+        """Adds many rows, which is several times faster than one by one; publishes the chunk if they fill it.
+
+        Each line is checked as strictly as by `write`. To have that done elsewhere, in another process for instance, or
+        to know what it finds before anything is written, give what `lazyshard.format.check_lines` has made of them.
+
+        Args:
+            lines: the rows, each the bytes of one line, with or without its line end; at most `room` of them.
+            source: as in `write`, after the last of these rows.
+
+        Returns:
+            Indices of the rows that name a key twice in one object.
+
+        Raises:
+            RowInvalid: a line is no row; its `index` says which. Those before it are added, the ones from it on are
+                not, and `source` is not used; the writer goes on.
+            ValueError: there are more lines than the open chunk has room for, or they come with arrays into a stream
+                that holds none (nothing is added); or the writer is closed.
+            ProducerFenced, WriterFailed, TypeError, RuntimeError: see `write`.
+        """
+        self._check_open()
+        given = len(lines)
+        if isinstance(lines, CheckedLines):
+            given += lines.refused is not None
+        if given > self.room:
+            raise ValueError(f"{given} lines are more than the {self.room} that the open chunk has room for")
+        rows = lines if isinstance(lines, CheckedLines) else check_lines(lines)
+        if rows.arrays is None:
+            if self.arrays:
+                rows = without_array_keys(rows)
+        elif not self.arrays:
+            raise ValueError(f"{self.directory}: the stream was made without arrays, these rows come with some")
+        try:
+            if len(rows):
+                self._chunks.extend(rows, source if rows.refused is None else None)
+        except BaseException as cause:
+            self._fail(cause)
+        self._beat()
+        if rows.refused is not None:
+            raise rows.refused
+        return rows.duplicates
+
+    @property
+    def state(self) -> ProducerState:
+        """What `head.json` says that this producer is doing, from the next publish or heartbeat on."""
+        return self._chunks.state
+
+    @state.setter
+    def state(self, state: ProducerState) -> None:
+        self._chunks.state = check_state(state)
+
+    @property
+    def published_chunks(self) -> int:
+        """Chunks sealed so far."""
+        return self._chunks.published_chunks
+
+    @property
+    def published_samples(self) -> int:
+        """Rows in them."""
+        return self._chunks.published_samples
+
+    @property
+    def full_chunks(self) -> int:
+        """Chunks sealed so far, and the one that is on its way where these overlap."""
+        return self._chunks.full_chunks
+
+    @property
+    def source(self) -> Any:
+        """The position that was given with the last published row, None if there is none."""
+        return self._chunks.source
+
+    @property
+    def publish_s(self) -> float:
+        """Seconds that it took from the last row of the last published chunk until the readers were told."""
+        return self._chunks.publish_s
+
+    @property
+    def room(self) -> int:
+        """Rows that the open chunk can still take, at least 1."""
+        return self._chunks.room
+
+    @property
+    def samples(self) -> int:
+        """Rows taken so far: the published ones, those on their way and those of the open chunk."""
+        return self._chunks.samples
+
+    def heartbeat(self, state: ProducerState | None = None, note: str = "") -> None:
+        """Tells the readers that this producer is alive. `write` does so by itself; call it while no row comes.
+
+        Args:
+            state: what it is doing from now on; None leaves it.
+            note: what it waits for, in words; told until the next publish or heartbeat.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            WriterFailed: an earlier call has failed.
+            ValueError: the writer is closed, or `state` is "finished", which only `close` can make true.
+        """
+        self._check_open()
+        self.state = check_state(state or self.state)
+        try:
+            self._steps.do(functools.partial(self._chunks.tell_alive, note))
+            self._steps.wait()
+        except Exception as cause:
+            self._fail(cause)
+
+    def settle(self) -> None:
+        """Returns when every full chunk is published; at once where publishing does not overlap.
+
+        Raises:
+            ProducerFenced, WriterFailed, ValueError, RuntimeError: as `write`.
+        """
+        self._check_open()
+        self._finish_steps()
+
+    def check_owner(self) -> Path:
+        """Looks whether the stream is still this producer's: before something of it is deleted, for instance.
+
+        Returns:
+            A directory for files that are to be renamed into the stream: no such rename is possible any more once
+            another producer has taken the stream over.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            OSError: the filesystem does not tell.
+        """
+        self._lock.check(closely=True)
+        return self._lock.workplace.directory
+
+    def close(self, end: bool = True, state: ProducerState = "idle", *, source: Any = None, note: str = "") -> None:
+        """Closes the writer. Closing a closed one does nothing.
+
+        Args:
+            end: True publishes what rows are left as the last, shorter chunk and ends the stream; False drops them and
+                leaves the stream to be resumed.
+            state: what `head.json` says from now on, if the stream does not end.
+            source: as in `write`: position where all the sources end, for the end and the last chunk if it is a
+                shorter one.
+            note: why it stops, in words, if the stream does not end.
+
+        Raises:
+            ProducerFenced: another producer has taken the stream over.
+            WriterFailed: the filesystem refused, now or in an earlier call; open the stream again to resume, or where
+                only the last step is missing to finish it.
+            ValueError: `state` is "finished", which only `end` can make true.
+            RuntimeError: the stream is to be ended by a fork of the process that opened the writer.
+        """
+        if self._closed:
+            return
+        check_state(state)
+        if os.getpid() != self._pid:
+            # Files, lock and owner are the parent's; only this process's copy of the descriptor is closed.
+            self._closed = True
+            self._chunks.abandon()
+            if end:
+                raise RuntimeError(self._forked())
+            return
+        if source is not None:
+            self._chunks.row_source = source
+        try:
+            if end:
+                self._check_open()
+                try:
+                    self._chunks.end()
+                except BaseException as cause:
+                    self._fail(cause)
+            else:
+                self._finish_steps()
+                self._chunks.leave(state, _plain(note))
+        except BaseException as cause:
+            self._chunks.leave("failed", _why(cause))
+            raise
+        finally:
+            self._closed = True
+            self._chunks.held.release()
+            # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
+            if self._steps.stop():
+                self._chunks.close()
+                self._lock.release()
+
+    def __enter__(self) -> ChunkWriter:
+        """Returns the writer."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the stream, or after an exception leaves it resumable."""
+        failed = isinstance(error, Exception)
+        self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
+
+    def _write_packed(self, row: dict[str, Any] | bytes, tokens: int | None, source: Any) -> dict[str, Any]:
+        if isinstance(row, bytes):
+            line, parsed = check_line(row)
+            if may_hold_arrays(line):
+                refuse_array_key(parsed)
+            packed = PackedRow(line, b"")
+        else:
+            parsed, packed = row, pack_row(row)
+        try:
+            self._chunks.append_packed(packed, tokens, source)
+        except BaseException as cause:
+            self._fail(cause)
+        self._beat()
+        return parsed
+
+    def _fail(self, cause: BaseException) -> NoReturn:
+        """Ends this writer's work, and tells the readers at once: whoever catches the error may never close it."""
+        try:
+            self._failure.fail(cause, self.published_samples)
+        except Exception as told:
+            self._chunks.leave("failed", _why(told))
+            raise
+
+    def _finish_steps(self) -> None:
+        """Waits for what is on its way, unless it is known not to arrive."""
+        if not self._failure:
+            try:
+                self._steps.wait()
+            except Exception as cause:
+                self._fail(cause)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._chunks.told_at > HEARTBEAT_S:
+            self.heartbeat()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.directory}: this writer is closed; open the stream again to go on")
+        if os.getpid() != self._pid:
+            raise RuntimeError(self._forked())
+        self._failure.check(self.published_samples)
+
+    def _forked(self) -> str:
+        return (
+            f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
+            f"can write and end the stream"
+        )
+
+
+def _why(error: BaseException | None) -> str:
+    """Returns why a writer stops, for the note of its head."""
+    return _plain(str(error) if isinstance(error, LazyShardError) else f"{type(error).__name__}: {error}")
+
+
+def _plain(text: str) -> str:
+    """Returns a text on one line, short enough, and as bytes of UTF-8 can hold it: a file's name need not."""
+    return " ".join(redact(text).encode("utf-8", "backslashreplace").decode().split())[:_MAX_NOTE]

@@ -1,0 +1,105 @@
+"""IndexedDatasets written and read by Megatron Core, and by ourselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from lazyshard.conversion.indexed_reader import IndexedReader
+from lazyshard.conversion.indexed_writer import IndexedWriter
+from lazyshard.format.indexed import DTYPES, bounds_of
+
+Document = Sequence[Sequence[float]]
+"""Sequences of tokens."""
+
+
+class Content(NamedTuple):
+    """What a data set holds: tokens and modes of each sequence, boundaries of documents."""
+
+    dtype: str
+    sequences: list[list[float]]
+    boundaries: list[int]
+    modes: list[int] | None
+
+
+def module() -> Any:
+    with warnings.catch_warnings():
+        # Of Transformer Engine, which is not there.
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
+
+
+def build(prefix: Path, dtype: str, documents: Sequence[Document], modes: Sequence[int] | None = None) -> Content:
+    """Writes a data set with Megatron Core; returns what it then has to hold."""
+    import torch
+
+    builder = module().IndexedDatasetBuilder(f"{prefix}.bin", getattr(np, dtype), modes is not None)
+    left = iter(modes or [])
+    # torch has no uint16 in some releases, and takes what a wider type holds.
+    wide = torch.float64 if DTYPES[dtype].kind == "f" else torch.int64
+    for document in documents:
+        for sequence in document:
+            builder.add_item(torch.tensor(sequence, dtype=wide), next(left, 0))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    sequences = [list(sequence) for document in documents for sequence in document]
+    boundaries = np.cumsum([0, *map(len, documents)]).tolist()
+    return Content(dtype, sequences, boundaries, None if modes is None else list(modes)[: len(sequences)])
+
+
+def read(prefix: Path, *, multimodal: bool = False) -> Content:
+    """Reads a data set with Megatron Core."""
+    data = module().IndexedDataset(str(prefix), multimodal=multimodal, mmap=False)
+    found = [data[number] for number in range(len(data))]
+    sequences = [(one[0] if multimodal else one).tolist() for one in found]
+    modes = [int(one[1]) for one in found] if multimodal else None
+    return Content(np.dtype(data.index.dtype).name, sequences, data.document_indices.tolist(), modes)
+
+
+def content(prefix: Path) -> Content:
+    """What our own reader finds."""
+    reader = IndexedReader(f"{prefix}.idx")
+    header = reader.header
+    found = reader.sequences(0, header.sequences)
+    pairs = zip(found.pointers.tolist(), found.lengths.tolist(), strict=True)
+    sequences = [reader.tokens(begin, count).tolist() for begin, count in pairs]
+    modes = None if found.modes is None else found.modes.tolist()
+    reader.close()
+    return Content(header.dtype, sequences, reader_boundaries(prefix), modes)
+
+
+def reader_boundaries(prefix: Path) -> list[int]:
+    reader = IndexedReader(f"{prefix}.idx")
+    found: list[int] = reader.boundaries(0, reader.header.documents).tolist()
+    return found
+
+
+def write(prefix: Path, dtype: str, documents: Any, modes: list[int] | None = None, **options: Any) -> None:
+    with IndexedWriter(prefix, dtype, has_modes=modes is not None, **options) as writer:
+        for document in documents:
+            for sequence in document:
+                mode = None if modes is None else modes[writer.sequences]
+                writer.add_sequence(np.array(sequence, np.float64 if dtype[0] == "f" else np.int64), mode)
+            writer.end_document()
+        writer.finish()
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[str, list[list[list[float]]], list[int] | None]:
+    """A type of tokens, documents with empty ones and empty sequences among them, and modes or none."""
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    if dtype[0] == "f":
+        token: Any = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    else:
+        token = st.integers(*bounds_of(dtype))
+    documents = draw(st.lists(st.lists(st.lists(token, max_size=5), max_size=3), max_size=6))
+    count = sum(map(len, documents))
+    modes = draw(st.none() | st.lists(st.integers(-128, 127), min_size=count, max_size=count))
+    # Without a sequence nothing tells whether there are modes.
+    return dtype, documents, modes if count else None

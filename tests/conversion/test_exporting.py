@@ -1,0 +1,173 @@
+"""Ended streams of tokens as IndexedDatasets: as Megatron Core reads them, and rows that cannot be exported."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard import ChunkWriter
+from lazyshard.conversion.exporting import export
+from lazyshard.conversion.exporting_rows import ExportSettings
+from lazyshard.conversion.indexed_reader import IndexedReader
+from lazyshard.errors import RowInvalid, StreamInvalid, StreamMissing
+from lazyshard.format.indexed import DTYPES, bounds_of
+from tests.conversion import megatron_core
+from tests.conversion.megatron_core import Content, content
+from tests.stream.streams import foreign, names
+
+
+def stream(directory: Path, rows: Iterable[dict[str, Any]], per_chunk: int = 3, *, end: bool = True) -> Path:
+    writer = ChunkWriter(directory, per_chunk)
+    for row in rows:
+        writer.write(row)
+    writer.close(end)
+    return directory
+
+
+def ids(*rows: Sequence[float]) -> list[dict[str, Any]]:
+    return [{"input_ids": row} for row in rows]
+
+
+def exported(folder: Path, rows: Iterable[dict[str, Any]], **options: Any) -> Content:
+    export(stream(folder / "s", rows), folder / "a", ExportSettings(**options))
+    return content(folder / "a")
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_megatron_core_reads_what_the_rows_hold(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(list(DTYPES)))
+    token: Any = st.integers(*bounds_of(dtype))
+    if dtype[0] == "f":
+        token = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-1000, 1000)
+    documents = data.draw(st.lists(st.lists(st.lists(token, max_size=4), max_size=3), max_size=5))
+    modes = data.draw(st.none() | st.lists(st.integers(-128, 127), min_size=15, max_size=15))
+    rows, left = [], iter(modes or [])
+    for document in documents:
+        tokens = [one for sequence in document for one in sequence]
+        row: dict[str, Any] = {"input_ids": tokens, "lengths": [len(sequence) for sequence in document]}
+        rows.append(row | ({} if modes is None else {"mode": [next(left) for _ in document]}))
+    chosen = ExportSettings(dtype=dtype, lengths="lengths", mode=None if modes is None else "mode")
+    megatron_core.module()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        expected = megatron_core.build(folder / "theirs", dtype, documents, modes)
+        source, prefix = stream(folder / "s", rows), folder / "ours"
+        if not any(any(document) for document in documents):
+            with pytest.raises(StreamInvalid, match="hold no token, and megatron-core opens no empty"):
+                export(source, prefix, chosen)
+            return
+        made = export(source, prefix, chosen)
+        assert megatron_core.read(prefix, multimodal=modes is not None) == expected
+        assert (made.documents, made.sequences) == (len(documents), len(expected.sequences))
+        files = [Path(made.data), Path(made.index)]
+        assert made.size == sum(file.stat().st_size for file in files)
+        assert [file.read_bytes() for file in files] == [
+            (folder / f"theirs{suffix}").read_bytes() for suffix in (".bin", ".idx")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        ([[0, 65498]], "uint16"),
+        ([[0, 65499]], "int32"),
+        ([[5], [65498], [65499], [7]], "int32"),
+        ([[5], [-100], [6]], "int32"),
+    ],
+)
+def test_type_that_megatron_core_would_choose(rows: list[list[float]], dtype: str, tmp_path: Path) -> None:
+    found = exported(tmp_path, ids(*rows))
+    assert (found.dtype, found.sequences) == (dtype, rows)
+    if max(map(max, rows)) > 0 <= min(map(min, rows)):
+        chosen = megatron_core.module().DType.optimal_dtype(int(max(map(max, rows))) + 1)
+        assert np.dtype(chosen).name == dtype
+
+
+def test_documents_of_rows_of_a_key_and_of_the_stream(tmp_path: Path) -> None:
+    rows = [row | {"document": number} for row, number in zip(ids([1], [2, 3], [4], [5]), (0, 0, 2, 0), strict=True)]
+    source = stream(tmp_path / "s", rows)
+    for boundaries, expected in (("row", [0, 1, 2, 3, 4]), ("stream", [0, 4]), ("key:document", [0, 2, 3, 4])):
+        prefix = tmp_path / boundaries.replace(":", "-")
+        export(source, prefix, ExportSettings(boundaries=boundaries))
+        assert content(prefix) == Content("uint16", [[1], [2, 3], [4], [5]], expected, None)
+
+
+def test_rows_of_several_sequences_beside_rows_of_one(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"input_ids": [1, 2, 3], "lengths": [2, 0, 1], "mode": [0, 1, 0]},
+        {"input_ids": [4], "mode": 1},
+        {"input_ids": [], "lengths": [], "mode": []},
+    ]
+    found = exported(tmp_path, rows, lengths="lengths", mode="mode")
+    assert found == Content("uint16", [[1, 2], [], [3], [4]], [0, 3, 4, 4], [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "says"),
+    [
+        ({"text": "x"}, {}, "'input_ids' is missing; it holds 'text'"),
+        ({"input_ids": "1 2"}, {}, "'input_ids' is str '1 2', expected a list of integers"),
+        ({"input_ids": [1, 2.0]}, {}, r"'input_ids'\[1\] is float 2.0, expected an integer"),
+        ({"input_ids": [True]}, {}, r"'input_ids'\[0\] is bool True, expected an integer"),
+        ({"input_ids": [[1]]}, {}, r"'input_ids'\[0\] is list \[1\], expected an integer"),
+        ({"input_ids": [2**63]}, {}, "holds 9223372036854775808, which no type of tokens can hold"),
+        ({"input_ids": [2**31]}, {}, "token 2147483648 does not fit into int32, .*; give --dtype int64"),
+        ({"input_ids": [70000]}, {"dtype": "uint16"}, "token 70000 does not fit into uint16, which holds 0 to 65535"),
+        ({"input_ids": [-1]}, {"dtype": "uint8"}, "token -1 does not fit into uint8"),
+        ({"input_ids": [1e300]}, {"dtype": "float32"}, "does not fit into float32"),
+        ({"input_ids": [1, 2], "lengths": [1]}, {"lengths": "lengths"}, "adds up to 1, and there are 2 tokens"),
+        ({"input_ids": [1], "lengths": [2, -1]}, {"lengths": "lengths"}, "adds up to 1, and there are 1 tokens"),
+        ({"input_ids": [1]}, {"mode": "mode"}, "'mode' is missing"),
+        ({"input_ids": [1], "mode": [1, 2]}, {"mode": "mode"}, "'mode' holds 2 modes for 1 sequences"),
+        ({"input_ids": [1], "mode": 128}, {"mode": "mode"}, "'mode' holds 128, expected modes from -128 to 127"),
+        ({"input_ids": [1]}, {"boundaries": "key:doc"}, "'doc' is missing"),
+    ],
+)
+def test_rows_that_cannot_be_exported(row: Any, options: Any, says: str, tmp_path: Path) -> None:
+    good = {"input_ids": [1], "mode": 1, "doc": 1}
+    source = stream(tmp_path / "s", [good, good, good, good, row])
+    with pytest.raises(RowInvalid, match=rf"s/chunk_00001\.jsonl:2: sample 4: .*{says}") as error:
+        export(source, tmp_path / "a", ExportSettings(**options))
+    assert (error.value.line, error.value.file) == (2, str(source / "chunk_00001.jsonl"))
+    assert names(tmp_path) == ["s"]
+
+
+def test_streams_that_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(StreamMissing):
+        export(tmp_path, tmp_path / "a")
+    with pytest.raises(StreamInvalid, match="has not ended; an export holds all of a stream, so wait for its end"):
+        export(stream(tmp_path / "live", ids([1]), end=False), tmp_path / "a")
+    with pytest.raises(StreamInvalid, match="its 0 rows hold no token"):
+        export(stream(tmp_path / "empty", []), tmp_path / "a")
+    assert names(tmp_path) == ["empty", "live"]
+
+
+def test_foreign_directory(tmp_path: Path) -> None:
+    source = foreign(tmp_path / "s", b'{"input_ids":[1]}\n{"input_ids":[2]}\n', b'{"input_ids":[3]}\n', end=True)
+    export(source, tmp_path / "a")
+    assert content(tmp_path / "a").sequences == [[1], [2], [3]]
+
+
+def test_report_tells_of_all_chunks(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    source = stream(tmp_path / "s", ids(*[[number] for number in range(7)]))
+    export(source, tmp_path / "a", report=lambda *what: told.append(what))
+    assert told == [("exporting", done, 3) for done in (0, 1, 2, 3)]
+    reader = IndexedReader(tmp_path / "a.idx")
+    assert reader.tokens(0, 7).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "uint32"}, {"dtype": "<i4"}, {"boundaries": "rows"}, {"boundaries": "key:"}]
+)
+def test_settings_that_cannot_be(options: Any) -> None:
+    with pytest.raises(ValueError, match="is needed, got"):
+        ExportSettings(**options)

@@ -1,0 +1,179 @@
+"""Audit: the counts are the oracle's, lineages are told apart, and what is not in order is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.format.state import PartState, RunState
+from lazyshard.inspection.auditing import Branch, count_epochs
+from lazyshard.inspection.auditing_counts import LEFT_OUT, SKIPPED, TO_COME, Counts, Ranges, ranges_where
+from lazyshard.inspection.auditing_lineage import Fork, Related, Span, fork_of, relate, spans_behind
+from lazyshard.plan import Course, Part, Rules
+from tests.inspection.test_tracing import facts, lists, run_state, states, traced
+from tests.plan.cases import PROPERTY
+
+
+@PROPERTY
+@given(states())
+def test_counts_are_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
+    state, total = case
+    tracing = traced(state, facts(total))
+    trained: Counter[tuple[int, int]] = Counter()
+    skipped: set[tuple[int, int]] = set()
+    for part, lanes in zip(state.parts, lists(state, total), strict=True):
+        drawn = [draw for lane in lanes for draw in lane]
+        if part.trained:
+            trained.update(drawn)
+        else:
+            skipped.update(drawn)
+    audits, _ = count_epochs(tracing)
+    assert [one.epoch for one in audits] == list(tracing.epochs)
+    for one in audits:
+        assert one.proven
+        assert one.trained == sum(1 for epoch, _ in trained if epoch == one.epoch)
+        named = {kind: samples_of(getattr(one, kind)) for kind in ("to_come", "left_over", "skipped")}
+        rest = [sample for samples in named.values() for sample in samples]
+        assert sorted(rest + [s for epoch, s in trained if epoch == one.epoch]) == list(range(total))
+        assert {sample for epoch, sample in skipped if epoch == one.epoch} <= set(named["skipped"])
+        assert not named["to_come"] or one.epoch == tracing.epochs[-1]
+        # The same in each case as of a single sample.
+        for kind, word in (("to_come", "to come"), ("left_over", "left over"), ("skipped", "skipped")):
+            for sample in named[kind]:
+                assert [fate.became for fate in tracing.fates(sample) if fate.epoch == one.epoch] == [word]
+
+
+@PROPERTY
+@given(states(), st.integers(0, 30))
+def test_what_is_counted_live_is_what_is_counted_after_the_end(case: tuple[RunState, int], more: int) -> None:
+    state, total = case
+    ended = traced(state, facts(total))
+    if ended.epochs != range(1):
+        return
+    course = ended.course
+    needed = max(
+        [course.until(n).needed(part.draws - 1) for n, part in enumerate(state.parts) if part.draws], default=0
+    )
+    [live], _ = count_epochs(traced(state, facts(needed + more, ended=False)))
+    [whole], _ = count_epochs(ended)
+    assert live.proven
+    assert live.trained == whole.trained
+    assert live.left_over == Ranges()
+
+
+def samples_of(found: Ranges) -> list[int]:
+    samples = [sample for start, stop in found.ranges for sample in range(start, stop)]
+    assert len(samples) == found.samples
+    return samples
+
+
+def test_an_epoch_that_was_begun_twice_is_trained_twice() -> None:
+    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 0, first_step=3, draws_per_step=1))
+    [one], _ = count_epochs(traced(state, facts(12)))
+    assert not one.proven
+    assert one.twice == Ranges(4, ((0, 2), (3, 5)))
+
+
+def test_an_epoch_that_was_cut_short_passes_samples_over() -> None:
+    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
+    first, second = count_epochs(traced(state, facts(12)))[0]
+    assert (first.proven, first.missing) == (False, Ranges(6, ((6, 12),)))
+    assert (second.proven, second.to_come) == (True, Ranges(8, ((2, 3), (5, 12))))
+
+
+def test_counting_does_not_trust_the_arithmetic() -> None:
+    course = Course(Rules(2), [Part(2, draws=3)])
+    counts = Counts(8, 0)
+    counts.train(course, 0, 3)
+    counts.train(course, 2, 3)
+    counts.mark(course, 2, 3, TO_COME)
+    assert counts.ranges(lambda trained, kinds: trained > 1) == Ranges(2, ((4, 5), (6, 7)))
+    assert counts.is_whole()
+    counts.mark(course, 2, 3, SKIPPED)
+    assert not counts.is_whole()
+    other_epoch = Counts(8, 1)
+    other_epoch.train(course, 0, 3)
+    assert (other_epoch.impossible, other_epoch.is_whole()) == (6, False)
+
+
+def test_more_than_255_times_does_not_pass_for_none() -> None:
+    course = Course(Rules(1), [Part(1)])
+    counts = Counts(1, 0)
+    for _ in range(256):
+        counts.train(course, 0, 1)
+    assert not counts.is_whole()
+
+
+def test_what_is_left_out_is_only_what_nothing_else_is_known_of() -> None:
+    counts = Counts(6, 0)
+    counts.trained[1] = 1
+    counts.kinds[2] = TO_COME
+    counts.leave_out(1, 9)
+    assert counts.kinds.tolist() == [0, 0, TO_COME, LEFT_OUT, LEFT_OUT, LEFT_OUT]
+
+
+def test_ranges_go_on_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.inspection.auditing_counts._LOOKED_AT", 3)
+    picked = np.array([0, 1, 1, 1, 1, 0, 0, 1], dtype=np.bool_)
+    assert ranges_where(8, lambda first, last: picked[first:last]) == Ranges(5, ((1, 5), (7, 8)))
+
+
+A = run_state(PartState(4, 1, 10, draws_per_step=1), PartState(2, 1, 3, first_step=10, draws_per_step=1))
+
+
+@pytest.mark.parametrize(
+    ("other", "fork"),
+    [
+        (A, Fork(1, 3)),
+        (run_state(PartState(4, 1, 7, draws_per_step=1)), Fork(0, 7)),
+        (run_state(PartState(4, 1, 12, draws_per_step=1)), Fork(0, 10)),
+        (run_state(PartState(4, 1, 10), PartState(3, 1, 5)), Fork(1, 0)),
+        (run_state(PartState(4, 1, 10), PartState(2, 1, 5, skip=((1, 2),))), Fork(1, 0)),
+        (run_state(PartState(4, 2, 10)), Fork(0, 0)),
+        # Nothing is drawn in its last part yet, so it decides nothing.
+        (run_state(PartState(4, 1, 10), PartState(3)), Fork(0, 10)),
+        (run_state(PartState(4)), Fork(0, 0)),
+    ],
+)
+def test_forks(other: RunState, fork: Fork) -> None:
+    assert fork_of(A, other) == fork_of(other, A) == fork
+
+
+@PROPERTY
+@given(states(), states())
+def test_behind_a_fork_two_states_share_nothing_and_before_it_all(
+    a: tuple[RunState, int], b: tuple[RunState, int]
+) -> None:
+    one, other = a[0], replace(b[0], unit=a[0].unit, window=a[0].window, seed=a[0].seed)
+    fork = fork_of(one, other)
+    before = sum(part.dp * part.draws for part in one.parts[: fork.part]) + one.parts[fork.part].dp * fork.draws
+    behind = sum(one.parts[part].dp * (stop - start) for part, start, stop in spans_behind(one, fork))
+    assert before + behind == sum(part.dp * part.draws for part in one.parts)
+
+
+def test_relations() -> None:
+    epoch = range(1)
+    shorter, longer = run_state(PartState(4, 1, 7)), run_state(PartState(4, 1, 12, draws_per_step=1))
+    assert relate(A, A, epoch, epoch).relation == "head"
+    assert relate(shorter, A, epoch, epoch) == Related("on the course", Fork(0, 7))
+    assert relate(A, shorter, epoch, epoch).relation == "beyond"
+    assert relate(longer, A, epoch, epoch) == Related("abandoned", Fork(0, 10), (Span(0, 10, 12),))
+    assert relate(replace(A, seed=3), A, epoch, epoch) == Related("other settings", differs=("seed",))
+    assert relate(replace(A, stream_id="1" * 32), A, epoch, epoch).relation == "other stream"
+    later = run_state(PartState(4, 1, 2, 1))
+    assert relate(later, A, range(1, 2), epoch).relation == "another epoch"
+
+
+def test_what_a_branch_trained_is_compared_with_the_course() -> None:
+    """The branch: lanes 0 1 2 | 6 7 and 3 4 5 | 9 10. The course goes on after 3 draws with one rank: 6 7 8."""
+    head = run_state(PartState(2, 1, 3), PartState(1, 1, 2))
+    branch = run_state(PartState(2, 1, 5))
+    related = relate(branch, head, range(1), range(1))
+    _, [left] = count_epochs(traced(head, facts(12)), [Branch(traced(branch, facts(12)), related.beyond)])
+    assert left.trained == 4
+    assert left.again == {0: Ranges(2, ((6, 8),))}

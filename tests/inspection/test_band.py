@@ -1,0 +1,256 @@
+"""A stream as a band, and which chunks are read now, and by which rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.format import Cursor, Manifest, PartState, ReadingMark, RunState
+from lazyshard.inspection.band import CLOSE_UP, Band, Cell, Reader, Stretch, make_band
+from lazyshard.inspection.census import Census
+from lazyshard.inspection.disk_use import canonical_names
+from lazyshard.inspection.open_window import OpenWindow, open_window
+from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.run_state import course_of
+from tests.cli.looks import ID, consumer, told
+
+
+def census(chunks: int, *, retired: int = 0, ended: bool = False) -> Census:
+    return Census(True, None, None, chunks, chunks * 10, ended, retired, canonical_names)
+
+
+def stretches(band: Band) -> list[tuple[int, int, str]]:
+    return [(one.first, one.stop, one.state) for one in band.stretches]
+
+
+def test_all_states_of_a_chunk() -> None:
+    slow, fast = told("slow", done=4, needs=8), told("fast", consumed=90, done=9, needs=14)
+    assert stretches(make_band(census(12, retired=3), [slow, fast])) == [
+        (0, 3, "deleted"),
+        (3, 4, "done"),
+        (4, 6, "taken"),
+        (6, 8, "reading"),
+        (8, 12, "ready"),
+        (12, 14, "awaited"),
+    ]
+
+
+def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
+    band = make_band(census(7), [told(needs=8)])
+    assert stretches(band) == [(0, 6, "taken"), (6, 7, "ready"), (7, 8, "awaited")]
+    assert band.cells[6:] == (Cell(6, "ready", (Reader("sft", 0),)), Cell(7, "awaited", (Reader("sft", 1),)))
+
+
+def test_two_windows_far_apart() -> None:
+    band = make_band(census(40), [told("a", done=4, needs=8), told("b", consumed=90, done=9, needs=20, ranks=1)])
+    assert stretches(band) == [
+        (0, 4, "done"),
+        (4, 6, "taken"),
+        (6, 8, "reading"),
+        (8, 19, "ready"),
+        (19, 20, "reading"),
+        (20, 40, "ready"),
+    ]
+    assert band.cells[6:8] == (Cell(6, "reading", (Reader("a", 0),)), Cell(7, "reading", (Reader("a", 1),)))
+    assert band.cells[19] == Cell(19, "reading", (Reader("b", 0),))
+
+
+def test_chunk_that_two_consumers_read_names_both() -> None:
+    band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
+    assert band.cells[3].readers == (Reader("a", 3), Reader("b", 1))
+
+
+def test_bands_of_no_consumer_and_of_no_chunk() -> None:
+    assert stretches(make_band(census(5), [])) == [(0, 5, "ready")]
+    assert make_band(census(0), []) == Band(0, (), (), {})
+    assert make_band(census(0), [told(needs=2)]).stretches == (Stretch(0, 2, "awaited"),)
+
+
+def test_nothing_is_awaited_of_a_stream_that_has_ended() -> None:
+    band = make_band(census(5, ended=True), [told(needs=6)])
+    assert (band.stop, band.stretches[-1]) == (5, Stretch(4, 5, "reading"))
+
+
+def test_a_million_chunks_are_as_few_stretches_and_cells() -> None:
+    reads = told(consumed=6_000_000, done=600_000, needs=700_000)
+    band = make_band(census(1_000_000, retired=500_000), [reads])
+    assert stretches(band) == [
+        (0, 500_000, "deleted"),
+        (500_000, 600_000, "done"),
+        (600_000, 699_998, "taken"),
+        (699_998, 700_000, "reading"),
+        (700_000, 1_000_000, "ready"),
+    ]
+    assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 699_998 - 16)
+    newest = make_band(census(1_000_000), [])
+    assert (len(newest.cells), newest.cells[-1].chunk) == (CLOSE_UP, 999_999)
+
+
+def test_a_mark_that_claims_what_no_run_can_need_costs_nothing() -> None:
+    band = make_band(census(10), [consumer(needs=2**40)])
+    assert stretches(band) == [(0, 10, "ready"), (10, 2**40, "awaited")]
+    assert (len(band.cells), band.cells[0].chunk) == (CLOSE_UP, 0)
+
+
+@st.composite
+def consumers(draw: st.DrawFn) -> list[Consumer]:
+    found: list[Consumer] = []
+    for number in range(draw(st.integers(0, 4))):
+        ranks, window = draw(st.integers(1, 3)), draw(st.integers(0, 2))
+        spans = draw(st.integers(1, 20))
+        needs = spans * ranks * (window or 1)
+        done = draw(st.integers(0, needs))
+        made = told(f"c{number}", consumed=done * ranks, done=done, needs=needs, ranks=ranks, window=window)
+        kind = draw(st.sampled_from(["both", "mark", "cursor"]))
+        if kind == "mark":
+            made = Consumer(made.name, None, ReadingMark(made.name, ID, 1, 0, needs, 1.0), None)
+        found.append(made if kind != "cursor" else Consumer(made.name, made.cursor, None, None))
+    return found
+
+
+@given(
+    found=consumers(),
+    chunks=st.integers(0, 120),
+    retired=st.integers(0, 130),
+    ended=st.booleans(),
+    close_up=st.integers(1, 40),
+)
+def test_stretches_cover_every_chunk_once_and_the_close_up_agrees(
+    found: list[Consumer], chunks: int, retired: int, ended: bool, close_up: int
+) -> None:
+    band = make_band(census(chunks, retired=min(retired, chunks), ended=ended), found, close_up)
+    assert [one.first for one in band.stretches] == [0, *(one.stop for one in band.stretches)][: len(band.stretches)]
+    assert (band.stretches[-1].stop if band.stretches else 0) == band.stop >= chunks
+    assert all(one.first < one.stop for one in band.stretches)
+    assert all(one.state != other.state for one, other in pairwise(band.stretches))
+    states = {chunk: one.state for one in band.stretches for chunk in range(one.first, one.stop)}
+    assert [cell.state for cell in band.cells] == [states[cell.chunk] for cell in band.cells]
+    assert len(band.cells) == min(close_up, band.stop)
+    for cell in band.cells:
+        assert [reader.consumer for reader in cell.readers] == sorted(
+            name for name, window in band.windows.items() if window.first <= cell.chunk < window.stop
+        )
+        assert cell.state != "reading" or cell.readers
+
+
+STREAM = "0" * 32
+PER_CHUNK = 4
+
+
+def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
+    return Census(
+        True, Manifest(STREAM, PER_CHUNK, 0.0), None, chunks, chunks * PER_CHUNK - short, ended, 0, canonical_names
+    )
+
+
+def run_of(*parts: PartState, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:
+    return RunState(STREAM, PER_CHUNK, unit, window, 7, limit, parts, sum(part.dp * part.draws for part in parts))
+
+
+def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | None = None) -> Consumer:
+    ranks = run.parts[-1].dp if dp is None else dp
+    return Consumer(
+        "sft",
+        Cursor("sft", STREAM, run.consumed, done, {}, 1.0, run),
+        ReadingMark("sft", STREAM, ranks, window, needs, 2.0),
+        None,
+    )
+
+
+def test_chunk_k_is_read_by_rank_k_modulo_their_number() -> None:
+    run = run_of(PartState(3))
+    found = open_window(marked(run, 2, 9), census_of(20))
+    assert found is not None
+    assert (found.first, found.stop, [found.rank(chunk) for chunk in range(6, 9)]) == (6, 9, [0, 1, 2])
+
+
+def test_shuffled_window_of_two_chunks_a_rank() -> None:
+    found = open_window(marked(run_of(PartState(2), window=2 * PER_CHUNK), 3, 16), census_of(20))
+    assert found == OpenWindow(12, 16, 2, 1, 0, None)
+    assert [found.rank(chunk) for chunk in range(12, 16)] == [0, 1, 0, 1]
+
+
+def test_smaller_units_are_shared() -> None:
+    found = open_window(marked(run_of(PartState(2), unit=1), 3, 2), census_of(20))
+    assert found is not None
+    assert found.rank(found.first) is None
+
+
+def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
+    found = open_window(marked(run_of(PartState(2)), 2, 5), census_of(5, ended=True, short=1))
+    assert found is not None
+    assert (found.first, found.stop, found.rank(4)) == (4, 5, None)
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [
+        marked(run_of(PartState(2)), 2, 6, dp=3),
+        marked(run_of(PartState(2)), 2, 60),
+        marked(run_of(PartState(2)), 9, 6),
+        marked(run_of(PartState(2)), 2, 6, done=6),
+        marked(run_of(PartState(2, skip=((1, 3),))), 2, 6),
+        marked(run_of(PartState(2**30)), 2, 3 * 2**30),
+        marked(run_of(*[PartState(2)] * 300), 2, 6),
+        marked(run_of(PartState(2)), 2**62, 6),
+        replace(marked(run_of(PartState(2)), 2, 6), reading=None),
+        replace(marked(run_of(PartState(2)), 2, 6), cursor=None),
+        replace(marked(run_of(PartState(2)), 2, 6), cursor=Cursor("sft", STREAM, 0, 0, {}, 1.0)),
+    ],
+    ids=["ranks", "mark ahead", "mark behind", "done", "gaps", "many ranks", "many parts", "far", "0", "1", "2"],
+)
+def test_where_cursor_and_mark_contradict_or_do_not_tell_nothing_is_claimed(consumer: Consumer) -> None:
+    assert open_window(consumer, census_of(20)) is None
+
+
+def test_past_the_first_epoch_nothing_is_claimed() -> None:
+    run = run_of(PartState(2, draws=8))
+    assert open_window(marked(run, 1, 4), census_of(4, ended=True)) is None
+    assert open_window(marked(run, 1, 4), census_of(8)) is not None
+
+
+@given(
+    data=st.data(),
+    history=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=0, max_size=2),
+    dp=st.integers(1, 4),
+    unit=st.sampled_from([1, PER_CHUNK, 2 * PER_CHUNK]),
+    windows=st.integers(0, 2),
+    position=st.integers(0, 30),
+)
+def test_what_is_drawn_from_a_mark_on_is_in_the_window_and_of_the_rank_named(
+    data: st.DataObject, history: list[tuple[int, int]], dp: int, unit: int, windows: int, position: int
+) -> None:
+    parts = [PartState(ranks, draws=draws) for ranks, draws in history]
+    run = run_of(*parts, PartState(dp), unit=unit, window=windows * unit)
+    course = course_of(run)
+    # As `lazyshard.data.reading_marks` tells it.
+    needs = -(-course.needed(position) // PER_CHUNK)
+    drawable = course.drawable(needs * PER_CHUNK)
+    published, short, ended = needs + data.draw(st.integers(0, 3)), 0, data.draw(st.booleans())
+    total = None
+    if ended:
+        published = data.draw(st.integers(max(1, needs - 2), needs + 3))
+        short = data.draw(st.integers(0, PER_CHUNK - 1))
+        total = published * PER_CHUNK - short
+        try:
+            length = course.begin(total).length
+        except ValueError:
+            return  # Less than was drawn.
+        drawable = min(drawable, length)
+        if position >= drawable:
+            return
+    window = position // course.rules.span
+    found = open_window(marked(run, window, needs), census_of(published, ended=ended, short=short))
+    assert found is not None
+    lanes, positions = np.meshgrid(np.arange(dp), np.arange(position, drawable), indexing="ij")
+    _, samples = course.draws(lanes, positions, total)
+    for lane, sample in zip(lanes.ravel().tolist(), samples.ravel().tolist(), strict=True):
+        assert found.first <= sample // PER_CHUNK < found.stop
+        assert found.rank(sample // PER_CHUNK) in (None, lane)
+    whole = unit % PER_CHUNK == 0 and not history and total is None
+    assert not whole or None not in {found.rank(chunk) for chunk in range(found.first, found.stop)}

@@ -1,0 +1,368 @@
+"""What looks mean: rates, lags, what runs out when, and what is left. No clock and no files: looks are made here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.format import Cursor, Head, Manifest, ProducerState, ReadingMark
+from lazyshard.format.state import PartState, RunState
+from lazyshard.inspection.census import Census
+from lazyshard.inspection.disk_use import DiskUse, canonical_names
+from lazyshard.inspection.growth import ChangePace, Pace
+from lazyshard.inspection.outlook import Looks, Supply, outlook_of_reader, producer_state
+from lazyshard.inspection.remainder import Remainder, remainder
+from lazyshard.inspection.survey import Survey
+from lazyshard.stream.consumers import Consumer
+
+NOW: Final = 1_700_000_000.0
+ID: Final = "0" * 32
+MANIFEST: Final = Manifest(ID, 10, NOW)
+HEAD: Final = Head(20, 200, False, "running", 5.0, "node", 7, NOW)
+
+
+def survey(
+    consumers: tuple[Consumer, ...] = (),
+    at: float = NOW,
+    head: Head | None = HEAD,
+    manifest: Manifest | None = MANIFEST,
+    retired: int = 0,
+    chunks: int = 20,
+    **values: Any,
+) -> Survey:
+    ended = head is not None and head.ended
+    samples = None if manifest is None else chunks * 10
+    return Survey(
+        directory=Path("stream"),
+        looked_at=at,
+        census=Census(head is not None, manifest, head, chunks, samples, ended, retired, canonical_names),
+        gone=values.get("gone"),
+        consumers=consumers,
+        unread_since=values.get("unread_since", {}),
+        disk=DiskUse(2000, True, values.get("chunk_size", 100.0), ()),
+        free=values.get("free", 10_000),
+        quarantine=None,
+        problems=(),
+    )
+
+
+def consumer(
+    name: str = "sft",
+    consumed: int | None = None,
+    done: int = 0,
+    needs: int | None = None,
+    at: float = NOW,
+    problem: str | None = None,
+) -> Consumer:
+    cursor = None if consumed is None else Cursor(name, ID, consumed, done, {}, at)
+    reading = None if needs is None else ReadingMark(name, ID, 1, 0, needs, at)
+    return Consumer(name, cursor, reading, problem)
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "gone", "expected"),
+    [
+        ("running", 60.0, False, "running"),
+        ("running", 60.1, False, "dead"),
+        ("waiting", 60.1, False, "dead"),
+        ("running", 15.0, True, "running"),
+        ("running", 15.1, True, "dead"),
+        ("idle", 1e6, True, "idle"),
+        ("failed", 1e6, True, "failed"),
+        ("finished", 1e6, True, "finished"),
+    ],
+)
+def test_state_of_a_producer(state: ProducerState, age: float, gone: bool, expected: str) -> None:
+    assert producer_state(replace(HEAD, state=state), age, gone) == expected
+
+
+def test_producer_whose_process_is_known_to_have_ended_is_dead_at_once() -> None:
+    told: list[ProducerState] = ["running", "waiting", "idle", "failed", "finished"]
+    states = [producer_state(replace(HEAD, state=state), 0.0, True, ended=True) for state in told]
+    assert states == ["dead", "dead", "idle", "failed", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "taking", "coming", "ended", "expected"),
+    [
+        (6, 3.0, 1.0, False, ("shrinking", 3.0)),
+        (0, 3.0, 1.0, False, ("shrinking", 0.0)),
+        (6, 1.0, 1.0, False, ("steady", None)),
+        (6, 1.0, 3.0, False, ("steady", None)),
+        (-1, 1.0, 3.0, False, ("dry", 0.0)),
+        (-1, None, None, False, ("dry", 0.0)),
+        (6, None, 1.0, False, ("unknown", None)),
+        (6, 1.0, None, False, ("unknown", None)),
+        (None, 1.0, 1.0, False, ("unknown", None)),
+        (6, 3.0, 1.0, True, ("complete", None)),
+        (None, None, None, True, ("complete", None)),
+        (6, 5e-324, 0.0, False, ("steady", None)),
+    ],
+)
+def test_outlook_of_a_reader(
+    ahead: int | None, taking: float | None, coming: float | None, ended: bool, expected: tuple[Supply, float | None]
+) -> None:
+    assert outlook_of_reader(ahead, taking, coming, ended) == expected
+
+
+def test_one_look_tells_lags_and_what_the_producer_tells() -> None:
+    found = Looks().add(
+        survey((consumer("sft", consumed=95, done=9, needs=12, at=NOW - 4),), unread_since={"sft": NOW - 30})
+    )
+    assert (found.state, found.heartbeat_age_s, found.clock_ahead_s) == ("running", 0.0, 0.0)
+    assert (found.chunk_rate, found.byte_rate, found.full_in_s) == (0.5, 50.0, 200.0)
+    one = found.consumers[0]
+    assert (one.checkpoint_age_s, one.reading_age_s) == (4.0, 4.0)
+    assert (one.lag_chunks, one.lag_samples, one.lag_s, one.ahead_chunks) == (11, 105, 30.0, 8)
+    assert (one.chunk_rate, one.supply, one.dry_in_s) == (None, "unknown", None)
+
+
+@pytest.mark.parametrize(
+    ("one", "lag_chunks", "lag_samples", "lag_s", "ahead"),
+    [
+        # In its second epoch it has no lag, and without a checkpoint all of it.
+        (consumer(consumed=250, done=20), 0, 0, 0.0, None),
+        (consumer(needs=3), 20, 200, None, 17),
+        (consumer(needs=3, problem="torn"), None, None, None, 17),
+        # A mark below the own cursor is an old one.
+        (consumer(consumed=150, done=15, needs=12), 5, 50, None, 5),
+    ],
+)
+def test_lags(one: Consumer, lag_chunks: int, lag_samples: int, lag_s: float | None, ahead: int | None) -> None:
+    found = Looks().add(survey((one,))).consumers[0]
+    lags = (found.lag_chunks, found.lag_samples, found.lag_s, found.ahead_chunks)
+    assert lags == (lag_chunks, lag_samples, lag_s, ahead)
+
+
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [
+        ({"free": None}, 0.5),
+        ({"chunk_size": None}, 0.5),
+        ({"head": replace(HEAD, rate=5e-324)}, 5e-325),
+        ({"head": replace(HEAD, rate=0.0)}, None),
+    ],
+)
+def test_time_to_full_is_not_guessed(values: dict[str, Any], rate: float | None) -> None:
+    found = Looks().add(survey(**values))
+    assert (found.full_in_s, found.chunk_rate) == (None, rate)
+
+
+def test_rate_of_a_reader_takes_two_marks() -> None:
+    looks = Looks()
+    looks.add(survey((consumer(needs=10, at=NOW),)))
+    same = looks.add(survey((consumer(needs=10, at=NOW),), at=NOW + 2)).consumers[0]
+    assert same.chunk_rate is None
+    one = looks.add(survey((consumer(needs=14, at=NOW + 4),), at=NOW + 5)).consumers[0]
+    assert (one.chunk_rate, one.supply, one.dry_in_s) == (1.0, "shrinking", 12.0)
+
+
+def test_rate_of_a_consumer_without_marks_is_that_of_its_checkpoints() -> None:
+    looks = Looks()
+    looks.add(survey((consumer(consumed=100, done=9, at=NOW),)))
+    one = looks.add(survey((consumer(consumed=140, done=13, at=NOW + 2),), at=NOW + 2)).consumers[0]
+    assert (one.chunk_rate, one.supply) == (2.0, "unknown")
+
+
+def test_rates_of_two_readers_are_kept_apart() -> None:
+    looks = Looks()
+    looks.add(survey((consumer("a", needs=1), consumer("b", needs=10))))
+    found = looks.add(survey((consumer("a", needs=2, at=NOW + 2), consumer("b", needs=14, at=NOW + 2)), at=NOW + 2))
+    assert [one.chunk_rate for one in found.consumers] == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("head", "state"),
+    [
+        (replace(HEAD, state="idle"), "idle"),
+        (replace(HEAD, state="failed"), "failed"),
+        (replace(HEAD, updated_at=NOW - 100), "dead"),
+        (replace(HEAD, updated_at=NOW - 30, open=4, row_at=NOW - 31), "running"),
+    ],
+)
+def test_nothing_comes_from_a_producer_that_does_not_work(head: Head, state: str) -> None:
+    looks = Looks()
+    looks.add(survey((consumer(needs=10),), head=head))
+    found = looks.add(survey((consumer(needs=14, at=NOW + 4),), at=NOW + 4, head=head))
+    assert (found.state, found.chunk_rate, found.byte_rate, found.full_in_s) == (state, 0.0, 0.0, None)
+    assert (found.consumers[0].supply, found.consumers[0].dry_in_s) == ("shrinking", 6.0)
+
+
+def test_ended_stream_grows_no_more() -> None:
+    found = Looks().add(survey((consumer(needs=30),), head=replace(HEAD, ended=True, state="finished")))
+    assert (found.chunk_rate, found.full_in_s, found.consumers[0].supply) == (0.0, None, "complete")
+
+
+def test_rate_of_a_stream_without_a_head_takes_two_changes() -> None:
+    looks = Looks()
+    rates = [
+        looks.add(survey(at=NOW + second, head=None, manifest=None, chunks=chunks)).chunk_rate
+        for second, chunks in ((0, 5), (2, 5), (4, 6), (6, 6), (8, 8))
+    ]
+    assert rates == [None, None, None, None, 0.5]
+
+
+def test_deletion_takes_two_changes_to_have_a_rate() -> None:
+    looks = Looks()
+    found = [
+        looks.add(survey(at=NOW + second, head=replace(HEAD, updated_at=NOW + second), retired=retired))
+        for second, retired in ((0, 4), (2, 6), (4, 10))
+    ]
+    assert [one.byte_rate for one in found] == [None, None, 50.0 - 200.0]
+    assert [one.full_in_s for one in found] == [None, None, None]
+
+
+def test_clock_of_the_producer_that_is_ahead() -> None:
+    found = Looks().add(survey(head=replace(HEAD, updated_at=NOW + 90)))
+    assert (found.state, found.heartbeat_age_s, found.clock_ahead_s) == ("running", 0.0, 90.0)
+
+
+def test_slowest_reader() -> None:
+    readers = (consumer("a", needs=7), consumer("b", needs=3), consumer("c", consumed=0))
+    found = Looks().add(survey(readers)).slowest
+    assert found is not None
+    assert (found.consumer.name, found.ahead_chunks) == ("b", 17)
+    assert Looks().add(survey((consumer(consumed=0),))).slowest is None
+
+
+@given(rate=st.floats(0, 1e12), free=st.integers(0, 2**62))
+def test_time_to_full_is_finite(rate: float, free: int) -> None:
+    found = Looks().add(survey(head=replace(HEAD, rate=rate), free=free)).full_in_s
+    assert found is None or math.isfinite(found)
+
+
+def test_pace_takes_two_steps_to_different_moments() -> None:
+    pace = Pace()
+    assert pace.rate(0) is None
+    for _ in range(2):
+        pace.step(10, 5)
+        assert pace.rate(20) is None
+    pace.step(20, 25)
+    assert pace.rate(20) == 2.0
+
+
+def test_pace_of_what_stands_still_fades() -> None:
+    pace = Pace()
+    pace.step(0, 0)
+    pace.step(10, 20)
+    assert pace.rate(30) == 2.0
+    assert pace.rate(31) == 20 / 31
+    assert pace.rate(2000) == 0.01
+    pace.step(2000, 20)
+    assert pace.rate(2000) == 0.0
+
+
+@pytest.mark.parametrize(("at", "value"), [(21, 4), (19, 40)])
+def test_pace_begins_anew_after_a_step_back(at: float, value: float) -> None:
+    pace = Pace()
+    pace.step(10, 5)
+    pace.step(20, 25)
+    pace.step(at, value)
+    assert pace.rate(at) is None
+    pace.step(at + 2, value + 2)
+    assert pace.rate(at + 2) == 1.0
+
+
+def test_pace_follows_a_change() -> None:
+    pace = Pace()
+    for second in range(1000):
+        pace.step(second, second)
+    for second in range(1000, 1121):
+        pace.step(second, 10 * second)
+    assert pace.rate(1120) == 10.0
+
+
+def test_pace_of_rare_steps_is_that_of_the_last_two() -> None:
+    pace = Pace()
+    pace.step(0, 0)
+    pace.step(3600, 1)
+    pace.step(3610, 11)
+    assert pace.rate(3610) == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e10), st.floats(0, 1e15)), max_size=50), st.floats(0, 1e10))
+def test_pace_is_never_negative(steps: list[tuple[float, float]], now: float) -> None:
+    pace = Pace()
+    for at, value in steps:
+        pace.step(at, value)
+    rate = pace.rate(now)
+    assert rate is None or rate >= 0
+
+
+def test_change_takes_two_changes() -> None:
+    pace = ChangePace()
+    rates = []
+    for now, value in ((0, 5), (2, 5), (4, 6), (6, 6), (8, 8)):
+        pace.look(now, value)
+        rates.append(pace.rate(now))
+    assert rates == [None, None, None, None, 0.5]
+
+
+STREAM = "0123456789abcdef0123456789abcdef"
+SAMPLES, CHUNKS = 43, 11
+"""Chunks of 4, the last of 3."""
+
+
+def told(draws: int, done: int, draws_per_step: int = 0, limit: int | None = None) -> Cursor:
+    """The cursor of 2 ranks with micro batches of 2, which says in its state where they are."""
+    part = PartState(2, 2, draws, draws_per_step=draws_per_step)
+    state = RunState(STREAM, 4, 4, 0, 0, limit, (part,), 2 * draws)
+    plan = {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 0, "seed": 0}
+    return Cursor("sft", STREAM, 2 * draws, done, plan, 1.0, state)
+
+
+def bare(consumed: int, done: int, **plan: int) -> Cursor:
+    return Cursor("sft", STREAM, consumed, done, plan, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        # 40 of 43 are trained, and the last chunks are needed by what is left over.
+        (told(20, 10), Remainder(3, 10)),
+        # The newest checkpoint needs no chunk below 10, an older one those from 6 on.
+        (told(20, 6), Remainder(3, 10)),
+        # A step of 2 micro batches: 7 samples are none.
+        (told(18, 8, draws_per_step=4), Remainder(7, 8)),
+        (told(18, 8), None),
+        (told(0, 0), None),
+        # It takes no more than 18 for all.
+        (told(8, 4, limit=18), Remainder(2, 4, limited=True)),
+        (told(9, 4, limit=18), Remainder(0, 11, limited=True)),
+        (told(20, 10, limit=43), Remainder(3, 10)),
+        # Without a state there is the micro batch of all ranks.
+        (bare(40, 6, dp_size=2, batch_size=2), Remainder(3, 6)),
+        (bare(39, 6, dp_size=2, batch_size=2), None),
+        (bare(42, 6), None),
+        # All of it, once or more often.
+        (bare(43, 11), Remainder(0, 11)),
+        (bare(43, 0), Remainder(0, 11)),
+        (bare(100, 0), Remainder(0, 11)),
+    ],
+)
+def test_remainder(cursor: Cursor, expected: Remainder | None) -> None:
+    assert remainder(cursor, SAMPLES, CHUNKS, ended=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        # All of the 40 that are published: what the newest checkpoint does not need an older one does.
+        (told(20, 6), Remainder(0, 10)),
+        (told(19, 6), Remainder(2, 8)),
+        (told(18, 6), None),
+        # It will take no more, however many there will be.
+        (told(20, 10, limit=40), Remainder(0, 10, limited=True)),
+        (told(9, 4, limit=18), Remainder(0, 10, limited=True)),
+        (told(9, 4, limit=50), None),
+        (bare(40, 6, dp_size=2, batch_size=2), Remainder(0, 6)),
+    ],
+)
+def test_remainder_of_a_live_stream(cursor: Cursor, expected: Remainder | None) -> None:
+    assert remainder(cursor, samples=40, chunks=10, ended=False) == expected

@@ -1,0 +1,453 @@
+"""What one look at a stream finds, in whatever condition it is: chunks, sizes, consumers, mixture."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.errors import StreamMissing, StreamUnsealed
+from lazyshard.format.mixed import MixedSource
+from lazyshard.inspection import census as census_module
+from lazyshard.inspection import disk_use, mixture
+from lazyshard.inspection.disk_use import (
+    SAMPLED_CHUNKS,
+    DiskUse,
+    Lines,
+    LostChunks,
+    count_lines,
+    estimate_size,
+    free_bytes,
+    measure_disk,
+    names_with_arrays,
+    sampled_chunks,
+)
+from lazyshard.inspection.survey import Survey, take_survey
+from lazyshard.stream.retire import retire
+from lazyshard_producer.cli import main
+from tests.inspection.surveyed import checkpoint, edit_head, reads
+from tests.producer.commands import rows as made_rows
+from tests.stream.streams import foreign, forked, head, needs_root, produce
+
+NOW = 1_700_000_000.0
+ROWS = b'{"id":0}\n{"id":1}\n'
+
+
+def look(directory: Path) -> Survey:
+    return take_survey(directory, NOW)
+
+
+def counted(survey: Survey) -> tuple[int, int | None, bool, int]:
+    census = survey.census
+    return census.chunks, census.samples, census.ended, census.retired
+
+
+def test_live_stream(tmp_path: Path) -> None:
+    (produce(tmp_path, 5, end=False) / "quarantine.jsonl").write_bytes(b"{}\n{}\n")
+    found = look(tmp_path)
+    assert (counted(found), found.problems) == ((2, 4, False, 0), ())
+    assert (found.looked_at, found.gone, found.consumers) == (NOW, False, ())
+    assert found.quarantine == Lines(2, 6, True)
+    assert found.census.head == head(tmp_path)
+    size = sum(path.stat().st_size for path in tmp_path.glob("chunk_*"))
+    assert (found.disk.size, found.disk.exact) == (size, True)
+    assert found.free is not None
+
+
+def test_retired_chunks(tmp_path: Path) -> None:
+    produce(tmp_path, 8, end=False)
+    retire(tmp_path, 3, 4)
+    found = look(tmp_path)
+    assert (counted(found), found.problems, found.disk.exact) == ((4, 8, False, 3), (), True)
+    assert found.disk.size == sum(path.stat().st_size for path in tmp_path.glob("chunk_*"))
+    os.unlink(tmp_path / "head.json")
+    assert (counted(look(tmp_path)), len(look(tmp_path).problems)) == ((4, 8, False, 3), 1)
+
+
+def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("listed")
+
+    produce(tmp_path, 2, end=False)
+    edit_head(tmp_path, chunks=10**15, samples=2 * 10**15, updated_at=NOW - 60)
+    monkeypatch.setattr(census_module, "list_chunks", refuse)
+    found = look(tmp_path)
+    assert found.census.chunks == 10**15
+    assert len(found.disk.missing) == SAMPLED_CHUNKS - 1
+    (problem,) = found.problems
+    assert problem.startswith(f"chunk {found.disk.missing[0]} is published, but") and "126 others" in problem
+
+
+def test_new_chunks_that_do_not_appear_yet_are_not_lost(tmp_path: Path) -> None:
+    """A network filesystem may show the head before the chunks that it names."""
+    produce(tmp_path, 8, end=False)
+    os.unlink(tmp_path / "chunk_00002.jsonl")
+    os.unlink(tmp_path / "chunk_00003.jsonl.completed")
+    edit_head(tmp_path, updated_at=NOW - 59)
+    assert look(tmp_path).problems == ()
+    edit_head(tmp_path, updated_at=NOW - 60)
+    assert [problem.startswith("chunk 2 is published, but") for problem in look(tmp_path).problems] == [True]
+    edit_head(tmp_path, updated_at=NOW)
+    os.unlink(tmp_path / "chunk_00000.jsonl")
+    assert [problem.startswith("chunk 0 is published, but") for problem in look(tmp_path).problems] == [True]
+
+
+def test_chunk_that_is_retired_while_it_is_looked_for_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(tmp_path, 8, end=False)
+
+    def slow_census(directory: Path, problems: list[str]) -> object:
+        found = census_module.take_census(directory, problems)
+        retire(directory, 2, 4)
+        return found
+
+    monkeypatch.setattr("lazyshard.inspection.survey.take_census", slow_census)
+    found = look(tmp_path)
+    assert (found.disk.missing, found.problems) == ((0, 1), ())
+
+
+def test_consumers(tmp_path: Path) -> None:
+    produce(tmp_path, 8, end=False)
+    for number in range(4):
+        os.utime(tmp_path / f"chunk_{number:05d}.jsonl.completed", (NOW, NOW - 100 + number))
+    checkpoint(tmp_path, "done", 8, 4, NOW)
+    checkpoint(tmp_path, "half", 5, 2, NOW)
+    reads(tmp_path, "new", 1, NOW)
+    found = look(tmp_path)
+    assert [one.name for one in found.consumers] == ["done", "half", "new"]
+    assert found.unread_since == {"half": NOW - 98, "new": NOW - 100}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format":1}', None])
+@pytest.mark.parametrize("end", [False, True])
+def test_damaged_head_is_told_and_chunks_are_listed(damage: bytes | None, end: bool, tmp_path: Path) -> None:
+    produce(tmp_path, 5, end=end)
+    path = tmp_path / "head.json"
+    os.unlink(path) if damage is None else path.write_bytes(damage)
+    found = look(tmp_path)
+    assert counted(found) == ((3, 5, True, 0) if end else (2, 4, False, 0))
+    assert (found.census.head, found.gone) == (None, None)
+    assert [problem.startswith(f"{path}: ") for problem in found.problems] == [True]
+
+
+def test_head_that_contradicts_the_manifest_is_told(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    edit_head(tmp_path, samples=3)
+    found = look(tmp_path)
+    assert counted(found) == (2, 4, False, 0)
+    assert found.problems == (f"{tmp_path}/head.json: expected 2 chunks of 2 samples, found 3 samples in all",)
+
+
+def test_partial_chunk_of_a_stream_that_is_being_ended_does_not_count(tmp_path: Path) -> None:
+    produce(tmp_path, 5)
+    os.unlink(tmp_path / "stream.end")
+    os.unlink(tmp_path / "head.json")
+    assert counted(look(tmp_path)) == (2, 4, False, 0)
+
+
+def test_damaged_last_seal_without_a_head_is_told(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    os.unlink(tmp_path / "head.json")
+    (tmp_path / "chunk_00001.jsonl.completed").write_bytes(b"")
+    found = look(tmp_path)
+    assert counted(found) == (1, 2, False, 0)
+    assert len(found.problems) == 2
+
+
+def test_gap_is_told_where_chunks_are_listed(tmp_path: Path) -> None:
+    produce(tmp_path, 6, end=False)
+    os.unlink(tmp_path / "head.json")
+    os.unlink(tmp_path / "chunk_00001.jsonl")
+    found = look(tmp_path)
+    assert counted(found) == (1, 2, False, 0)
+    assert found.problems[1] == "chunk 1 lacks its data or its marker, so it and those after it do not count"
+
+
+@pytest.mark.parametrize("damage", [b"{}", None])
+def test_damaged_manifest_is_told_once(damage: bytes | None, tmp_path: Path) -> None:
+    produce(tmp_path, 8, end=False)
+    retire(tmp_path, 3, 4)
+    path = tmp_path / "stream.json"
+    os.unlink(path) if damage is None else path.write_bytes(damage)
+    found = look(tmp_path)
+    assert (counted(found), found.census.manifest, found.census.native) == ((4, 8, False, 3), None, True)
+    assert [problem.startswith(f"{path}: ") for problem in found.problems] == [True]
+    os.unlink(tmp_path / "head.json")
+    assert counted(look(tmp_path)) == (4, None, False, 3)
+
+
+@pytest.mark.parametrize(
+    ("end", "extra", "expected", "problems"),
+    [
+        (False, None, (2, None, False, 0), 0),
+        (True, None, (2, None, True, 0), 0),
+        (False, "chunk_00002.jsonl", (2, None, False, 0), 0),
+        (True, "chunk_00002.jsonl", (2, None, False, 0), 1),
+        (False, "chunk_00003.jsonl.completed", (2, None, False, 0), 1),
+    ],
+)
+def test_foreign_directory(
+    end: bool, extra: str | None, expected: tuple[Any, ...], problems: int, tmp_path: Path
+) -> None:
+    foreign(tmp_path, ROWS, ROWS, end=end)
+    if extra is not None:
+        (tmp_path / extra).touch()
+    found = look(tmp_path)
+    assert (counted(found), found.census.native, found.disk.size) == (expected, False, 2 * len(ROWS))
+    assert len(found.problems) == problems
+
+
+def test_foreign_names_are_taken_as_they_are(tmp_path: Path) -> None:
+    for name in ("chunk_0.jsonl", "chunk_001.jsonl"):
+        (tmp_path / name).write_bytes(ROWS)
+        (tmp_path / f"{name}.completed").touch()
+    os.utime(tmp_path / "chunk_001.jsonl.completed", (NOW, NOW - 7))
+    checkpoint(tmp_path, "sft", 2, 1, NOW)
+    found = look(tmp_path)
+    assert (found.disk.size, found.disk.missing, found.unread_since) == (2 * len(ROWS), (), {"sft": NOW - 7})
+
+
+def test_no_stream(tmp_path: Path) -> None:
+    (tmp_path / "stream.owner").touch()
+    for nothing in (tmp_path / "nowhere", tmp_path, tmp_path / "stream.owner"):
+        with pytest.raises(StreamMissing):
+            look(nothing)
+    (tmp_path / "stream.owner").unlink()
+    (tmp_path / "chunk_00000.jsonl").write_bytes(ROWS)
+    with pytest.raises(StreamUnsealed):
+        look(tmp_path)
+
+
+@needs_root
+def test_stream_that_may_not_be_listed_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a look needs are known names."""
+    produce(tmp_path, 4, end=False)
+    tmp_path.chmod(0o711)
+    # A relative path, as the directories above are closed to the other user.
+    monkeypatch.chdir(tmp_path)
+
+    def other_user() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        with pytest.raises(PermissionError):
+            os.listdir(".")
+        assert counted(look(Path("."))) == (2, 4, False, 0)
+
+    assert forked(other_user) == 0
+
+
+def chunk(directory: Path, number: int, data: int, seal: int) -> None:
+    (directory / f"chunk_{number:05d}.jsonl").write_bytes(b"d" * data)
+    (directory / f"chunk_{number:05d}.jsonl.completed").write_bytes(b"s" * seal)
+
+
+@given(first=st.integers(0, 10**15), count=st.integers(0, 10**6), most=st.integers(2, 200))
+def test_sampled_chunks_are_spread_over_all(first: int, count: int, most: int) -> None:
+    chosen = sampled_chunks(first, first + count, most)
+    assert len(chosen) == min(count, most)
+    assert chosen == sorted(set(chosen))
+    if count:
+        assert (chosen[0], chosen[-1]) == (first, first + count - 1)
+    pauses = {later - earlier for earlier, later in itertools.pairwise(chosen)}
+    assert not pauses or max(pauses) - min(pauses) <= 1
+
+
+def test_sampled_chunks_are_pinned() -> None:
+    assert [sampled_chunks(0, 3), sampled_chunks(7, 7)] == [[0, 1, 2], []]
+    assert sampled_chunks(10, 110, 4) == [10, 43, 76, 109]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "sizes", "last", "size"),
+    [
+        (3, {0: 10, 1: 20, 2: 1}, 2, 31),
+        # The last one, which may be partial, does not count for others, unless only that is known.
+        (101, {0: 10, 50: 20, 100: 1}, 100, 15 * 100 + 1),
+        (4, {3: 5}, 3, 20),
+        (5, {}, 4, 0),
+        (5, {0: 0}, 4, 0),
+    ],
+)
+def test_size_is_estimated_from_some_chunks(chunks: int, sizes: dict[int, int], last: int, size: int) -> None:
+    assert estimate_size(chunks, sizes, last) == size
+
+
+@given(size=st.integers(0, 10**9), count=st.integers(1, 10**6))
+def test_equal_chunks_are_estimated_exactly(size: int, count: int) -> None:
+    sizes = dict.fromkeys(sampled_chunks(0, count), size)
+    assert estimate_size(count, sizes, count - 1) == size * count
+
+
+def test_few_chunks_are_all_measured(tmp_path: Path) -> None:
+    chunk(tmp_path, 3, 100, 10)
+    chunk(tmp_path, 4, 50, 10)
+    (tmp_path / "head.json").write_bytes(b"not counted")
+    assert measure_disk(tmp_path, 3, 5) == DiskUse(size=170, exact=True, chunk_size=85.0, missing=())
+    assert measure_disk(tmp_path, 0, 0) == DiskUse(size=0, exact=True, chunk_size=None, missing=())
+    assert isinstance(free_bytes(tmp_path), int) and free_bytes(tmp_path / "nowhere") is None
+
+
+def test_what_is_being_written_counts(tmp_path: Path) -> None:
+    chunk(tmp_path, 0, 100, 10)
+    workplace = tmp_path / ".tmp" / "1.0123456789abcdef"
+    workplace.mkdir(parents=True)
+    (workplace / "chunk_00001.jsonl").write_bytes(b"d" * 7)
+    assert measure_disk(tmp_path, 0, 1).size == 117
+
+
+def test_many_chunks_are_estimated_from_some(tmp_path: Path) -> None:
+    stop = 10_000
+    looked_at = sampled_chunks(0, stop)
+    for number in looked_at:
+        chunk(tmp_path, number, 90, 10)
+    found = measure_disk(tmp_path, 0, stop)
+    assert found == DiskUse(size=100 * stop, exact=False, chunk_size=100.0, missing=())
+    os.unlink(tmp_path / f"chunk_{looked_at[5]:05d}.jsonl")
+    assert measure_disk(tmp_path, 0, stop) == DiskUse(100 * stop, False, 100.0, (looked_at[5],))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.completed", "arrays"])
+def test_a_chunk_that_is_not_looked_at_is_missed_all_the_same(tmp_path: Path, kind: str) -> None:
+    first, stop = 99_900, 99_900 + 2 * SAMPLED_CHUNKS
+    for number in range(first, stop):
+        chunk(tmp_path, number, 80, 10)
+        (tmp_path / f"chunk_{number:05d}.arrays").write_bytes(b"a" * 10)
+    lost = LostChunks()
+    found = measure_disk(tmp_path, first, stop, names_with_arrays, lost)
+    assert found == DiskUse(100 * 2 * SAMPLED_CHUNKS, False, 100.0, ())
+    gone = first + 101
+    assert gone not in sampled_chunks(first, stop)
+    os.unlink(tmp_path / f"chunk_{gone:05d}.{kind}")
+    assert measure_disk(tmp_path, first, stop, names_with_arrays, LostChunks()).missing == (gone,)
+
+
+def test_a_chunk_that_an_old_listing_lacks_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = 2 * SAMPLED_CHUNKS
+    for number in range(stop):
+        chunk(tmp_path, number, 90, 10)
+    os.unlink(tmp_path / "chunk_00002.jsonl")
+    monkeypatch.setattr(disk_use, "unlisted_chunks", lambda *_, **__: [2, 100])
+    assert measure_disk(tmp_path, 0, stop, lost=LostChunks()).missing == (2,)
+
+
+def test_a_stale_directory_is_listed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def list_second_time(*_: object, **__: object) -> list[int]:
+        if not next(calls):
+            raise OSError(errno.ESTALE, "stale")
+        return [7]
+
+    monkeypatch.setattr(disk_use, "unlisted_chunks", list_second_time)
+    assert LostChunks().unlisted(tmp_path, 0, 1000, arrays=False) == [7]
+
+
+def test_all_chunks_of_a_long_stream_can_be_missing(tmp_path: Path) -> None:
+    assert measure_disk(tmp_path, 5, 3000, lost=LostChunks()).missing == tuple(range(5, 3000))
+
+
+def test_listings_take_a_twentieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, listed = [0.0], []
+
+    def list_for_two_seconds(directory: Path, first: int, stop: int, *, arrays: bool) -> list[int]:
+        listed.append(clock[0])
+        clock[0] += 2.0
+        return [7, 9]
+
+    monkeypatch.setattr(disk_use, "unlisted_chunks", list_for_two_seconds)
+    monkeypatch.setattr("lazyshard.inspection.disk_use.time.monotonic", lambda: clock[0])
+    lost = LostChunks()
+    for _ in range(50):
+        # What is retired meanwhile is not missed.
+        first = 8 if clock[0] >= 10 else 0
+        assert lost.unlisted(tmp_path, first, 1000, arrays=False) == ([7, 9] if first == 0 else [9])
+        clock[0] += 1.0
+    assert listed == [0.0, 42.0]
+
+
+def test_chunk_without_a_file_takes_nothing(tmp_path: Path) -> None:
+    chunk(tmp_path, 0, 100, 10)
+    chunk(tmp_path, 1, 100, 10)
+    os.unlink(tmp_path / "chunk_00001.jsonl.completed")
+    assert measure_disk(tmp_path, 0, 2) == DiskUse(size=110, exact=True, chunk_size=110.0, missing=(1,))
+
+
+def test_lines_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    path.write_bytes(b"1\n22\n333\n")
+    assert count_lines(path) == Lines(3, 9, True)
+    path.write_bytes(b"")
+    assert count_lines(path) == Lines(0, 0, True)
+
+
+def test_lines_of_a_long_file_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_use, "_COUNTED_BYTES", 40)
+    monkeypatch.setattr(disk_use, "_READ_BYTES", 20)
+    path = tmp_path / "q"
+    path.write_bytes(b"123456789\n" * 100)
+    assert count_lines(path) == Lines(100, 1000, False)
+    path.write_bytes(b"123456789\n" * 4)
+    assert count_lines(path) == Lines(4, 40, True)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/etc/passwd", path), lambda path: None])
+def test_what_is_no_plain_file_has_no_lines(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    make(tmp_path / "q")
+    assert count_lines(tmp_path / "q") is None
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A stream of 30 made_rows, 3 of web to 1 of code until code, of 5 made_rows, is finished."""
+    (tmp_path / "web.jsonl").write_bytes(made_rows(0, 25))
+    (tmp_path / "code.jsonl").write_bytes(made_rows(100, 105))
+    sources = ("--source", "web.jsonl", "--weight", "3", "--source", "code.jsonl", "--weight", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert main(["run", *sources, "--out", "stream", "--samples-per-chunk", "4", "--no-progress"]) == 0
+    return tmp_path / "stream"
+
+
+def newest(stream: Path, chunks: int) -> None:
+    """Makes a chunk the newest one."""
+    for number in range(chunks, 8):
+        (stream / f"chunk_{number:05d}.jsonl.completed").unlink()
+    (stream / "head.json").unlink()
+    (stream / "stream.end").unlink()
+
+
+def test_shares_are_those_of_the_rows_published_so_far(mixed: Path) -> None:
+    newest(mixed, 3)
+    assert take_survey(mixed, 0.0).mixture == (
+        MixedSource("web.jsonl", 0.75, 0.75, 9, False),
+        MixedSource("code.jsonl", 0.25, 0.25, 3, False),
+    )
+
+
+def test_at_the_end_both_are_finished(mixed: Path) -> None:
+    assert [(one.finished, one.weight) for one in take_survey(mixed, 0.0).mixture] == [(True, 0.0), (True, 0.0)]
+
+
+def test_large_seal_is_not_read_and_a_damaged_one_tells_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture, "_MAX_SEAL_BYTES", 100)
+    found = take_survey(mixed, 0.0)
+    assert (found.mixture, found.problems) == ((), ())
+    monkeypatch.undo()
+    (mixed / "chunk_00007.jsonl.completed").write_bytes(b"{}")
+    assert take_survey(mixed, 0.0).mixture == ()
+
+
+def test_other_streams_have_none(tmp_path: Path) -> None:
+    plain = produce(tmp_path / "plain", 4, end=False)
+    assert take_survey(plain, 0.0).mixture == ()
+    retire(plain, 0, 2)
+    assert take_survey(plain, 0.0).mixture == ()
+    assert take_survey(foreign(tmp_path / "foreign", b'{"id":0}\n'), 0.0).mixture == ()

@@ -1,0 +1,311 @@
+"""Tracing: what a step took, and what became of a sample, as the oracle's lists have it; states that are saved."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
+from lazyshard.format import Cursor
+from lazyshard.format.state import PartState, RunState
+from lazyshard.inspection.tracing import Became, Drawn, Fate, Tracing
+from lazyshard.inspection.tracing_facts import Facts
+from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
+from tests.plan import oracle
+from tests.plan.cases import PROPERTY
+
+ID = "0" * 32
+
+
+def run_state(*parts: PartState, per_chunk: int = 3, unit: int = 3, window: int = 0, seed: int = 0) -> RunState:
+    consumed = sum(part.dp * part.draws for part in parts if part.trained)
+    return RunState(ID, per_chunk, unit, window, seed, None, parts, consumed)
+
+
+def facts(samples: int, ended: bool = True, per_chunk: int = 3, retired: int = 0) -> Facts:
+    return Facts(ID, per_chunk, -(-samples // per_chunk), samples, ended, retired)
+
+
+def traced(state: RunState, known: Facts, step: int | None = None) -> Tracing:
+    return Tracing(SavedState(state, Path("state"), step=step), known, "stream")
+
+
+@st.composite
+def states(draw: st.DrawFn) -> tuple[RunState, int]:
+    """Up to four parts with steps of one or two micro batches; a part in three is skipped."""
+    unit = draw(st.integers(1, 4))
+    total, parts, first = draw(st.integers(30, 70)), [], 0
+    for number in range(draw(st.integers(1, 4))):
+        dp, batch, accumulation = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        draws = draw(st.integers(0, total // dp // 4)) * batch * accumulation
+        skip: tuple[tuple[int, int], ...] = ()
+        if draw(st.booleans()):
+            start = draw(st.integers(0, total - 1))
+            skip = ((start, start + draw(st.integers(1, 4))),)
+        trained = number == 0 or draw(st.integers(0, 2)) > 0
+        parts.append(PartState(dp, batch, draws, None, trained, skip, first, batch * accumulation))
+        first += draws // (batch * accumulation) if trained else 0
+    window, seed = unit * draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    return run_state(*parts, unit=unit, window=window, seed=seed), total
+
+
+def lists(state: RunState, total: int) -> list[list[list[tuple[int, int]]]]:
+    parts = [(part.dp, part.batch_size, part.draws, part.skip) for part in state.parts]
+    return oracle.course_of_draws(state.unit, state.window, state.seed, parts, total)
+
+
+@PROPERTY
+@given(states())
+def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
+    state, total = case
+    tracing = traced(state, facts(total))
+    assert tracing.steps.breaks() == []
+    for number, (part, lanes) in enumerate(zip(state.parts, lists(state, total), strict=True)):
+        each = part.draws_per_step
+        for step in range(part.draws // each if part.trained else 0):
+            expected = [
+                Drawn(part.first_step + step, number, rank, at, *lane[at], "trained")
+                for rank, lane in enumerate(lanes)
+                for at in range(step * each, (step + 1) * each)
+            ]
+            assert list(tracing.at_step(part.first_step + step)) == expected
+            assert list(tracing.at_step(part.first_step + step, part.dp - 1)) == expected[-each:]
+
+
+@PROPERTY
+@given(states())
+def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[RunState, int]) -> None:
+    state, total = case
+    tracing = traced(state, facts(total))
+    expected: dict[tuple[int, int], Drawn] = {}
+    for number, (part, lanes) in enumerate(zip(state.parts, lists(state, total), strict=True)):
+        for rank, lane in enumerate(lanes):
+            for at, (epoch, sample) in enumerate(lane):
+                step = part.first_step + at // part.draws_per_step if part.trained else None
+                became: Became = "trained" if part.trained else "skipped"
+                expected[epoch, sample] = Drawn(step, number, rank, at, epoch, sample, became)
+    for sample in range(total):
+        fates = list(tracing.fates(sample))
+        assert [fate.epoch for fate in fates] == list(tracing.epochs)
+        for fate in fates:
+            drawn = expected.get((fate.epoch, sample))
+            if drawn is not None:
+                assert (fate.became, fate.drawn) == (drawn.became, drawn)
+            else:
+                assert fate.became in ("to come", "left over", "skipped")
+                assert fate.became != "to come" or fate.epoch == tracing.epochs[-1]
+    # Every draw is somebody's fate.
+    assert Counter(epoch for epoch, _ in expected) == Counter(
+        fate.epoch
+        for sample in range(total)
+        for fate in tracing.fates(sample)
+        if fate.drawn is not None and fate.became != "to come"
+    )
+
+
+TWO_PARTS = run_state(PartState(2, 1, 4, draws_per_step=2), PartState(3, 1, 2, first_step=2, draws_per_step=1))
+"""Part 0: [0, 1, 2, 6], [3, 4, 5, 9]; part 1: [7, 8, ...], [10, 15, ...], [11, 18, ...]."""
+
+
+def test_fates_by_hand() -> None:
+    tracing = traced(TWO_PARTS, facts(60))
+    assert list(tracing.fates(5)) == [Fate(5, 0, "trained", Drawn(1, 0, 1, 2, 0, 5, "trained"))]
+    assert list(tracing.fates(15)) == [Fate(15, 0, "trained", Drawn(3, 1, 1, 1, 0, 15, "trained"))]
+    assert list(tracing.fates(12)) == [Fate(12, 0, "to come", Drawn(4, 1, 0, 2, 0, 12, "to come"))]
+
+
+def test_left_out_skipped_and_left_over_are_told_apart() -> None:
+    state = run_state(
+        PartState(2, 2, 2, draws_per_step=2),
+        PartState(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
+        PartState(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
+    )
+    tracing = traced(state, facts(24))
+    # 0 1 and 3 4 are trained, 2 6 and 5 9 skipped; 8 is left out of 7 10 12 13 14 18 and 11 15 16 17 21 22.
+    became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}
+    assert [s for s, fate in became.items() if fate.became == "skipped"] == [2, 5, 6, 8, 9]
+    assert (became[2].drawn, became[2].part) == (Drawn(None, 1, 0, 0, 0, 2, "skipped"), None)
+    assert (became[8].drawn, became[8].part) == (None, 2)
+    assert [s for s, fate in became.items() if fate.became == "left over"] == [19, 20, 23]
+
+
+def test_a_live_stream_tells_what_is_certain() -> None:
+    tracing = traced(TWO_PARTS, facts(21, ended=False))
+    assert tracing.total is None
+    assert list(tracing.fates(20)) == [Fate(20, 0, "to come", Drawn(5, 1, 2, 3, 0, 20, "to come"))]
+    assert list(tracing.fates(21)) == [Fate(21, 0, "not published")]
+    # Published, but of a stripe that is not: if the stream ends now, another rank may draw it.
+    assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate(23, 0, "to come")]
+    with pytest.raises(StateMismatch, match="what step 8 takes is certain once 30 samples are published"):
+        list(tracing.at_step(7))
+
+
+def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
+    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
+    tracing = traced(state, facts(12))
+    assert [stretch.last_epoch for stretch in tracing.stretches] == [0, 1]
+    assert [(fate.epoch, fate.became) for fate in tracing.fates(0)] == [(0, "trained"), (1, "trained")]
+    assert [(fate.epoch, fate.became) for fate in tracing.fates(7)] == [(0, "cut short"), (1, "to come")]
+
+
+def test_max_total_samples_is_the_end() -> None:
+    tracing = traced(replace(TWO_PARTS, max_total_samples=30), facts(40, ended=False))
+    assert tracing.total == 30
+    assert list(tracing.fates(30)) == [Fate(30, 0, "beyond the end")]
+
+
+def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says() -> None:
+    """12 samples, 2 ranks: epochs of 6 positions, steps of 4 and 2."""
+    state = run_state(PartState(2, 1, 12, draws_per_step=4))
+    even, cut = traced(state, facts(12), step=3), traced(state, facts(12), step=4)
+    assert [(even.place(2).start, even.place(2).stop), (cut.place(1).start, cut.place(1).stop)] == [(8, 12), (4, 6)]
+    assert cut.steps.trained == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "known", "expected"),
+    [
+        ({"stream_id": "1" * 32}, facts(60), "the state was saved with stream_id 1{32}, here it is 0{32}"),
+        ({"samples_per_chunk": 4}, facts(60), "saved with samples_per_chunk 4, here it is 3"),
+        ({}, facts(15, ended=False), "has drawn what needs 21 samples, but 15 are published in stream: it is ahead"),
+    ],
+)
+def test_a_state_that_does_not_fit_the_stream_is_refused(
+    change: dict[str, object], known: Facts, expected: str
+) -> None:
+    with pytest.raises(StateMismatch, match=expected):
+        traced(replace(TWO_PARTS, **change), known)  # type: ignore[arg-type]
+
+
+def test_a_state_that_does_not_know_its_steps_says_so() -> None:
+    state = run_state(PartState(2, 1, 4), PartState(3, 1, 2, first_step=2, draws_per_step=1))
+    tracing = traced(state, facts(60))
+    assert [drawn.sample for drawn in tracing.at_step(2)] == [7, 10, 11]
+    with pytest.raises(StateMismatch, match="does not tell what step 2 took: part 0 of 2 does not say how many"):
+        tracing.place(1)
+    assert next(iter(tracing.fates(5))).drawn == Drawn(None, 0, 1, 2, 0, 5, "trained")
+
+
+def test_what_a_later_epoch_leaves_out_was_left_over_before() -> None:
+    """13 samples, 2 ranks: 12 is left over in epoch 0, and left out from the middle of epoch 1 on."""
+    state = run_state(
+        PartState(2, 1, 8, draws_per_step=1), PartState(2, 1, 1, skip=((12, 13),), first_step=8, draws_per_step=1)
+    )
+    fates = list(traced(state, facts(13)).fates(12))
+    assert [(fate.epoch, fate.became) for fate in fates] == [(0, "left over"), (1, "skipped")]
+
+
+STATE = run_state(PartState(2, 1, 6, draws_per_step=2))
+
+FORMAT_1 = {"format": 1, "stream": ID, "samples_per_chunk": 3, "consumed": 12, "step": 3, "dp_size": 2, "batch_size": 1}
+FORMAT_1 |= {"layout": "strided", "window": 2, "seed": 7, "consumer": "sft", "saved_at": 5.0}
+
+
+def save(folder: Path, values: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lazyshard.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_a_checkpoint_tells_its_step_and_consumer(tmp_path: Path) -> None:
+    values = {
+        "step": 3,
+        "consumed": 12,
+        "consumer": "sft",
+        "saved_at": 5,
+        "layout": "strided",
+        "state": STATE.to_dict(),
+    }
+    folder = save(tmp_path / "checkpoint-3", values)
+    for path in (folder, folder / "lazyshard.json"):
+        found = read_state(path)
+        assert (found.state, found.step, found.consumer, found.saved_at) == (STATE, 3, "sft", 5.0)
+        assert (found.folder_step, found.file) == (3, folder / "lazyshard.json")
+
+
+def test_a_state_alone(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_bytes(STATE.encode())
+    found = read_state(tmp_path / "state.json")
+    assert (found.state, found.step, found.consumer, found.folder_step) == (STATE, None, None, None)
+    assert found.saved_at == (tmp_path / "state.json").stat().st_mtime
+
+
+def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
+    state = read_state(save(tmp_path, FORMAT_1)).state
+    assert state == run_state(PartState(2, 1, 6, draws_per_step=2), window=6, seed=7)
+    # Seven steps cannot have taken as many positions each: one at an epoch's end was shorter.
+    save(tmp_path, FORMAT_1 | {"step": 4})
+    assert read_state(tmp_path).state.parts[0].draws_per_step == 0
+    save(tmp_path, FORMAT_1 | {"stream": "first-row-0123", "step": 0, "consumed": 0})
+    assert read_state(tmp_path).state.stream_id is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"state": STATE.to_dict(), "consumed": 11}, "expected consumed = 12 as in the state, found 11"),
+        ({"state": STATE.to_dict() | {"consumed": 11}}, "field 'state.consumed': expected 12"),
+        ({"state": STATE.to_dict(), "layout": "block"}, "the trainer's own sampler shuffled the whole data set"),
+        ({"state": None, "layout": "grouped"}, "the trainer's own sampler grouped by length the whole data set"),
+        ({"step": 3, "model": 1}, "in its field 'state' \\(or 'data'\\), found the fields model, step; write it with"),
+        ({}, "found the fields none; write it with json.dump"),
+        (FORMAT_1 | {"consumed": 11}, "consumed: a multiple of dp_size = 2, found 11"),
+        (FORMAT_1 | {"seed": None}, "seed: an integer from 0, found None"),
+    ],
+)
+def test_files_without_a_state_are_refused(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(StateInvalid, match=expected):
+        read_state(save(tmp_path, values))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b'{"state": {"form', "found 16 bytes that are torn"), (b"[]", "found list"), (None, "there is no such file")],
+)
+def test_files_that_are_torn_or_gone_are_refused(tmp_path: Path, data: bytes | None, expected: str) -> None:
+    if data is not None:
+        (tmp_path / "lazyshard.json").write_bytes(data)
+    with pytest.raises(StateInvalid, match=expected):
+        read_state(tmp_path)
+
+
+def test_files_of_torch_save_are_told_what_to_do(tmp_path: Path) -> None:
+    for data in (b"PK\x03\x04rest", b"\x80\x02}q\x00."):
+        (tmp_path / "state.pt").write_bytes(data)
+        with pytest.raises(StateInvalid, match="this is a file of torch"):
+            read_state(tmp_path / "state.pt")
+
+
+def test_a_state_under_data(tmp_path: Path) -> None:
+    assert read_state(save(tmp_path, {"data": STATE.to_dict(), "step": 3})).state == STATE
+
+
+def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VersionUnsupported, match="format 2, this release of lazyshard reads format 1"):
+        read_state(save(tmp_path, {"state": STATE.to_dict() | {"format": 2}}))
+
+
+def test_cursors(tmp_path: Path) -> None:
+    cursor = Cursor("sft", ID, 12, 0, {}, 5.0, STATE)
+    found = state_of_cursor(tmp_path, cursor)
+    assert found is not None
+    assert (found.state, found.consumer, found.file) == (STATE, "sft", tmp_path / "cursors" / "sft.json")
+    assert state_of_cursor(tmp_path, Cursor("sft", ID, 12, 0, {}, 5.0)) is None
+
+
+def test_checkpoints_are_found_in_a_run_and_in_its_versions(tmp_path: Path) -> None:
+    found = ("checkpoint-10", "checkpoint-9", "v0-20251121-101500/checkpoint-3")
+    for name in (*found, ".hidden/checkpoint-1", "a/b/checkpoint-2"):
+        save(tmp_path / name, {})
+    (tmp_path / "checkpoint-11").mkdir()
+    names = [str(file.parent.relative_to(tmp_path)) for file in checkpoint_files(tmp_path)]
+    assert names == ["checkpoint-9", "checkpoint-10", "v0-20251121-101500/checkpoint-3"]
+    file = tmp_path / "checkpoint-9" / "lazyshard.json"
+    assert checkpoint_files(file.parent) == checkpoint_files(file) == [file]

@@ -1,0 +1,225 @@
+"""From a row back to its line, and from a place in a source to its rows: on streams that the producer has made."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from lazyshard.errors import StateMismatch
+from lazyshard.inspection.tracing_origins import Origin, Origins
+from lazyshard.inspection.tracing_sources import SourcePlace, SourceRows, find_source
+from lazyshard.inspection.tracing_text import find_text
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.retire import retire
+from tests.producer.commands import run
+from tests.stream.streams import foreign, produce
+
+A = [f'{{"a": {number}}}\n' for number in range(7)]
+B = [f'  {{"b": {number}}} \r\n' for number in range(6)]
+
+
+def produced(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: object) -> Origins:
+    """A stream of a.jsonl and b.jsonl, 13 rows in chunks of 4; the folder is then the current one."""
+    (folder / "a.jsonl").write_text("".join([*A[:2], "\n", *A[2:]]), encoding="utf-8")
+    (folder / "b.jsonl").write_bytes("".join(B).encode())
+    sources = more or ("--source", "a.jsonl", "b.jsonl")
+    done = run("run", *sources, "--out", "stream", "--samples-per-chunk", 4, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(folder)
+    return Origins(folder / "stream", range(4))
+
+
+def told(origins: Origins, samples: int = 13) -> list[str]:
+    return [" or ".join(map(str, origins.of(*divmod(sample, 4)))) for sample in range(samples)]
+
+
+IN_ORDER = [
+    *("a.jsonl:1", "a.jsonl:2", "a.jsonl:4", "a.jsonl:5"),
+    *("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "b.jsonl:1"),
+    *("b.jsonl:2", "b.jsonl:3", "b.jsonl:4", "b.jsonl:5"),
+    "b.jsonl:6",
+]
+
+
+def test_the_line_of_every_row_of_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(produced(tmp_path, monkeypatch)) == IN_ORDER
+
+
+def test_files_mixed_by_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = ("--source", "a.jsonl", "--weight", 1, "--source", "b.jsonl", "--weight", 1)
+    found = told(produced(tmp_path, monkeypatch, *mixed))
+    assert found[:4] == ["a.jsonl:1", "b.jsonl:1", "a.jsonl:2", "b.jsonl:2"]
+    assert sorted(found) == sorted(IN_ORDER)
+
+
+@pytest.mark.parametrize("block", [4, 6, 100])
+def test_rows_shuffled_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    shuffled = ("--source", "a.jsonl", "b.jsonl", "--shuffle", block)
+    origins = produced(tmp_path, monkeypatch, *shuffled)
+    reader = open_now(tmp_path / "stream")
+    lines = {"a": (tmp_path / "a.jsonl").read_text().splitlines(), "b": [line.strip() for line in B]}
+    for sample, place in enumerate(told(origins)):
+        name, number = place.split(".jsonl:")
+        assert lines[name][int(number) - 1] == reader.open_chunk(sample // 4).line(sample % 4).decode().strip()
+    # The first chunk alone ends within a block, unless that has its very size: what was read for it cannot be told yet.
+    (of_first,) = {len(Origins(tmp_path / "stream", range(1)).of(0, row)) for row in range(4)}
+    assert of_first == (1 if block == 4 else 0)
+
+
+def test_lines_that_are_alike_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "A", ["{}\n", '{"a": 1}\n', "{}\n"])
+    assert told(produced(tmp_path, monkeypatch), 3) == ["a.jsonl:1 or a.jsonl:4", "a.jsonl:2", "a.jsonl:1 or a.jsonl:4"]
+
+
+def test_what_a_chunk_was_made_of_where_no_line_equals_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origins = produced(tmp_path, monkeypatch)
+    (tmp_path / "b.jsonl").write_bytes("".join(B).replace("3", "8").encode())
+    assert origins.of(2, 1) == (Origin("b.jsonl", (3,), (2, 6)),)
+    assert origins.of(2, 2) == (Origin("b.jsonl", (), (2, 6), "no line there equals the row"),)
+    (tmp_path / "b.jsonl").unlink()
+    why = "the file cannot be read: No such file or directory"
+    # Of a chunk that two files went into: either, as long as the row is in none of them.
+    origins = Origins(tmp_path / "stream", range(4))
+    assert told(origins)[6:9] == [
+        "a.jsonl:8",
+        f"a.jsonl, lines 6 to 8 (no line there equals the row) or b.jsonl, line 1 ({why})",
+        f"b.jsonl, lines 2 to 5 ({why})",
+    ]
+
+
+def test_compressed_files_tell_the_lines_that_come_into_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(f'{{"a":{n}}}\n' for n in range(13)).encode()))
+    found = told(produced(tmp_path, monkeypatch, "--source", "a.jsonl.gz"))
+    assert found[0] == "a.jsonl.gz, lines 1 to 4 (the file is compressed)"
+    assert found[12] == "a.jsonl.gz, line 13 (the file is compressed)"
+
+
+def test_sources_without_lines_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users.py").write_text("def rows(at):\n for n in range(13):\n  yield {'id': n}, n\n")
+    found = told(produced(tmp_path, monkeypatch, "--source", "python:users:rows"))
+    assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
+
+
+def test_after_deletion_nothing_is_told_of_the_first_chunk_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produced(tmp_path, monkeypatch)
+    retire(tmp_path / "stream", 1, 4)
+    origins = Origins(tmp_path / "stream", range(1, 4))
+    assert (origins.of(0, 0), origins.of(1, 0)) == ((), ())
+    assert str(origins.of(2, 0)[0]) == "b.jsonl:2"
+
+
+def test_a_stream_of_another_program_is_refused(tmp_path: Path) -> None:
+    produce(tmp_path / "plain", 4)
+    with pytest.raises(
+        StateMismatch, match="the seal of chunk 0 does not say which sources it was read from; leave out"
+    ):
+        Origins(tmp_path / "plain", range(2)).of(0, 0)
+
+
+LINES = [f'{{"id": {number}}}\n' for number in range(20)]
+"""10 bytes each up to line 10, then 11."""
+
+
+def produced_of(folder: Path, *more: object, lines: list[str] = LINES) -> Path:
+    (folder / "in.jsonl").write_text("".join(lines), encoding="utf-8")
+    done = run("run", "--source", "in.jsonl", "--out", "stream", "--samples-per-chunk", "4", *more, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "stream"
+
+
+def find(folder: Path, first: int = 0, *, chunks: int = 5, **place: int) -> SourceRows:
+    return find_source(folder / "stream", range(first, chunks), 4, SourcePlace(str(folder / "in.jsonl"), **place))
+
+
+def test_rows_of_bytes_and_lines(tmp_path: Path) -> None:
+    produced_of(tmp_path, lines=[*LINES[:11], "\n", *LINES[11:]])
+    assert find(tmp_path, byte=0) == find(tmp_path, byte=9) == find(tmp_path, line=1) == SourceRows((0, 1), (0,))
+    assert find(tmp_path, byte=10) == find(tmp_path, line=2) == SourceRows((0, 1), (1,))
+    assert find(tmp_path, byte=40) == SourceRows((1, 2), (4,))
+    assert find(tmp_path, line=11) == SourceRows((2, 3), (10,))
+    assert find(tmp_path, line=13) == SourceRows((2, 3), (11,))
+    assert find(tmp_path, line=21) == SourceRows((4, 5), (19,))
+    with pytest.raises(StateMismatch, match="line 12: that line is blank"):
+        find(tmp_path, line=12)
+    with pytest.raises(StateMismatch, match="line 22: of this source 21 lines are published so far; look for"):
+        find(tmp_path, line=22)
+
+
+def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
+    stream = produced_of(tmp_path, "--shuffle", 10)
+    reader = open_now(stream)
+    wanted = {reader.open_chunk(n // 4).line(n % 4): n for n in range(20)}
+    for number, line in enumerate(LINES, 1):
+        assert find(tmp_path, line=number).samples == (wanted[line.encode()],)
+    # Of the first block, as long as only its first chunk is there.
+    there = [n for n in range(4) if find(tmp_path, chunks=1, line=int(reader.open_chunk(0).row(n)["id"]) + 1).samples]
+    assert there == [0, 1, 2, 3]
+
+
+def test_rows_that_are_alike_are_all_named(tmp_path: Path) -> None:
+    produced_of(tmp_path, lines=["{}\n"] * 20)
+    assert find(tmp_path, line=6) == SourceRows((1, 2), (4, 5, 6, 7))
+
+
+def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
+    produced_of(tmp_path)
+    (tmp_path / "in.jsonl").write_text("".join(LINES).replace("7", "8"), encoding="utf-8")
+    found = find(tmp_path, line=8)
+    assert (found.chunks, found.samples) == ((1, 2), ())
+    assert found.why == (
+        "no row there equals that line, so rows are not published as the lines are, or the file has changed since"
+    )
+    (tmp_path / "in.jsonl").unlink()
+    assert find(tmp_path, line=8).why == "the file cannot be read (No such file or directory)"
+
+
+def test_a_compressed_source_tells_the_chunk(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress("".join(LINES).encode()))
+    done = run("run", "--source", "in.jsonl.gz", "--out", "stream", "--samples-per-chunk", 4, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = find_source(tmp_path / "stream", range(5), 4, SourcePlace(str(tmp_path / "in.jsonl.gz"), line=7))
+    assert found == SourceRows((1, 2), why="the file is compressed; `--text` searches the published rows")
+
+
+def test_a_line_with_white_space_around_it_is_found(tmp_path: Path) -> None:
+    produced_of(tmp_path, lines=[f"  {line.rstrip()} \r\n" for line in LINES])
+    assert find(tmp_path, line=8).samples == (7,)
+
+
+def test_deleted_chunks_are_named_as_a_range(tmp_path: Path) -> None:
+    retire(produced_of(tmp_path), 2, 5)
+    found = find(tmp_path, 2, line=2)
+    assert found.chunks == (0, 3)
+    assert found.why == (
+        "the chunks below 2 are deleted, and the row was most likely in one of them; if not, rows are not published as "
+        "the lines are, or the file has changed since"
+    )
+    assert find(tmp_path, 2, line=9).samples == (8,)
+
+
+def test_sources_that_the_stream_does_not_have(tmp_path: Path) -> None:
+    produced_of(tmp_path)
+    with pytest.raises(StateMismatch, match=r"other.jsonl: none of the stream's sources, which are: in.jsonl; look"):
+        find_source(tmp_path / "stream", range(5), 4, SourcePlace("other.jsonl", line=1))
+    produce(tmp_path / "plain", 4)
+    with pytest.raises(StateMismatch, match="its seals hold no positions in sources: another program"):
+        find_source(tmp_path / "plain", range(2), 2, SourcePlace("in.jsonl", line=1))
+    with pytest.raises(StateMismatch, match="no chunk is there"):
+        find_source(tmp_path / "plain", range(0), 2, SourcePlace("in.jsonl", line=1))
+
+
+def test_texts(tmp_path: Path) -> None:
+    foreign(tmp_path, b'{"a":"x\\"y"}\n{"a":"\xc3\xa4"}\n', b'{"a":"\\u00e4"}\n{"a":"b"}\n')
+    stream = open_now(tmp_path)
+    told: list[tuple[str, int, int]] = []
+    found = list(find_text(stream, range(2), "\u00e4", lambda *look: told.append(look)))
+    assert found == [1, 2]
+    assert told == [("searching", 0, 2), ("searching", 1, 2), ("searching", 2, 2)]
+    assert list(find_text(stream, range(2), 'x"y')) == [0]
+    assert list(find_text(stream, range(1, 2), '"a"')) == [2, 3]

@@ -1,0 +1,243 @@
+"""A verification beside a producer at work is told of no fault; of one that was killed, of nothing but leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from lazyshard import ChunkWriter
+from lazyshard.errors import StreamMismatch
+from lazyshard.format import Head
+from lazyshard.inspection import verification
+from lazyshard.inspection.verification import verify
+from lazyshard.inspection.verification_facts import SILENT_S, is_running
+from lazyshard.stream.pacing import STALE_HEARTBEAT_S
+from lazyshard.stream.retire import retire
+from tests.stream.damage import delete, edit, found, head, move, put, shortened, stream
+from tests.stream.streams import HERE, produce, wait_until
+
+C0, C1, C2, C3 = (f"chunk_0000{chunk}.jsonl" for chunk in range(4))
+S0, S1, S2, S3 = (f"chunk_0000{chunk}.jsonl.completed" for chunk in range(4))
+
+PRODUCER: Final = """
+import sys
+from pathlib import Path
+from lazyshard import ChunkWriter
+from lazyshard.stream.pacing import STALE_HEARTBEAT_S
+from lazyshard.stream.retire import retire
+
+directory, keep = Path(sys.argv[1]), int(sys.argv[2])
+writer = ChunkWriter(directory, 2)
+while True:
+    writer.write({"id": writer.samples})
+    if keep and writer.published_chunks > keep:
+        retire(directory, writer.published_chunks - keep, writer.published_chunks)
+"""
+
+
+@contextmanager
+def producer(directory: Path, keep: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """Writes without end; deletes all but the newest chunks if it is to keep only so many."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRODUCER, str(directory), str(keep)], env={**os.environ, "PYTHONPATH": str(HERE)}
+    )
+    try:
+        wait_until((directory / "head.json").exists, "the producer's head")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_producer_at_work_is_no_fault(keep: int, tmp_path: Path) -> None:
+    with producer(tmp_path / "stream", keep) as process:
+        first = head(tmp_path / "stream").chunks
+        looks = [verify(tmp_path / "stream")]
+        while looks[-1].chunks <= first + 20:
+            looks.append(verify(tmp_path / "stream"))
+        assert process.poll() is None
+    assert {look.running for look in looks} == {True}
+    assert [shortened(look) for look in looks] == [[]] * len(looks)
+    assert looks[-1].samples == 2 * (looks[-1].chunks - looks[-1].retired) or keep
+    assert (looks[-1].retired > 0) is (keep > 0)
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_killed_producer_leaves_leftovers_at_most(keep: int, tmp_path: Path) -> None:
+    directory = tmp_path / "stream"
+    for _ in range(6):
+        with producer(directory, keep) as process:
+            published = head(directory).chunks + 3
+            wait_until(partial(is_published, directory, published), "3 chunks")
+            process.send_signal(signal.SIGKILL)
+        killed = verify(directory)
+        assert not killed.running
+        assert {finding.severity for finding in killed.findings} <= {"leftover"}
+        # Where it cannot be known that its process has ended, what it leaves counts as being in its hands for a while.
+        edit("head.json", process="another boot", updated_at=time.time())(directory)
+        fresh, later = (verify(directory, clock=partial(after, seconds)) for seconds in (0.0, 16.0))
+        assert (fresh.running, fresh.findings) == (True, ())
+        assert not later.running
+        assert {finding.severity for finding in later.findings} <= {"leftover"}
+    produce(directory, head(directory).samples + 3)
+    assert not found(directory)
+
+
+def test_what_lies_beyond_the_head_of_a_running_producer_is_in_its_hands(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 2) as writer:
+        for number in range(5):
+            writer.write({"id": number})
+        put(C2, b"x")(tmp_path)
+        put(S3, b"x")(tmp_path)
+        verified = verify(tmp_path)
+        assert (verified.running, verified.chunks, verified.findings) == (True, 2, ())
+        delete(C2, S3)(tmp_path)
+    assert not found(tmp_path)
+
+
+def test_partial_chunk_is_published_only_with_the_end(tmp_path: Path) -> None:
+    stream(tmp_path)
+    delete("stream.end")(tmp_path)
+    edit("head.json", chunks=2, samples=4, ended=False, state="running", pid=os.getpid(), updated_at=time.time())(
+        tmp_path
+    )
+    verified = verify(tmp_path)
+    assert (verified.running, verified.chunks, verified.findings) == (True, 2, ())
+
+
+def after(seconds: float) -> float:
+    return time.time() + seconds
+
+
+def is_published(directory: Path, chunks: int) -> bool:
+    return head(directory).chunks >= chunks
+
+
+HEAD: Final = Head(1, 2, False, "running", 0.0, "host", 1, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "gone", "now", "running"),
+    [
+        (HEAD, None, 1001.0, True),
+        (HEAD, False, 1000.0 + SILENT_S, True),
+        (HEAD, False, 1001.0 + SILENT_S, False),
+        (HEAD, True, 1000.0 + STALE_HEARTBEAT_S, True),
+        (HEAD, True, 1001.0 + STALE_HEARTBEAT_S, False),
+        # The producer's clock is ahead.
+        (HEAD, None, 900.0, True),
+        (replace(HEAD, state="waiting"), None, 1001.0, True),
+        (replace(HEAD, state="idle"), False, 1001.0, False),
+        (replace(HEAD, state="failed"), False, 1001.0, False),
+        (replace(HEAD, state="finished", ended=True), False, 1001.0, False),
+    ],
+)
+def test_whether_a_producer_is_at_work(told: Head, gone: bool | None, now: float, running: bool) -> None:
+    assert is_running(told, gone, now) is running
+
+
+def live(directory: Path) -> Path:
+    """Three chunks of a producer that is at work, and says nothing for the rest of the test."""
+    stream(directory, 6, end=False)
+    edit("head.json", state="running", pid=os.getpid(), updated_at=time.time())(directory)
+    return directory
+
+
+def test_files_that_appear_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network filesystem that remembers that they were not there."""
+    monkeypatch.setattr(verification, "_LOOK_S", 0.001)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    live(tmp_path / "stream")
+    for name in (S1, C2):
+        (tmp_path / "stream" / name).rename(hidden / name)
+
+    def show(phase: str, done: int, total: int) -> None:
+        if done == total:
+            for name in (S1, C2):
+                (hidden / name).rename(tmp_path / "stream" / name)
+
+    verified = verify(tmp_path / "stream", report=show)
+    assert (verified.samples, verified.findings) == (6, ())
+
+
+def test_files_that_do_not_appear_in_time_are_missing(tmp_path: Path) -> None:
+    delete(S1, C2)(live(tmp_path))
+    assert found(tmp_path, grace_s=0.0) == [
+        ("damage seal-missing", S1, "a seal", "no such file although the chunk counts as published"),
+        ("damage data-missing", C2, "the rows of the chunk", "no such file although a seal is there"),
+    ]
+
+
+def test_chunks_deleted_by_the_producer_meanwhile_are_not_missing(tmp_path: Path) -> None:
+    def delete_some(phase: str, done: int, total: int) -> None:
+        if done == 0:
+            assert retire(tmp_path, 2, 3) == 2
+
+    verified = verify(live(tmp_path), report=delete_some)
+    assert (verified.retired, verified.chunks, verified.samples, verified.findings) == (0, 3, 2, ())
+    verified = verify(tmp_path)
+    assert (verified.retired, verified.chunks, verified.samples, verified.findings) == (2, 3, 2, ())
+
+
+def test_deleted_chunks_that_are_there_again_are_left_over(tmp_path: Path) -> None:
+    """As a power cut leaves it."""
+    stream(tmp_path, 6, end=False)
+    for name in (C0, S0):
+        move(name, f"{name}.kept")(tmp_path)
+    retire(tmp_path, 2, 3)
+    for name in (C0, S0):
+        move(f"{name}.kept", name)(tmp_path)
+    expected = "no chunk below 2, which retired.json says are deleted"
+    assert found(tmp_path) == [
+        ("leftover retired", C0, expected, "the file"),
+        ("leftover retired", S0, expected, "the file"),
+    ]
+    produce(tmp_path, 6, end=False)
+    assert not found(tmp_path)
+
+
+def test_newest_chunk_is_never_deleted(tmp_path: Path) -> None:
+    stream(tmp_path, 6, end=False)
+    retire(tmp_path, 2, 3)
+    edit("retired.json", chunks_before=3)(tmp_path)
+    assert found(tmp_path) == [
+        (
+            "damage retired",
+            "retired.json",
+            "at least the newest chunk kept, as its producer does",
+            "all chunks below 3 deleted",
+        ),
+        ("leftover retired", C2, "no chunk below 3, which retired.json says are deleted", "the file"),
+        ("leftover retired", S2, "no chunk below 3, which retired.json says are deleted", "the file"),
+    ]
+    put("retired.json", b"{")(tmp_path)
+    assert [finding[:2] for finding in found(tmp_path)] == [("damage invalid", "retired.json")]
+
+
+def test_mark_of_another_stream_deletes_nothing(tmp_path: Path) -> None:
+    stream(tmp_path, 6, end=False)
+    put("retired.json", b'{"format":1,"stream_id":"%s","chunks_before":2,"updated_at":0}' % (b"0" * 32))(tmp_path)
+    [(kind, file, _, actual)] = found(tmp_path)
+    assert (kind, file, actual) == ("leftover other-stream", "retired.json", f"stream {'0' * 32}")
+
+
+def test_stream_that_is_replaced_meanwhile(tmp_path: Path) -> None:
+    def replace_it(phase: str, done: int, total: int) -> None:
+        if done == 0:
+            edit("stream.json", stream_id="0" * 32)(tmp_path)
+
+    with pytest.raises(StreamMismatch, match="replaced while it was looked at"):
+        verify(stream(tmp_path), report=replace_it)

@@ -1,0 +1,166 @@
+"""A producer's command that publishes to a bucket, and what is to hold of what it leaves there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from lazyshard.format import Seal
+from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.store.urls import UrlPath
+from tests.harness.processes.commands import Commands
+from tests.producer.commands import DEADLINE_S
+from tests.store.server import Server
+
+LASTING = {"head.json", "stream.end", "stream.json", "stream.owner"}
+"""What an ended stream has besides its chunks."""
+
+CHANGES = ("PUT", "DELETE", "POST")
+
+When = Literal["before", "after"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that others bring about."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Run:
+    """A command line that publishes to a URL, with a spool.
+
+    Attributes:
+        changes: what the last run has asked the store to change, in order: method and name.
+    """
+
+    def __init__(self, nursery: Commands, server: Server, url: UrlPath, root: Path, *options: object) -> None:
+        self.nursery = nursery
+        self.server = server
+        self.url = url
+        self.root = root
+        self.spool = root / "spool-0"
+        self.options = options
+        self.changes: list[tuple[str, str]] = []
+        self._spools = itertools.count(1)
+
+    def move(self) -> None:
+        """To another machine: one with an empty spool."""
+        self.spool = self.root / f"spool-{next(self._spools)}"
+
+    def arguments(self, *options: object) -> list[object]:
+        return ["run", "--out", self.url, "--spool", self.spool, *self.options, *options]
+
+    def start(self, *options: object, **more: Any) -> int:
+        self.changes = []
+        return self.nursery.start(*self.arguments(*options), most_s=60.0, **more)
+
+    def run(self, *options: object, **more: Any) -> tuple[int, str]:
+        with Watched(self.server, self.note):
+            return self.nursery.wait(self.start(*options, **more))
+
+    def finish(self, *options: object) -> str:
+        code, said = self.run(*options)
+        assert code == 0, said
+        return said
+
+    def note(self, method: str, key: str) -> None:
+        if method in CHANGES:
+            self.changes.append((method, key.removeprefix(f"{self.url.key}/")))
+
+    def kill_at(self, number: int, when: When, *options: object) -> tuple[int, str]:
+        """Runs until the request of that number (from 0) to change something, and kills it before or after that."""
+        started, pid = threading.Event(), 0
+
+        def fault(method: str, key: str) -> Any:
+            if method not in CHANGES:
+                return None
+            self.note(method, key)
+            if len(self.changes) != number + 1:
+                return None
+            started.wait()
+            if when == "before":
+                os.kill(pid, signal.SIGKILL)
+                return 503, b""
+
+            def kill(body: bytes) -> list[bytes]:
+                os.kill(pid, signal.SIGKILL)
+                return [body]
+
+            return kill
+
+        with Watched(self.server, fault):
+            pid = self.start(*options)
+            started.set()
+            return self.nursery.wait(pid)
+
+    def objects(self) -> dict[str, bytes]:
+        """All objects of the stream, by name."""
+        return objects(self.url)
+
+
+class Watched:
+    """A context manager in which a server calls a function for each request."""
+
+    def __init__(self, server: Server, fault: Callable[[str, str], Any]) -> None:
+        self._server = server
+        self._fault = fault
+
+    def __enter__(self) -> None:
+        self._before, self._server.fault = self._server.fault, self._fault
+
+    def __exit__(self, *error: object) -> None:
+        self._server.fault = self._before
+
+
+def objects(url: UrlPath, folder: str = "") -> dict[str, bytes]:
+    """All objects under a URL, by name."""
+    store, prefix = url.store, "/".join(filter(None, (url.key, folder)))
+    found: dict[str, bytes] = {}
+    try:
+        names = store.list(prefix)
+    except FileNotFoundError:
+        return {}
+    for name in names:
+        path = f"{folder}/{name}" if folder else name
+        try:
+            found[path] = store.get(f"{prefix}/{name}".lstrip("/"))
+        except FileNotFoundError:
+            found |= objects(url, path)
+    return found
+
+
+def ids(found: dict[str, bytes]) -> list[int]:
+    """Ids of all published rows, in order, each checked against its seal."""
+    rows: list[int] = []
+    for chunk in range(sum(name.endswith(".completed") for name in found)):
+        seal = Seal.decode(found[seal_name(chunk)], chunk)
+        lines = found[chunk_name(chunk)].splitlines(keepends=True)
+        assert [xxhash.xxh3_64_intdigest(line) for line in lines] == seal.digests.tolist()
+        rows += [json.loads(line)["id"] for line in lines]
+    return rows
+
+
+def chunk_names(chunks: int) -> set[str]:
+    return {name for chunk in range(chunks) for name in (chunk_name(chunk), seal_name(chunk))}
+
+
+def check_ended(found: dict[str, bytes], rows: int, per_chunk: int, *more: str) -> None:
+    """Whether the stream holds the rows, each once and in order, says so, and nothing else is there."""
+    assert ids(found) == list(range(rows))
+    chunks = -(-rows // per_chunk)
+    assert set(found) == LASTING | chunk_names(chunks) | set(more)
+    end = json.loads(found["stream.end"])
+    assert (end["format"], end["chunks"], end["samples"]) == (1, chunks, rows)
+    head = json.loads(found["head.json"])
+    assert (head["chunks"], head["samples"], head["ended"], head["state"]) == (chunks, rows, True, "finished")

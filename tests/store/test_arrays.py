@@ -1,0 +1,209 @@
+"""Streams whose rows hold arrays, in a bucket: put there, read through the cache of a node, deleted, restored."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.inspection.verification import verify
+from lazyshard.store.mirror_place import AHEAD_VARIABLE, BYTES_VARIABLE
+from lazyshard.store.objects import ObjectStore
+from lazyshard.store.urls import UrlPath
+from lazyshard_producer.holding.disk import chunk_size
+from lazyshard_producer.shipping.backlog import Backlog
+from lazyshard_producer.shipping.chunks import put_chunk
+from lazyshard_producer.shipping.found import look
+from lazyshard_producer.shipping.ownership import Ownership, find_owner, next_owner
+from lazyshard_producer.shipping.restoring import restore
+from lazyshard_producer.shipping.retiring import Retiring
+from lazyshard_producer.shipping.shipper import Shipper
+from lazyshard_producer.shipping.spool import Spool
+from lazyshard_producer.shipping.tries import Tries
+from tests.store.producing import until
+from tests.store.server import Server
+from tests.store.streams import upload
+from tests.stream.arrays import expected, produce, values
+from tests.stream.consuming import cursor
+from tests.stream.damage import cut, flip
+from tests.stream.streams import names
+
+
+def read(url: UrlPath) -> list[Any]:
+    return [values(row) for row in StreamReader(url, max_wait=0)]
+
+
+def copies(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "cache").glob("*/*"))
+
+
+def test_side_file_is_fetched_with_its_chunk_and_once(
+    server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AHEAD_VARIABLE, "0")
+    upload(produce(tmp_path / "stream", 6), bucket)
+    server.asked.clear()
+    assert read(bucket) == read(bucket) == expected(0, 6)
+    fetched = [key.rpartition("/")[2] for method, key in server.asked if method == "GET" and ".arrays" in key]
+    assert sorted(fetched) == [arrays_name(number) for number in range(3)]
+    assert copies(tmp_path) == sorted(name(n) for n in range(3) for name in (arrays_name, chunk_name, seal_name))
+    dataset = LazyShardedDataset(bucket, dp_rank=0, dp_size=1, shuffle_window=4)
+    assert sorted(values(dataset[index]) for index in range(6)) == expected(0, 6)
+    assert not verify(bucket).findings
+
+
+def test_bounded_cache_counts_side_files_and_lets_go_of_them(
+    server: Server, bucket: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AHEAD_VARIABLE, "0")
+    produce(tmp_path / "stream", 8)
+    sizes = [chunk_size(tmp_path / "stream", number, True) for number in range(4)]
+    monkeypatch.setenv(BYTES_VARIABLE, str(sizes[0] + sizes[1] + 31))
+    upload(tmp_path / "stream", bucket)
+    reader = StreamReader(bucket)
+    for sample in range(8):
+        assert values(reader.read(sample)) == expected(sample, sample + 1)[0]
+        taken = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
+        assert taken <= sizes[0] + sizes[1] + 31
+        of_chunks = {name.partition(".")[0] for name in copies(tmp_path)}
+        assert len(copies(tmp_path)) == 3 * len(of_chunks)
+
+
+def test_damaged_side_file_is_fetched_twice_and_told(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+    folder = produce(tmp_path / "stream", 4)
+    flip(arrays_name(1), 17)(folder)
+    upload(folder, bucket)
+    reader = StreamReader(bucket, max_wait=0)
+    assert values(reader.read(2)) == expected(2, 3)[0]
+    with pytest.raises(ChunkCorrupt, match=r"s3://.*/chunk_00001.arrays: row 1 \(byte 16\): expected XXH3"):
+        reader.read(3)
+    assert arrays_name(1) not in copies(tmp_path)
+    flip(arrays_name(1), 17)(folder)
+    upload(folder, bucket)
+    assert read(bucket) == expected(0, 4)
+
+
+def test_cut_side_file_is_told(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+    folder = produce(tmp_path / "stream", 4)
+    cut(arrays_name(1), 8)(folder)
+    upload(folder, bucket)
+    with pytest.raises(ChunkCorrupt, match=r"chunk_00001.arrays: expected 32 bytes as sealed, found 8 bytes"):
+        StreamReader(bucket, max_wait=0).read(2)
+
+
+def test_side_file_that_is_not_there_is_told(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+    folder = produce(tmp_path / "stream", 4)
+    (folder / arrays_name(1)).unlink()
+    upload(folder, bucket)
+    with pytest.raises(ChunkMissing, match=r"s3://.*/chunk_00001.arrays: chunk 1 is published"):
+        StreamReader(bucket, max_wait=0).read(2)
+    assert not [name for name in copies(tmp_path) if "00001" in name]
+
+
+def test_copy_whose_side_file_is_lost_is_fetched_again(server: Server, bucket: UrlPath, tmp_path: Path) -> None:
+    upload(produce(tmp_path / "stream", 2), bucket)
+    assert read(bucket) == expected(0, 2)
+    [path] = (tmp_path / "cache").glob(f"*/{arrays_name(0)}")
+    path.unlink()
+    assert read(bucket) == expected(0, 2)
+    os.truncate(path, 3)
+    assert read(bucket) == expected(0, 2)
+
+
+class Shipping:
+    """What puts a spool to the store, without the command whose rows hold no arrays."""
+
+    def __init__(self, url: UrlPath, root: Path) -> None:
+        self.store = ObjectStore(str(url), patience_s=0)
+        self.tries = Tries(str(url), 5.0, "", pause=lambda seconds: False)
+        self.spool = Spool(root, self.store.url)
+        before = find_owner(self.store, self.tries)
+        self.ownership = Ownership(self.store, self.tries, next_owner(before.owner, time.time()))
+        self.ownership.take(before)
+        self.found = look(self.store, self.tries, None)
+        stream = self.spool.stream
+        self.backlog = Backlog(self.found.chunks, [], lambda chunk: chunk_size(stream, chunk, True))
+        self.retiring = Retiring(self.store, self.tries, self.ownership.check, stream, self.backlog, self.found)
+
+    def ship(self, chunks: int) -> None:
+        stop = threading.Event()
+        shipper = Shipper(
+            self.store, self.tries, self.spool, self.ownership, self.retiring, self.backlog, self.found, stop
+        )
+        self.backlog.announce(chunks)
+        shipper.start()
+        shipper.begin_to_close()
+        until(shipper.is_complete)
+
+
+@pytest.fixture
+def shipping(server: Server, bucket: UrlPath, tmp_path: Path) -> Shipping:
+    return Shipping(bucket, tmp_path / "spool")
+
+
+def test_side_file_is_put_before_its_seal(server: Server, bucket: UrlPath, shipping: Shipping) -> None:
+    produce(shipping.spool.stream, 7)
+    shipping.ship(4)
+    put = [key.rpartition("/")[2] for method, key in server.asked if method == "PUT"]
+    chunks = [name for name in put if name.startswith("chunk_")]
+    assert chunks == [name(number) for number in range(4) for name in (arrays_name, chunk_name, seal_name)]
+    assert read(bucket) == expected(0, 7)
+    assert not verify(bucket).findings
+    assert shipping.backlog.total(0, 4) == sum(chunk_size(shipping.spool.stream, number, True) for number in range(4))
+
+
+def test_deleting_in_the_store_leaves_no_side_file(bucket: UrlPath, shipping: Shipping) -> None:
+    produce(shipping.spool.stream, 8, end=False)
+    stream_id = StreamReader(shipping.spool.stream).stream_id
+    shipping.ship(4)
+    cursor(bucket, "run", consumed=6, chunks_before=3, stream_id=stream_id)
+    shipping.retiring.want(3)
+    shipping.retiring.finish()
+    kept = [name for name in shipping.store.list() if name.startswith("chunk_")]
+    assert sorted(kept) == sorted([arrays_name(3), chunk_name(3), seal_name(3)])
+
+
+def test_spool_made_of_the_store_goes_on_with_its_arrays(bucket: UrlPath, shipping: Shipping, tmp_path: Path) -> None:
+    produce(shipping.spool.stream, 4, end=False)
+    shipping.ship(2)
+    found = look(shipping.store, shipping.tries, 2)
+    assert not found.unsealed
+    restore(shipping.store, shipping.tries, found, tmp_path / "restored", time.time())
+    assert {arrays_name(1), chunk_name(1), seal_name(1)} <= set(names(tmp_path / "restored"))
+    produce(tmp_path / "restored", 6)
+    assert not verify(tmp_path / "restored").findings
+
+
+def test_lost_and_unsealed_side_files_in_the_store_are_told(bucket: UrlPath, shipping: Shipping) -> None:
+    produce(shipping.spool.stream, 4, end=False)
+    shipping.ship(2)
+    shipping.store.put(arrays_name(2), b"of a chunk that was never sealed")
+    assert look(shipping.store, shipping.tries, 2).unsealed == [arrays_name(2)]
+    shipping.store.delete(arrays_name(0))
+    with pytest.raises(ChunkMissing, match=r"chunk_00000.arrays: sealed, but its side file is missing"):
+        look(shipping.store, shipping.tries, 2)
+
+
+def test_side_file_that_a_killed_producer_has_left_is_replaced_and_one_that_is_sealed_stays(
+    shipping: Shipping, tmp_path: Path
+) -> None:
+    ours, others = produce(tmp_path / "ours", 2), produce(tmp_path / "others", 4)
+    mine = [(ours / name(0)).read_bytes() for name in (chunk_name, seal_name, arrays_name)]
+    theirs = [(others / name(1)).read_bytes() for name in (chunk_name, seal_name, arrays_name)]
+    check = shipping.ownership.check
+    shipping.store.put(arrays_name(0), theirs[2])
+    put_chunk(shipping.store, shipping.tries, check, 0, *mine)
+    assert shipping.store.get(arrays_name(0)) == mine[2]
+    # The same rows and seal with other arrays are another chunk.
+    with pytest.raises(StreamInvalid, match="another producer has published this chunk, with other rows"):
+        put_chunk(
+            shipping.store, shipping.tries, check, 0, mine[0], theirs[1].replace(b'"chunk":1', b'"chunk":0'), theirs[2]
+        )
+    assert shipping.store.get(arrays_name(0)) == mine[2]

@@ -1,0 +1,205 @@
+"""A producer into a bucket that heeds its consumers: waits for them, deletes behind them, and never before them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lazyshard.format import Cursor, ReadingMark
+from lazyshard.store.objects import ObjectStore
+from lazyshard.store.urls import UrlPath
+from lazyshard.stream import StreamReader, write_cursor
+from lazyshard.stream.reading import write_reading
+from lazyshard_producer.shipping.backlog import Backlog
+from lazyshard_producer.shipping.found import look
+from lazyshard_producer.shipping.retiring import Retiring
+from lazyshard_producer.shipping.tries import Tries
+from tests.harness.processes.commands import Commands
+from tests.producer.commands import DEADLINE_S, rows
+from tests.store.producing import LASTING, Run, chunk_names, objects, until
+from tests.store.server import Server
+from tests.store.streams import publish
+
+pytestmark = pytest.mark.full
+
+PER_CHUNK = 3
+CHUNKS = 8
+
+
+@pytest.fixture
+def run(nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path) -> Run:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(rows(0, CHUNKS * PER_CHUNK))
+    return Run(nursery, server, bucket, tmp_path, "--source", source, "--samples-per-chunk", PER_CHUNK)
+
+
+def stream_id(url: UrlPath) -> str:
+    found: str = json.loads(url.store.get(f"{url.key}/stream.json"))["stream_id"]
+    return found
+
+
+def commit(url: UrlPath, chunks: int, name: str = "train") -> None:
+    write_cursor(url, Cursor(name, stream_id(url), chunks * PER_CHUNK, chunks, {}, time.time()))
+
+
+def published(run: Run) -> int:
+    head = run.objects().get("head.json")
+    return 0 if head is None else int(json.loads(head)["chunks"])
+
+
+def sealed(run: Run) -> set[int]:
+    return {int(name[6:11]) for name in run.objects() if name.endswith(".completed")}
+
+
+def test_it_stays_ahead_of_the_slowest_reader_and_deletes_behind_it(run: Run) -> None:
+    pid = run.start("--max-ahead", 2, "--retain", "consumed", "--consumers", "train")
+    until(lambda: published(run) == 2)
+    reader = StreamReader(run.url, max_wait=DEADLINE_S)
+    seen = []
+    for chunk in range(CHUNKS):
+        write_reading(run.url, ReadingMark("train", stream_id(run.url), 1, 0, chunk + 1, time.time()))
+        seen += [reader.read(sample)["id"] for sample in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)]
+        assert published(run) <= chunk + 3
+        # Later the run may have ended: it waits for nobody to read the last chunks.
+        if chunk in (1, 3):
+            commit(run.url, chunk + 1)
+            until(lambda done=chunk + 1: min(sealed(run)) == done)  # type: ignore[misc]
+    assert seen == list(range(CHUNKS * PER_CHUNK))
+    code, said = run.nursery.wait(pid)
+    assert code == 0, said
+    found = run.objects()
+    left = chunk_names(CHUNKS) - chunk_names(4)
+    assert set(found) == LASTING | left | {"retired.json", "cursors/train.json", "cursors/train.reading.json"}
+    assert json.loads(found["retired.json"])["chunks_before"] == 4
+
+
+@pytest.mark.parametrize("machine", ["same", "other"])
+def test_killed_at_each_change_while_it_deletes_it_goes_on(
+    nursery: Commands, server: Server, bucket: UrlPath, tmp_path: Path, machine: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(rows(0, 4 * PER_CHUNK))
+    for number in range(0 if machine == "same" else 2, 40, 4):
+        url = bucket / str(number)
+        run = Run(
+            *(nursery, server, url, tmp_path / str(number), "--source", source),
+            *("--samples-per-chunk", PER_CHUNK, "--retain", 1),
+        )
+        pid = run.start("--max-ahead", 3)
+        until(lambda run=run: published(run) == 3)  # type: ignore[misc]
+        os.kill(pid, signal.SIGKILL)
+        nursery.wait(pid)
+        commit(url, 2)
+        if machine == "other":
+            run.move()
+        code, said = run.kill_at(number, "after" if number % 8 < 4 else "before")
+        if code == 0:
+            assert number > 8
+            break
+        assert code == -9, said
+        run.finish()
+        assert set(run.objects()) == LASTING | (chunk_names(4) - chunk_names(2)) | {
+            "retired.json",
+            "cursors/train.json",
+        }
+    else:
+        pytest.fail("the run never ended by itself")
+
+
+def test_nothing_is_deleted_before_a_consumer_has_come(run: Run) -> None:
+    run.finish("--retain", "consumed")
+    assert chunk_names(CHUNKS) <= set(run.objects())
+    assert "retired.json" not in run.objects()
+
+
+class Deleting:
+    """The deletion of a producer whose stream of four chunks is in a bucket."""
+
+    def __init__(self, url: UrlPath, folder: Path) -> None:
+        publish(folder / "published", url, 4 * PER_CHUNK, PER_CHUNK, end=False)
+        self.url = url
+        self.store = ObjectStore(str(url), patience_s=0)
+        tries = Tries(str(url), 0.0, "", pause=lambda seconds: False)
+        found = look(self.store, tries, PER_CHUNK)
+        self.backlog = Backlog(found.chunks, [0] * found.chunks, lambda chunk: 0)
+        self.mirror = folder / "published"
+        self.retiring = Retiring(self.store, tries, lambda: None, self.mirror, self.backlog, found)
+
+    def left(self) -> set[str]:
+        return {name for name in objects(self.url) if name.startswith("chunk_")}
+
+
+@pytest.fixture
+def deleting(server: Server, bucket: UrlPath, tmp_path: Path) -> Deleting:
+    return Deleting(bucket, tmp_path)
+
+
+def test_a_consumer_that_comes_at_the_last_moment_keeps_its_chunks(deleting: Deleting) -> None:
+    commit(deleting.url, 3, "early")
+    deleting.retiring.want(3)
+    # Nobody has looked since.
+    commit(deleting.url, 1, "late")
+    deleting.retiring.finish()
+    assert deleting.left() == chunk_names(4) - chunk_names(1)
+    assert deleting.retiring.first == 1
+
+
+def test_what_was_asked_for_is_done_once_the_cursor_that_was_ahead_of_the_store_is_not(deleting: Deleting) -> None:
+    # A reader finds the seal before the producer knows that it is in the store: its cursor counts a moment later.
+    commit(deleting.url, 5)
+    deleting.retiring.want(2)
+    deleting.retiring.go_on()
+    assert deleting.left() == chunk_names(4)
+    deleting.backlog.announce(5)
+    deleting.backlog.put(4, 0)
+    deleting.retiring.finish()
+    assert deleting.left() == chunk_names(4) - chunk_names(2)
+
+
+def test_a_cursor_that_cannot_be_used_keeps_all_chunks(deleting: Deleting) -> None:
+    commit(deleting.url, 3, "early")
+    deleting.store.put("cursors/torn.json", b"{")
+    deleting.retiring.want(3)
+    deleting.retiring.finish()
+    assert deleting.left() == chunk_names(4)
+
+
+def test_the_newest_chunk_is_never_deleted(deleting: Deleting) -> None:
+    commit(deleting.url, 4)
+    deleting.retiring.want(4)
+    deleting.retiring.finish()
+    assert deleting.left() == chunk_names(4) - chunk_names(3)
+
+
+def test_the_mark_is_put_before_the_first_deletion(deleting: Deleting, server: Server) -> None:
+    commit(deleting.url, 2)
+    asked: list[tuple[str, str]] = []
+
+    def note(method: str, key: str) -> None:
+        if method in ("PUT", "DELETE"):
+            asked.append((method, key.rpartition("/")[2]))
+
+    server.fault = note
+    deleting.retiring.want(2)
+    deleting.retiring.finish()
+    assert asked == [
+        ("PUT", "retired.json"),
+        ("DELETE", "chunk_00000.jsonl.completed"),
+        ("DELETE", "chunk_00000.jsonl"),
+        ("DELETE", "chunk_00001.jsonl.completed"),
+        ("DELETE", "chunk_00001.jsonl"),
+    ]
+
+
+def test_a_consumer_that_was_forgotten_is_forgotten_here_too(deleting: Deleting) -> None:
+    commit(deleting.url, 1, "gone")
+    commit(deleting.url, 3, "there")
+    deleting.retiring.pull()
+    deleting.store.delete("cursors/gone.json")
+    deleting.retiring.pull()
+    assert [path.name for path in (deleting.mirror / "cursors").iterdir()] == ["there.json"]

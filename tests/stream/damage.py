@@ -1,0 +1,110 @@
+"""Streams to damage, and what a verification says of them in short."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lazyshard.format import Head
+from lazyshard.inspection.verification import Verified, verify
+from tests.stream.streams import produce
+
+Damage = Callable[[Path], object]
+
+
+def stream(directory: Path, samples: int = 5, per_chunk: int = 2, *, end: bool = True) -> Path:
+    """Chunks of `{"id":0}\\n`, 9 bytes a row: five rows make chunks of 2, 2 and 1."""
+    return produce(directory, samples, per_chunk, end=end)
+
+
+def flip(name: str, byte: int) -> Damage:
+    def change(directory: Path) -> None:
+        data = bytearray((directory / name).read_bytes())
+        data[byte] ^= 1
+        (directory / name).write_bytes(data)
+
+    return change
+
+
+def cut(name: str, size: int) -> Damage:
+    return lambda directory: os.truncate(directory / name, size)
+
+
+def delete(*names: str) -> Damage:
+    def change(directory: Path) -> None:
+        for name in names:
+            (directory / name).unlink()
+
+    return change
+
+
+def move(source: str, target: str) -> Damage:
+    return lambda directory: (directory / source).rename(directory / target)
+
+
+def copy(source: str, target: str) -> Damage:
+    return lambda directory: (directory / target).write_bytes((directory / source).read_bytes())
+
+
+def put(name: str, data: bytes = b"") -> Damage:
+    def change(directory: Path) -> None:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(data)
+
+    return change
+
+
+def swap(first: str, second: str) -> Damage:
+    def change(directory: Path) -> None:
+        one, other = (directory / first).read_bytes(), (directory / second).read_bytes()
+        (directory / first).write_bytes(other)
+        (directory / second).write_bytes(one)
+
+    return change
+
+
+def edit(name: str, **fields: Any) -> Damage:
+    """Changes fields of a file of JSON."""
+
+    def change(directory: Path) -> None:
+        values = orjson.loads((directory / name).read_bytes())
+        (directory / name).write_bytes(orjson.dumps(values | fields))
+
+    return change
+
+
+def each(*damages: Damage) -> Damage:
+    def change(directory: Path) -> None:
+        for damage in damages:
+            damage(directory)
+
+    return change
+
+
+def head(directory: Path) -> Head:
+    return Head.decode((directory / "head.json").read_bytes())
+
+
+def found(directory: Path, **options: Any) -> list[tuple[str, str, str, str]]:
+    """Severity, file and row, what was expected, what was found."""
+    return shortened(verify(directory, **options))
+
+
+def shortened(verified: Verified) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            f"{finding.severity} {finding.kind}",
+            finding.file + (f" {finding.field}" if finding.field else "") + _rows(finding.row, finding.rows),
+            finding.expected,
+            finding.found,
+        )
+        for finding in verified.findings
+    ]
+
+
+def _rows(row: int | None, rows: int) -> str:
+    return "" if row is None else f" row {row}" + (f" of {rows}" if rows > 1 else "")

@@ -1,0 +1,320 @@
+"""Streams whose rows hold arrays, written and read, and streams of encoded rows; damaged ones: test_arrays_damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.conversion.adoption import adopt
+from lazyshard.conversion.rechunking import rechunk
+from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
+from lazyshard.format import check_lines
+from lazyshard.inspection.census import take_census
+from lazyshard.inspection.disk_use import measure_disk
+from lazyshard.inspection.verification import verify
+from lazyshard.store import durable
+from lazyshard.stream import list_kept
+from lazyshard.stream.retire import retire
+from tests.stream.arrays import expected, produce, row, values
+from tests.stream.damage import cut, flip
+from tests.stream.streams import names
+
+A0, A1 = "chunk_00000.arrays", "chunk_00001.arrays"
+
+
+def read(directory: Path) -> list[Any]:
+    return [values(found) for found in StreamReader(directory, max_wait=0)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rows_come_back_with_their_arrays(overlap: bool, tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 2, arrays=True, overlap=overlap) as writer:
+        assert writer.arrays
+        for number in range(5):
+            given = row(number)
+            assert writer.write(given) is given
+    assert read(tmp_path) == expected(0, 5)
+    assert (tmp_path / A0).read_bytes() == bytes.fromhex(
+        "00000000 ffffffff 0000 000000000000 01000000 ffffffff 003c 000000000000"
+    )
+    lines = (tmp_path / "chunk_00001.jsonl").read_bytes().splitlines()
+    assert lines[0] == b'{"id":2,"x":{"$array":["int32",[2],0]},"n":[{"$array":["float16",[],8]}]}'
+    assert not list_kept(tmp_path).leftovers
+
+
+def test_arrays_are_writable_views_of_one_buffer_for_each_row(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 2))
+    one, again = reader.read(0), reader.read(0)
+    assert one["x"].base is one["n"][0].base
+    one["x"][:] = 9
+    assert again["x"].tolist() == reader.read(0)["x"].tolist() == [0, -1]
+    assert one["n"][0] == 0
+
+
+def test_reader_reads_each_row_by_itself_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StreamReader(produce(tmp_path, 4))
+    list(reader)
+    calls: list[tuple[str, int]] = []
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        calls.append(("arrays", offset))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert values(reader.read(1)) == expected(1, 2)[0]
+    assert calls == [("arrays", 16)]
+
+
+def test_rows_that_are_lines_go_through_unchanged(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 4, arrays=True) as writer:
+        writer.write(b'{"id": 0}\r\n')
+        writer.write_lines([b'{"id": 1 }', b'{"id":"\\u0024 array"}\n'])
+        writer.write(row(3))
+    assert (tmp_path / "chunk_00000.jsonl").read_bytes().startswith(b'{"id": 0}\n{"id": 1 }\n{"id":"\\u0024 array"}\n')
+    found = list(StreamReader(tmp_path))
+    assert found[:3] == [{"id": 0}, {"id": 1}, {"id": "$ array"}]
+    assert values(found[3]) == expected(3, 4)[0]
+
+
+def test_chunk_without_an_array_has_an_empty_side_file(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 1, arrays=True) as writer:
+        writer.write({"id": 0})
+    assert (tmp_path / A0).read_bytes() == b""
+    assert list(StreamReader(tmp_path)) == [{"id": 0}]
+
+
+def test_key_that_stands_for_arrays_is_refused_and_the_writer_goes_on(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 4, arrays=True) as writer:
+        for bad in ({"a": {"$array": 1}}, b'{"a":{"$array":1}}', b'{"a":{"\\u0024array":1}}'):
+            with pytest.raises(RowInvalid, match="stands for arrays"):
+                writer.write(bad)
+        with pytest.raises(RowInvalid, match="stands for arrays") as caught:
+            writer.write_lines([b'{"id":0}', b'{"$array":1}', b'{"id":2}'])
+        assert caught.value.index == 1
+        writer.write({"id": 1})
+    assert [found["id"] for found in StreamReader(tmp_path)] == [0, 1]
+
+
+def test_array_in_a_stream_without_arrays_is_refused_and_its_files_are_as_ever(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 2) as writer:
+        with pytest.raises(RowInvalid, match=r"ChunkWriter\(\.\.\., arrays=True\) holds arrays"):
+            writer.write(row(0))
+        writer.write({"a": {"$array": ["int32", [1], 0]}})
+    assert list(StreamReader(tmp_path)) == [{"a": {"$array": ["int32", [1], 0]}}]
+    assert A0 not in names(tmp_path)
+    assert (tmp_path / "stream.json").read_bytes().startswith(b'{"format":1,')
+    assert b"arrays" not in (tmp_path / "chunk_00000.jsonl.completed").read_bytes()
+
+
+def test_rows_with_arrays_are_not_taken_by_a_stream_without(tmp_path: Path) -> None:
+    source = StreamReader(produce(tmp_path / "source", 2))
+    given = check_lines(source.lines_published(0, 2, 2))
+    with ChunkWriter(tmp_path / "target", 2) as writer:
+        given = type(given)(given.data, given.ends, given.digests, arrays=source.arrays_published(0, 2))
+        with pytest.raises(ValueError, match="was made without arrays, these rows come with some"):
+            writer.write_lines(given)
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_stream_is_gone_on_with_as_it_was_made(arrays: bool, tmp_path: Path) -> None:
+    ChunkWriter(tmp_path, 2, arrays=arrays).close(end=False)
+    before = (tmp_path / "stream.owner").read_bytes()
+    made = (
+        "to hold arrays, and that never changes; open it with" if arrays else "without arrays, and that never changes"
+    )
+    with pytest.raises(StreamMismatch, match=made):
+        ChunkWriter(tmp_path, 2, arrays=not arrays)
+    assert (tmp_path / "stream.owner").read_bytes() == before
+
+
+def test_writer_goes_on_after_the_last_chunk_and_clears_what_was_left(tmp_path: Path) -> None:
+    produce(tmp_path, 3, end=False)
+    (tmp_path / A1).write_bytes(b"of a chunk that was never sealed")
+    (tmp_path / ".tmp").mkdir(exist_ok=True)
+    (tmp_path / ".tmp" / f"{A1}.token").write_bytes(b"x")
+    ChunkWriter(tmp_path, arrays=True).close(end=False)
+    assert [name for name in names(tmp_path) if "00001" in name or name == ".tmp"] == []
+    produce(tmp_path, 5)
+    assert read(tmp_path) == expected(0, 5)
+
+
+def test_producer_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path: Path) -> None:
+    ChunkWriter(tmp_path, 2).close(end=False)
+    (tmp_path / A1).write_bytes(b"somebody's")
+    ChunkWriter(tmp_path, 2).close(end=False)
+    assert (tmp_path / A1).read_bytes() == b"somebody's"
+
+
+def test_deleting_chunks_of_a_stream_without_arrays_leaves_others_files_alone(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path, 1) as writer:
+        for number in range(3):
+            writer.write({"id": number})
+        (tmp_path / A0).write_bytes(b"somebody's")
+        assert retire(tmp_path, 2, 3) == 2
+    with pytest.raises(StreamEnded):
+        ChunkWriter(tmp_path, 1)
+    assert (tmp_path / A0).read_bytes() == b"somebody's"
+
+
+def test_large_rows_are_written_in_pieces_and_read_one_by_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    given = [{"x": rng.integers(0, 255, size, np.uint8)} for size in (300_000, 70_000, 5, 2_000_000, 0, 64 << 10)]
+    with ChunkWriter(tmp_path, 6, arrays=True, overlap=True) as writer:
+        for one in given:
+            writer.write(one)
+    reader = StreamReader(tmp_path)
+    found = list(reader)
+    assert all(np.array_equal(one["x"], other["x"]) for one, other in zip(given, found, strict=True))
+    assert len(reader.read_published(0, 6)) < 6
+
+
+def test_filesystem_that_refuses_the_side_file_fails_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ChunkWriter(tmp_path, 2, arrays=True)
+    writer.write(row(0))
+
+    def refuse(path: Path) -> int:
+        if ".arrays" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return durable.create(path)
+
+    monkeypatch.setattr("lazyshard.stream.piece_file.create", refuse)
+    with pytest.raises(WriterFailed, match="No space left on device"):
+        writer.write(row(1))
+    monkeypatch.undo()
+    with pytest.raises(WriterFailed):
+        writer.close()
+    produce(tmp_path, 3)
+    assert read(tmp_path) == expected(0, 3)
+
+
+def test_side_file_that_its_server_has_forgotten_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = StreamReader(produce(tmp_path, 2))
+    preadv, failures = os.preadv, [errno.ESTALE, errno.ENOTCONN]
+
+    def forgetful(fd: int, buffers: Any, offset: int) -> int:
+        if failures:
+            raise OSError(failures.pop(), "forgotten")
+        return preadv(fd, [buffers[0][:5]], offset)
+
+    monkeypatch.setattr(os, "preadv", forgetful)
+    assert values(reader.read(1)) == expected(1, 2)[0]
+
+
+def test_retiring_deletes_side_files_and_completes_what_was_interrupted(tmp_path: Path) -> None:
+    produce(tmp_path, 9, end=False)
+    assert retire(tmp_path, 2, 4) == 2
+    assert [name for name in names(tmp_path) if name.endswith(".arrays")] == [
+        "chunk_00002.arrays",
+        "chunk_00003.arrays",
+    ]
+    (tmp_path / A1).write_bytes(b"brought back by a power cut")
+    assert retire(tmp_path, 2, 4) == 1
+    assert A1 not in names(tmp_path)
+    (tmp_path / A0).write_bytes(b"brought back")
+    assert list_kept(tmp_path).leftovers == [A0]
+    ChunkWriter(tmp_path, arrays=True).close(end=False)
+    assert A0 not in names(tmp_path)
+
+
+def test_rechunked_rows_keep_bytes_digests_and_arrays(tmp_path: Path) -> None:
+    source, target = produce(tmp_path / "source", 7, 3), tmp_path / "target"
+    assert rechunk(source, target, 2).samples == 7
+    assert read(target) == expected(0, 7)
+    assert b"".join((target / f"chunk_0000{n}.arrays").read_bytes() for n in range(4)) == b"".join(
+        (source / f"chunk_0000{n}.arrays").read_bytes() for n in range(3)
+    )
+    assert verify(target).findings == ()
+    assert not rechunk(source, target, 2).new
+
+
+def test_rechunking_ends_before_arrays_that_are_damaged(tmp_path: Path) -> None:
+    source = produce(tmp_path / "source", 6, 3)
+    flip(A1, 16)(source)  # of sample 4
+    with pytest.raises(ChunkCorrupt, match=r"chunk_00001.arrays: row 1 \(byte 16\)"):
+        rechunk(source, tmp_path / "target", 1)
+    done = rechunk(source, tmp_path / "target", 1, end_at_damage=True)
+    assert (done.samples, read(tmp_path / "target")) == (4, expected(0, 4))
+
+
+def test_directory_with_side_files_is_not_adopted(tmp_path: Path) -> None:
+    produce(tmp_path, 2)
+    for name in ("stream.json", "head.json", "stream.owner"):
+        (tmp_path / name).unlink()
+    with pytest.raises(StreamInvalid, match=r"chunk_00000.arrays: holds the arrays of rows.* restore its stream.json"):
+        adopt(tmp_path)
+
+
+def test_size_on_disk_counts_side_files(tmp_path: Path) -> None:
+    produce(tmp_path, 4)
+    wanted = sum(path.stat().st_size for path in tmp_path.iterdir() if path.name.startswith("chunk_"))
+    for _ in range(2):
+        census = take_census(tmp_path, [])
+        assert measure_disk(tmp_path, 0, 2, census.names).size == wanted
+        (tmp_path / "head.json").unlink(missing_ok=True)
+
+
+def test_last_side_file_of_another_size_stops_a_producer(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    cut(A1, 8)(tmp_path)
+    with pytest.raises(ChunkCorrupt, match=r"chunk_00001.arrays: expected 32 bytes as sealed, found 8"):
+        ChunkWriter(tmp_path, arrays=True)
+
+
+FACTS: dict[str, Any] = {"kind": "function", "function": "m:f", "size": 256}
+
+
+def write(directory: Path, rows: int, *, end: bool = False, **options: Any) -> None:
+    writer = ChunkWriter(directory, 2, arrays=True, **options)
+    for number in range(rows):
+        writer.write({"input_ids": np.arange(number, dtype=np.int32)}, tokens=number)
+    writer.close(end=end)
+
+
+def test_reader_tells_what_rows_were_encoded_with(tmp_path: Path) -> None:
+    write(tmp_path / "encoded", 2, encoding=FACTS)
+    write(tmp_path / "raw", 2)
+    assert StreamReader(tmp_path / "encoded").encoding == FACTS
+    assert StreamReader(tmp_path / "raw").encoding is None
+
+
+def test_going_on_with_another_encoding_is_refused_naming_what_differs(tmp_path: Path) -> None:
+    write(tmp_path / "encoded", 2, encoding=FACTS)
+    write(tmp_path / "raw", 2)
+    before = sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file())
+    with pytest.raises(StreamMismatch, match=r"size is 256 there and 512 here. That never changes"):
+        ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS | {"size": 512})
+    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
+        ChunkWriter(tmp_path / "encoded", arrays=True)
+    with pytest.raises(StreamMismatch, match="its rows are encoded, and those that are to come are not"):
+        ChunkWriter(tmp_path / "encoded")
+    with pytest.raises(StreamMismatch, match="its rows are not encoded, and those that are to come are"):
+        ChunkWriter(tmp_path / "raw", arrays=True, encoding=FACTS)
+    assert sorted(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()) == before
+    ChunkWriter(tmp_path / "encoded", arrays=True, encoding=FACTS).close()
+
+
+def test_encoding_that_is_none_or_comes_without_arrays_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an encoding is 1 to 1000 facts"):
+        ChunkWriter(tmp_path / "a", 2, arrays=True, encoding={"a": []})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="give arrays=True with encoding"):
+        ChunkWriter(tmp_path / "a", 2, encoding=FACTS)
+    assert not (tmp_path / "a").exists()
+
+
+def test_rechunked_stream_keeps_encoding_rows_and_arrays(tmp_path: Path) -> None:
+    write(tmp_path / "old", 5, end=True, encoding=FACTS)
+    rechunk(tmp_path / "old", tmp_path / "new", 3)
+    reader = StreamReader(tmp_path / "new")
+    assert reader.encoding == FACTS
+    assert [len(reader.read(number)["input_ids"]) for number in range(5)] == [0, 1, 2, 3, 4]

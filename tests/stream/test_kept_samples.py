@@ -1,0 +1,515 @@
+"""The folder of kept samples: bounded, read by many, changed by anybody, and never a wrong sample."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from lazyshard.errors import FileRefused
+from lazyshard.format import kept_sample
+from lazyshard.format.kept_sample import Kept, encode_sample, table_size
+from lazyshard.store import kept_room
+from lazyshard.store.kept_room import KEPT_SUFFIX, Room
+from lazyshard.store.kept_samples import FOLDER, KeptSamples
+from tests.stream.streams import forked, open_descriptors, wait_until
+
+ROWS: Final = 4
+LINE: Final = 99
+PLENTY: Final = 1 << 20
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def record(chunk: int, row: int, size: int = 0) -> bytes:
+    return encode_sample({"id": [chunk, row], "x": "x" * size}, key(chunk), row, LINE)
+
+
+def keep(kept: KeptSamples, chunk: int, row: int, size: int = 0) -> bool:
+    return kept.keep(key(chunk), ROWS, row, LINE, record(chunk, row, size))
+
+
+def find(kept: KeptSamples, chunk: int, row: int) -> Any:
+    found = kept.find(key(chunk), ROWS, row, LINE)
+    if found is None:
+        return None
+    assert isinstance(found, Kept)
+    return found.sample["id"]
+
+
+def taken(directory: Path) -> int:
+    return sum(path.stat().st_size for path in (directory / FOLDER).glob(f"*{KEPT_SUFFIX}"))
+
+
+def test_other_processes_find_what_one_has_kept(tmp_path: Path) -> None:
+    mine, theirs = (KeptSamples(tmp_path / "deep" / "cache", PLENTY) for _ in range(2))
+    assert find(theirs, 1, 2) is None
+    assert keep(mine, 1, 2)
+    assert [find(theirs, 1, 2), find(theirs, 1, 3), find(theirs, 2, 2)] == [[1, 2], None, None]
+    # In a file that they have open already.
+    assert keep(mine, 1, 3)
+    assert find(theirs, 1, 3) == [1, 3]
+    assert theirs.find(key(1), ROWS, 3, LINE + 1) is None
+
+
+def test_sample_is_kept_once(tmp_path: Path) -> None:
+    mine, theirs = (KeptSamples(tmp_path, PLENTY) for _ in range(2))
+    assert keep(mine, 1, 2)
+    size = taken(tmp_path)
+    assert size == table_size(ROWS) + len(record(1, 2))
+    assert keep(theirs, 1, 2)
+    assert taken(tmp_path) == size
+
+
+def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        kept = KeptSamples(tmp_path / "cache", PLENTY)
+        kept.claim(key(1), 0)
+        keep(kept, 1, 0)
+    finally:
+        os.umask(old)
+    folder = tmp_path / "cache" / FOLDER
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o640}
+    assert sorted(path.name for path in folder.iterdir()) == [".claims", ".room", f"{key(1).hex()}{KEPT_SUFFIX}"]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o777), lambda path: path.symlink_to("/tmp")])
+def test_folder_that_others_may_write_to_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    old = os.umask(0)
+    try:
+        make(tmp_path / FOLDER)
+    finally:
+        os.umask(old)
+    kept = KeptSamples(tmp_path, PLENTY)
+    for call in (lambda: find(kept, 1, 2), lambda: keep(kept, 1, 2), lambda: kept.claim(key(1), 2)):
+        with pytest.raises(FileRefused, match="to which not everybody may write"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken_as_it_is"),
+    [(0o700, True), (0o755, True), (0o775, True), (0o1777, True), (0o777, False), (0o757, False)],
+)
+def test_directory_in_which_others_could_put_another_folder_is_refused(
+    tmp_path: Path, mode: int, taken_as_it_is: bool
+) -> None:
+    named = tmp_path / "named"
+    named.mkdir()
+    named.chmod(mode)
+    kept = KeptSamples(named, PLENTY)
+    if taken_as_it_is:
+        assert keep(kept, 1, 2)
+        assert find(KeptSamples(named, PLENTY), 1, 2) == [1, 2]
+        return
+    for call in (lambda: find(kept, 1, 2), lambda: keep(kept, 1, 2), lambda: kept.claim(key(1), 2)):
+        with pytest.raises(FileRefused, match=r"named: expected a directory of uid .* unless it is sticky, found one"):
+            call()
+    assert list(named.iterdir()) == []
+
+
+def test_directory_of_another_user_is_refused_and_that_of_root_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "named"
+    named.mkdir(mode=0o755)
+    owner = 4242
+    real, seen = Path.stat, Path.lstat
+
+    def owned(path: Path, found: os.stat_result) -> os.stat_result:
+        return os.stat_result([*found[:4], owner, *found[5:]]) if path.name in ("named", "link") else found
+
+    monkeypatch.setattr(Path, "stat", lambda path, **more: owned(path, real(path, **more)))
+    monkeypatch.setattr(Path, "lstat", lambda path: owned(path, seen(path)))
+    with pytest.raises(FileRefused, match="found one of uid 4242 with mode drwxr-xr-x"):
+        find(KeptSamples(named, PLENTY), 1, 2)
+    owner = 0
+    assert keep(KeptSamples(named, PLENTY), 1, 2)
+    # A link of somebody else's can be led elsewhere at any moment.
+    (tmp_path / "link").symlink_to(named)
+    assert find(KeptSamples(tmp_path / "link", PLENTY), 1, 2) == [1, 2]
+    monkeypatch.setattr(Path, "stat", real)
+    owner = 4242
+    with pytest.raises(FileRefused, match="found a link of uid 4242"):
+        find(KeptSamples(tmp_path / "link", PLENTY), 1, 2)
+
+
+def test_what_is_made_is_not_for_everybody_whatever_the_umask_is(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        assert keep(KeptSamples(tmp_path / "cache", PLENTY), 1, 0)
+    finally:
+        os.umask(old)
+    assert not (tmp_path / "cache").stat().st_mode & stat.S_IWOTH
+    assert not (tmp_path / "cache" / FOLDER).stat().st_mode & stat.S_IWOTH
+
+
+@pytest.mark.parametrize("name", [".room", ".claims", f"{key(1).hex()}{KEPT_SUFFIX}"])
+@pytest.mark.parametrize("what", ["a second name", "a link", "a pipe"])
+def test_nothing_else_is_ever_written_to(tmp_path: Path, name: str, what: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    if what == "a second name":
+        os.link(mine, folder / name)
+    elif what == "a link":
+        (folder / name).symlink_to(mine)
+    else:
+        os.mkfifo(folder / name)
+    kept = KeptSamples(tmp_path, PLENTY)
+    with pytest.raises(OSError, match=r"expected a file|symbolic"):
+        kept.claim(key(1), 0) if name == ".claims" else keep(kept, 1, 0)
+    assert mine.read_bytes() == b"mine"
+
+
+def test_bound_is_kept_and_what_was_used_longest_ago_goes(tmp_path: Path) -> None:
+    # Each chunk takes 160 + 4 * 1,000 bytes and more; five fit, with the spare part.
+    kept, most = KeptSamples(tmp_path, 24_000), 24_000
+    now = time.time_ns()
+    for chunk in range(1, 10):
+        for row in range(ROWS):
+            assert keep(kept, chunk, row, 1000)
+            assert taken(tmp_path) <= most
+        # Times that do not depend on the clock of the filesystem.
+        path = tmp_path / FOLDER / f"{key(chunk).hex()}{KEPT_SUFFIX}"
+        os.utime(path, ns=(now, now - (1_000_000_000 if chunk == 1 else 2_000_000_000 - chunk)))
+    there = [chunk for chunk in range(1, 10) if find(KeptSamples(tmp_path, most), chunk, 0) is not None]
+    # The first one was used later than the ones behind it.
+    assert there == [1, 6, 7, 8, 9]
+
+
+def test_what_can_never_fit_puts_nothing_out(tmp_path: Path) -> None:
+    kept = KeptSamples(tmp_path, 2000)
+    assert keep(kept, 1, 0)
+    assert not keep(kept, 2, 0, 2000)
+    assert find(kept, 1, 0) == [1, 0]
+    # The file that is added to does not go for its own rows.
+    assert keep(kept, 1, 1, 1500)
+    assert not keep(kept, 1, 2, 1500)
+    assert [find(kept, 1, row) for row in range(3)] == [[1, 0], [1, 1], None]
+
+
+def test_room_is_free_although_a_reader_has_the_file_open(tmp_path: Path) -> None:
+    reader, kept = KeptSamples(tmp_path, 3000), KeptSamples(tmp_path, 3000)
+    assert keep(kept, 1, 0, 2000)
+    assert find(reader, 1, 0) == [1, 0]
+    (path,) = (tmp_path / FOLDER).glob(f"*{KEPT_SUFFIX}")
+    with path.open("rb") as held:
+        assert keep(kept, 2, 0, 2000)
+        assert os.fstat(held.fileno()).st_size == 0
+    assert find(reader, 1, 0) is None
+    assert (reader.damaged, kept.damaged) == (0, 0)
+    # Kept anew, in another file: who had the old one open finds it, and who writes does not write to the old one.
+    assert keep(reader, 1, 0, 2000)
+    assert [find(reader, 1, 0), find(kept, 1, 0), find(kept, 2, 0)] == [[1, 0], [1, 0], None]
+
+
+def test_files_of_other_names_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    kept = KeptSamples(tmp_path, 3000)
+    assert keep(kept, 1, 0)
+    others = [tmp_path / FOLDER / name for name in ("notes.txt", f"{'g' * 32}{KEPT_SUFFIX}", f"x{KEPT_SUFFIX}")]
+    for other in others:
+        other.write_bytes(bytes(5000))
+    assert keep(kept, 2, 0, 2000)
+    assert keep(kept, 3, 0, 2000)
+    assert [find(kept, chunk, 0) for chunk in (1, 2, 3)] == [None, None, [3, 0]]
+    assert all(other.stat().st_size == 5000 for other in others)
+
+
+@pytest.mark.parametrize("count", [b"", b"x", bytes(24), b"y" * 100], ids=["empty", "short", "zeros", "long"])
+def test_count_that_cannot_be_believed_is_made_anew(tmp_path: Path, count: bytes) -> None:
+    kept = KeptSamples(tmp_path, 3000)
+    assert keep(kept, 1, 0, 2000)
+    (tmp_path / FOLDER / ".room").write_bytes(count)
+    assert keep(kept, 2, 0, 2000)
+    assert taken(tmp_path) <= 3000
+
+
+def test_after_a_restart_of_the_machine_all_is_counted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keep(KeptSamples(tmp_path, 3000), 1, 0, 2000)
+    room = tmp_path / FOLDER / ".room"
+    before = room.read_bytes()
+    assert keep(KeptSamples(tmp_path, 30_000), 2, 0, 2000)
+    # A count that did not come onto the device any more.
+    room.write_bytes(before)
+    monkeypatch.setattr(kept_room, "_this_boot", lambda: b"anew....")
+    assert keep(KeptSamples(tmp_path, 4500), 3, 0, 2000)
+    assert taken(tmp_path) <= 4500
+
+
+def whole(tmp_path: Path) -> tuple[Path, bytes]:
+    """Makes a small file of two rows of three, and returns it with its bytes."""
+    kept = KeptSamples(tmp_path, PLENTY)
+    for row in (0, 2):
+        keep(kept, 1, row)
+    (path,) = (tmp_path / FOLDER).glob(f"*{KEPT_SUFFIX}")
+    return path, path.read_bytes()
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Yields a file changed at every byte, cut before each, and with each stretch of it somewhere else."""
+    for at in range(len(data)):
+        for change in (1, 0x80, 0xFF):
+            yield data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
+        yield data[:at]
+        yield data[:at] + bytes(len(data) - at)
+    slots = [data[64 + row * 24 : 88 + row * 24] for row in range(ROWS)]
+    for one in slots:
+        for other in slots:
+            yield data[:64] + one + other + other + one + data[64 + 24 * ROWS :]
+
+
+def wrong_samples(tmp_path: Path) -> int:
+    """Reads a file damaged in each of these ways; returns how often something came back that was never kept."""
+    path, data = whole(tmp_path)
+    wrong = 0
+    for one in damaged(data):
+        path.write_bytes(one)
+        kept = KeptSamples(tmp_path, PLENTY)
+        for row in range(ROWS):
+            try:
+                found = find(kept, 1, row)
+            except (KeyError, TypeError, AssertionError):
+                found = "something else"
+            wrong += found not in (None, [1, row]) or (found is not None and row not in (0, 2))
+    return wrong
+
+
+def test_damage_anywhere_is_never_a_wrong_sample(tmp_path: Path) -> None:
+    assert wrong_samples(tmp_path) == 0
+
+
+def test_damage_would_be_seen_without_the_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_sample, "_digest", lambda data: 0)
+    assert wrong_samples(tmp_path) > 0
+
+
+def test_what_is_damaged_is_kept_anew(tmp_path: Path) -> None:
+    path, data = whole(tmp_path)
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        kept = KeptSamples(tmp_path, PLENTY)
+        for row in (0, 2):
+            if find(kept, 1, row) is None:
+                assert keep(kept, 1, row), at
+        other = KeptSamples(tmp_path, PLENTY)
+        assert [find(one, 1, row) for row in (0, 2) for one in (kept, other)] == [[1, 0]] * 2 + [[1, 2]] * 2, at
+
+
+class Killed:
+    """Stands for a system call that kills its process at the nth time: before, in the middle of, or after its work."""
+
+    def __init__(self, at: int, when: str) -> None:
+        self.at = at
+        self.when = when
+        self.count = 0
+
+    def instead_of(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            self.count += 1
+            if self.count != self.at:
+                return call(*arguments)
+            try:
+                if self.when == "after":
+                    call(*arguments)
+                elif self.when == "within" and call is WRITE:
+                    fd, data, offset = arguments
+                    call(fd, bytes(data)[: len(data) // 2], offset)
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return called
+
+
+WRITE = os.pwrite
+CALLS: Final = ("pwrite", "ftruncate", "unlink", "mkdir")
+MOST: Final = 5000
+
+
+def fill(directory: Path) -> None:
+    """Keeps rows of three chunks, of which two fit, unless the right ones are kept already."""
+    kept = KeptSamples(directory, MOST)
+    for chunk in (1, 2, 3):
+        for row in range(3):
+            before = find(kept, chunk, row)
+            if before is not None:
+                assert before == [chunk, row]
+            elif kept.claim(key(chunk), row):
+                keep(kept, chunk, row, 600)
+                kept.release(key(chunk), row)
+            else:
+                raise AssertionError(f"somebody still holds row {row} of chunk {chunk}")
+
+
+def sweep(directory: Path, when: str) -> int:
+    """Kills a process at each of its calls that change something, and goes on in another one; returns how many."""
+    kills = 0
+    while True:
+        here = directory / f"{when}{kills}"
+        killed = Killed(kills + 1, when)
+
+        def work(killed: Killed = killed, here: Path = here) -> None:
+            for name in CALLS:
+                setattr(os, name, killed.instead_of(getattr(os, name)))
+            fill(here)
+
+        ended = forked(work)
+        if ended == 0:
+            return kills
+        assert ended == -signal.SIGKILL
+        kills += 1
+        for _ in range(2):
+            fill(here)
+            assert taken(here) <= MOST, f"killed {when} call {kills}: more than may be taken"
+        assert find(KeptSamples(here, MOST), 3, 2) == [3, 2], f"killed {when} call {kills}: nothing is kept"
+
+
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_killed_at_any_call_the_next_process_goes_on(tmp_path: Path, when: str) -> None:
+    assert sweep(tmp_path, when) >= 3 * 9
+
+
+def left_claim(self: KeptSamples, key: bytes, row: int) -> bool:
+    """A claim that is a file, which nobody removes whose process is killed."""
+    self.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(self.folder / f"{key.hex()}-{row}.claim", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def counted_late(self: Room, locked: int, size: int, keep: Path) -> bool:
+    """Counts nothing of what is added, as if it were counted behind it."""
+    taken = self._read(locked)
+    if taken is None:
+        taken = 0
+    fits = taken + size <= self._most
+    self._write(locked, taken)
+    return fits
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug", "says"),
+    [
+        (KeptSamples, "claim", left_claim, "somebody still holds"),
+        (Room, "reserve", counted_late, "more than may be taken"),
+    ],
+    ids=["a claim that is left", "a count that is too low"],
+)
+def test_sweep_finds_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: type, name: str, bug: Any, says: str
+) -> None:
+    monkeypatch.setattr(place, name, bug)
+    if name == "claim":
+        monkeypatch.setattr(
+            place, "release", lambda self, key, row: (self.folder / f"{key.hex()}-{row}.claim").unlink()
+        )
+    with pytest.raises(AssertionError, match=says):
+        sweep(tmp_path, "before")
+
+
+def test_claim_is_one_process_at_a_time_and_ends_with_it(tmp_path: Path) -> None:
+    kept = KeptSamples(tmp_path, PLENTY)
+    assert kept.claim(key(1), 2)
+    said, hears = os.pipe()
+
+    def other() -> None:
+        theirs = KeptSamples(tmp_path, PLENTY)
+        assert [theirs.claim(key(1), 2), kept.claim(key(1), 2), theirs.claim(key(1), 3)] == [False, False, True]
+        os.write(hears, b"x")
+        signal.pause()
+
+    pid = os.fork()
+    if not pid:
+        try:
+            other()
+        finally:
+            os._exit(1)
+    assert os.read(said, 1) == b"x"
+    os.close(said)
+    os.close(hears)
+    assert not kept.claim(key(1), 3)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert kept.claim(key(1), 3)
+    kept.release(key(1), 2)
+    assert forked(lambda: _assert(KeptSamples(tmp_path, PLENTY).claim(key(1), 2))) == 0
+
+
+def _assert(found: object) -> None:
+    assert found
+
+
+def test_lock_of_a_stopped_process_holds_nobody_up_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_room, "_LOCK_S", 0.01)
+    kept = KeptSamples(tmp_path, PLENTY)
+    assert keep(kept, 1, 0)
+    with Room(tmp_path / FOLDER, PLENTY).locked() as locked:
+        assert locked is not None
+        assert not keep(kept, 1, 1)
+        assert find(kept, 1, 0) == [1, 0]
+    # For a while it does not even try, so that not each sample waits.
+    assert not keep(kept, 1, 1)
+    assert keep(KeptSamples(tmp_path, PLENTY), 1, 1)
+
+
+def test_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
+    kept = KeptSamples(tmp_path, PLENTY)
+    keep(kept, 1, 0)
+    with Room(tmp_path / FOLDER, PLENTY).locked():
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+    try:
+        assert keep(kept, 1, 1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.store.kept_samples._OPEN_FILES", 3)
+    kept = KeptSamples(tmp_path, PLENTY)
+    keep(kept, 0, 0)
+    before = open_descriptors()
+    for chunk in range(20):
+        keep(kept, chunk, 0)
+        assert find(kept, chunk, 0) == [chunk, 0]
+    assert open_descriptors() <= before + 2
+    del kept
+    wait_until(lambda: open_descriptors() < before, "all are closed")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_device_that_refuses_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    kept = KeptSamples(tmp_path, PLENTY)
+    keep(kept, 1, 0)
+
+    def refused(fd: int, data: bytes, offset: int) -> int:
+        if len(data) < 500:
+            return WRITE(fd, data, offset)
+        WRITE(fd, bytes(data)[:100], offset)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", refused)
+    size = taken(tmp_path)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        keep(kept, 1, 1, 600)
+    assert taken(tmp_path) == size
+    monkeypatch.undo()
+    assert [find(kept, 1, 0), find(kept, 1, 1)] == [[1, 0], None]
+    assert keep(kept, 1, 1, 600)
+    assert find(KeptSamples(tmp_path, PLENTY), 1, 1) == [1, 1]

@@ -1,0 +1,478 @@
+"""Reading by samples: order, copies, bounds, damage."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import copy
+import errno
+import gc
+import logging
+import os
+import pickle
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
+from lazyshard.stream.watch import Waker
+from tests.stream.damage import edit
+from tests.stream.streams import DEADLINE_S, forked, open_descriptors, produce, rows, wait_until
+
+
+class Clock:
+    """Time that passes only in `sleep`; each sleep may do something."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.at: dict[float, Callable[[], object]] = {}
+        fake = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now, sleep=self.sleep)
+        for module in ("reader", "waiting"):
+            monkeypatch.setattr(f"lazyshard.stream.{module}.time", fake)
+        monkeypatch.setattr(Waker, "sleep", lambda _, seconds: self.sleep(seconds))
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        for due in [due for due in self.at if due <= self.now - 1000.0]:
+            self.at.pop(due)()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_rows_come_while_they_are_written(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2)
+    found: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: found.extend(StreamReader(tmp_path, max_wait=DEADLINE_S)), daemon=True)
+    thread.start()
+    for row in rows(0, 7):
+        writer.write(row)
+        published = writer.published_samples
+        wait_until(lambda: len(found) >= published, "what is published is read")  # noqa: B023
+        assert found == rows(0, published)
+    writer.close()
+    thread.join(DEADLINE_S)
+    assert found == rows(0, 7)
+
+
+def test_stream_that_appears_late_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    clock.at = {3.0: (tmp_path / "s").mkdir, 4.0: lambda: produce(tmp_path / "s", 3)}
+    reader = StreamReader(tmp_path / "s", max_wait=60)
+    assert list(reader) == rows(0, 3)
+    assert 4 <= reader.waited_s < 6
+
+
+@pytest.mark.parametrize("path", ["no/stream", "no/such/stream", "AI-MO/NuminaMath-1.5"])
+def test_path_that_cannot_be_right_is_not_waited_for(
+    path: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StreamMissing) as caught:
+        StreamReader(path)
+    assert caught.value.directory == path
+    assert ("on a hub" in str(caught.value)) is ("such" not in path)
+    assert clock.now == 1000
+
+
+def test_directory_that_a_network_filesystem_remembers_as_missing_is_waited_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    stat = os.stat
+
+    def remembers(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if clock.now < 1003 and str(path).startswith(str(tmp_path / "new")):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return stat(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", remembers)
+    clock.at = {4.0: lambda: produce(tmp_path / "new" / "run" / "s", 3)}
+    with pytest.raises(StreamMissing):
+        StreamReader(tmp_path / "other" / "run" / "s", max_wait=60)
+    assert list(StreamReader(tmp_path / "new" / "run" / "s", max_wait=60)) == rows(0, 3)
+
+
+def test_no_stream_in_time_is_a_timeout_that_says_so(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(WaitTimeout) as caught:
+        StreamReader(tmp_path / "missing", max_wait=30)
+    error = caught.value
+    assert (error.directory, error.chunk, error.waited) == (str(tmp_path / "missing"), None, 30.0)
+    assert (error.state, error.heartbeat_age) == (None, None)
+    (tmp_path / "missing").mkdir()
+    for name in "dcba":
+        (tmp_path / "missing" / f"{name}.parquet").touch()
+    with pytest.raises(WaitTimeout, match=r"a\.parquet, b\.parquet, c\.parquet, \.\.\."):
+        StreamReader(tmp_path / "missing", max_wait=30)
+
+
+def test_timeout_names_chunk_directory_time_and_state(tmp_path: Path, clock: Clock) -> None:
+    edit("head.json", updated_at=900.0, state="failed")(produce(tmp_path, 4, end=False))
+    reader = StreamReader(tmp_path, max_wait=125)
+    with pytest.raises(WaitTimeout) as caught:
+        reader.read(7)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.directory, error.chunk, error.waited, error.state) == (str(tmp_path), 3, 125.0, "failed")
+    assert error.heartbeat_age == 225.0
+
+
+@pytest.mark.parametrize("max_wait", [0.0, 0.001])
+def test_wait_of_no_time_looks_once_and_gives_up(max_wait: float, tmp_path: Path) -> None:
+    produce(tmp_path, 2, end=False)
+    reader = StreamReader(tmp_path, max_wait=max_wait)
+    assert reader.read(1) == {"id": 1}
+    with pytest.raises(WaitTimeout):
+        reader.read(2)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_impossible_max_wait_is_refused(wrong: float, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_wait is 0 or more seconds"):
+        StreamReader(tmp_path, max_wait=wrong)
+
+
+def test_wait_is_logged_after_ten_seconds_and_then_ever_more_rarely(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit("head.json", updated_at=1000.0, state="waiting", rate=0.0)(produce(tmp_path, 4, end=False))
+    reader = StreamReader(tmp_path, max_wait=float("inf"))
+    reader.label = "rank 3"
+    clock.at = {700.0: lambda: produce(tmp_path, 6)}
+    with caplog.at_level(logging.WARNING, "lazyshard"):
+        assert reader.wait_for(5).samples == 6
+    texts = [record.getMessage() for record in caplog.records]
+    waited = ["10 s", "30 s", "1 min 10 s", "2 min 30 s", "5 min 10 s", "10 min 30 s"]
+    assert [text.partition("(")[2].partition(" of")[0] for text in texts] == waited
+    assert texts[0].startswith("rank 3: ")
+    assert "it may be dead" not in texts[1] and "it may be dead" in texts[2]
+
+
+@pytest.mark.parametrize("updated_at", [0.0, 1.0, 4e9, 1e18])
+def test_clock_of_the_producer_has_no_effect_on_reading(updated_at: float, tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 2, clock=lambda: updated_at)
+    for row in rows(0, 4):
+        writer.write(row)
+    reader = StreamReader(tmp_path, max_wait=0)
+    assert [reader.read(n)["id"] for n in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(WaitTimeout):
+        reader.read(4)
+    writer.close()
+    assert list(reader) == rows(0, 4)
+
+
+@pytest.mark.parametrize("how", ["read", "wait", "refresh"])
+def test_directory_removed_while_reading_is_said_at_once(how: str, tmp_path: Path, clock: Clock) -> None:
+    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(StreamMissing) as caught:
+        {"read": lambda: reader.read(0), "wait": lambda: reader.wait_for(9), "refresh": reader.refresh}[how]()
+    assert caught.value.directory == str(tmp_path / "s")
+    assert clock.now < 1001
+
+
+def test_directory_removed_during_a_wait_ends_it(tmp_path: Path, clock: Clock) -> None:
+    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    clock.at = {20.0: lambda: shutil.rmtree(tmp_path / "s")}
+    with pytest.raises(StreamMissing):
+        reader.read(4)
+    assert clock.now < 1030
+
+
+@pytest.mark.parametrize(
+    ("call", "samples"), [(StreamReader.refresh, 2), (lambda reader: reader.read(3), 8)], ids=["refresh", "read"]
+)
+def test_stream_made_anew_in_the_same_place_is_not_mixed_with_the_old_one(
+    call: Callable[[StreamReader], object], samples: int, tmp_path: Path
+) -> None:
+    reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    assert reader.read(0) == {"id": 0}
+    shutil.rmtree(tmp_path / "s")
+    produce(tmp_path / "s", samples)
+    with pytest.raises(StreamMismatch):
+        call(reader)
+
+
+@pytest.mark.parametrize("name", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
+def test_published_file_that_shows_late_is_waited_for(
+    name: str, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = StreamReader(produce(tmp_path, 4))
+    (tmp_path / name).rename(tmp_path / "hidden")
+    clock.at = {40.0: lambda: (tmp_path / "hidden").rename(tmp_path / name)}
+    assert reader.read(2) == {"id": 2}
+    assert [str(tmp_path / name) in record.getMessage() for record in caplog.records] == [True, True]
+
+
+@pytest.mark.parametrize(("max_wait", "grace"), [(600.0, 60.0), (5.0, 5.0)])
+def test_published_file_that_never_shows_is_missing_after_the_grace(
+    max_wait: float, grace: float, tmp_path: Path, clock: Clock
+) -> None:
+    reader = StreamReader(produce(tmp_path, 4), max_wait=max_wait)
+    (tmp_path / "chunk_00001.jsonl").unlink()
+    with pytest.raises(ChunkMissing, match="has not appeared") as caught:
+        reader.read(2)
+    assert (caught.value.file, caught.value.chunk) == (str(tmp_path / "chunk_00001.jsonl"), 1)
+    assert caught.value.waited is not None and grace < caught.value.waited < grace + 6
+    assert reader.read(0) == {"id": 0}
+
+
+def test_older_copies_of_the_head_take_nothing_back(tmp_path: Path) -> None:
+    produce(tmp_path, 2, end=False)
+    old = (tmp_path / "head.json").read_bytes()
+    produce(tmp_path, 4, end=False)
+    same_count = (tmp_path / "head.json").read_bytes()
+    reader = StreamReader(tmp_path)
+    (tmp_path / "head.json").write_bytes(old)
+    assert reader.refresh().samples == 4
+    produce(tmp_path, 4)
+    assert reader.refresh().ended
+    for stale in (same_count, old):
+        (tmp_path / "head.json").write_bytes(stale)
+        assert (reader.refresh().samples, reader.refresh().ended) == (4, True)
+
+
+def test_end_with_fewer_samples_than_were_published_is_an_error(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 4, end=False))
+    edit("head.json", chunks=1, samples=2, ended=True, state="finished")(tmp_path)
+    with pytest.raises(StreamInvalid):
+        reader.refresh()
+
+
+@pytest.mark.parametrize("sample", [-1, 5, 10**12])
+def test_sample_outside_an_ended_stream_is_an_index_error(sample: int, tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 5))
+    for call in (reader.read, reader.line):
+        with pytest.raises(IndexError):
+            call(sample)
+
+
+def test_bad_row_does_not_hide_the_good_ones_around_it(tmp_path: Path) -> None:
+    produce(tmp_path, 6, 6)
+    data = tmp_path / "chunk_00000.jsonl"
+    data.write_bytes(data.read_bytes().replace(b'"id":3', b'"id":9'))
+    reader = StreamReader(tmp_path)
+    assert [reader.read(n)["id"] for n in (0, 1, 2, 4, 5)] == [0, 1, 2, 4, 5]
+    found: list[Any] = []
+    with pytest.raises(ChunkCorrupt, match="row 3"):
+        found.extend(reader)
+    assert found == rows(0, 3)
+
+
+def test_open_chunks_are_bounded_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.stream.open_chunks.OPEN_CHUNKS", 3)
+    reader = StreamReader(produce(tmp_path, 20))
+    before = open_descriptors()
+    assert list(reader) == rows(0, 20)
+    assert open_descriptors() == before + 3
+    assert reader.chunks_opened == 10
+    for chunk in (7, 8, 9, 7, 0, 9, 7):
+        reader.read(2 * chunk)
+    assert reader.chunks_opened == 11
+
+
+def test_fork_reads_what_its_parent_reads(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 9))
+    reader.read(0)
+
+    def child() -> None:
+        assert list(reader) == rows(0, 9)
+
+    codes = [forked(child) for _ in range(2)]
+    assert (codes, list(reader)) == ([0, 0], rows(0, 9))
+
+
+def test_copied_reader_has_chunks_of_its_own(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 9))
+    copied = copy.copy(reader)
+    before = open_descriptors()
+    copied.read(0)
+    assert open_descriptors() == before + 1
+    del copied
+    assert (open_descriptors(), reader.read(0), reader.chunks_opened) == (before, {"id": 0}, 1)
+
+
+def _read_all(reader: StreamReader) -> list[dict[str, Any]]:
+    return list(reader)
+
+
+def test_pickled_reader_reads_and_leaves_open_files_behind(tmp_path: Path) -> None:
+    reader = StreamReader(produce(tmp_path, 9))
+    reader.read(0)
+    copy = pickle.loads(pickle.dumps(reader))
+    assert (copy.chunks_opened, copy.stream_id, copy.seen) == (0, reader.stream_id, reader.seen)
+    assert list(copy) == rows(0, 9)
+    with get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(_read_all, (reader,)).get(DEADLINE_S) == rows(0, 9)
+
+
+def test_threads_sharing_a_reader_read_the_right_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.stream.open_chunks.OPEN_CHUNKS", 1)
+    reader = StreamReader(produce(tmp_path, 40))
+    wrong: list[object] = []
+
+    def work(step: int) -> None:
+        try:
+            for i in range(400):
+                sample = i * step % 40
+                if reader.read(sample) != {"id": sample} or reader.line(sample) != b'{"id":%d}\n' % sample:
+                    wrong.append(sample)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(step,), daemon=True) for step in (1, 3, 7, 39)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert wrong == [] and not any(thread.is_alive() for thread in threads)
+
+
+def test_wait_leaves_neither_thread_nor_descriptor(tmp_path: Path) -> None:
+    produce(tmp_path / "s", 2, end=False)
+    reader = StreamReader(tmp_path / "s", max_wait=0.1)
+    before = open_descriptors(), threading.active_count()
+    for _ in range(2):
+        with pytest.raises(WaitTimeout):
+            reader.read(2)
+        with pytest.raises(WaitTimeout):
+            StreamReader(tmp_path / "missing", max_wait=0.1)
+    assert (open_descriptors(), threading.active_count()) == before
+
+
+def test_a_reader_that_has_waited_is_let_go_without_a_collection(tmp_path: Path) -> None:
+    produce(tmp_path, 4, end=False)
+    reader = StreamReader(tmp_path, max_wait=0.1)
+    assert reader.read(0) == {"id": 0}
+    with contextlib.suppress(WaitTimeout):
+        reader.wait_for(5)
+    gone = weakref.ref(reader)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(WaitTimeout):
+            reader.wait_for(5)
+        del reader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_long_first_pause_can_be_woken(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit("head.json", updated_at=1000.0, state="running", rate=1.0)(produce(tmp_path, 4, end=False))
+    reader = StreamReader(tmp_path, max_wait=10)
+    woken: list[float] = []
+
+    def write(_: Waker, seconds: float) -> bool:
+        woken.append(seconds)
+        produce(tmp_path, 8)
+        return True
+
+    monkeypatch.setattr(Waker, "sleep", write)
+    assert reader.wait_for(8).samples == 8
+    # A tenth of the four seconds that four samples should take.
+    assert (woken, clock.now) == ([0.4], 1000.0)
+
+
+def test_watching_that_is_refused_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def refuse() -> None:
+        tried.append("observer")
+        raise OSError(24, "inotify instance limit reached")
+
+    monkeypatch.setattr("lazyshard.stream.watch.Observer", refuse)
+    monkeypatch.setattr(Waker, "_refused", False)
+    for _ in range(3):
+        with Waker(tmp_path) as waker:
+            waker.sleep(0)
+            waker.sleep(0)
+    assert tried == ["observer"]
+
+
+def test_keyboard_interrupt_ends_a_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce(tmp_path, 2, end=False)
+    reader = StreamReader(tmp_path, max_wait=DEADLINE_S)
+    before = threading.active_count()
+    watching = threading.Event()
+    start = Waker._start
+
+    def started(waker: Waker) -> None:
+        start(waker)
+        watching.set()
+
+    def interrupt() -> None:
+        assert watching.wait(DEADLINE_S)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(Waker, "_start", started)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        reader.read(2)
+    thread.join(DEADLINE_S)
+    wait_until(lambda: threading.active_count() == before, "watching has ended")
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven rows of very different sizes in chunks of four."""
+    directory = tmp_path_factory.mktemp("uneven")
+    with ChunkWriter(directory, 4) as writer:
+        for i in range(11):
+            writer.write({"id": i, "text": "x" * (i * i * i * 41 % 9000)})
+    return directory
+
+
+@given(
+    looks=st.lists(st.tuples(st.integers(0, 10), st.integers(1, 11), st.integers(1, 5)), max_size=30),
+    ahead=st.sampled_from([1, 100, 5000, 1 << 18]),
+)
+@settings(deadline=None, database=None, derandomize=True, max_examples=150)
+def test_any_order_of_access_gives_the_right_rows(uneven: Path, looks: list[tuple[int, int, int]], ahead: int) -> None:
+    reader = StreamReader(uneven)
+    reader._ahead = ahead
+    for first, length, at_least in looks:
+        stop = min(first + length, 11)
+        found = reader.read_published(first, stop, min(at_least, stop - first))
+        end_of_chunk = (first // 4 + 1) * 4
+        assert [row["id"] for row in found] == list(range(first, first + len(found)))
+        assert min(at_least, stop - first, end_of_chunk - first) <= len(found) <= stop - first
+        assert reader.read(first)["id"] == first
+
+
+def test_first_sleep_returns_at_once_since_what_came_before_the_watch_woke_nobody(tmp_path: Path) -> None:
+    with Waker(tmp_path) as waker:
+        started = time.monotonic()
+        waker.sleep(60)
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("name", ["head.json", "stream.end", "chunk_00000.jsonl.completed"])
+def test_sleeper_is_woken_by_a_new_head_end_or_seal(name: str, tmp_path: Path) -> None:
+    with Waker(tmp_path) as waker:
+        waker.sleep(60)
+        (tmp_path / "temporary").write_bytes(b"")
+        os.replace(tmp_path / "temporary", tmp_path / name)
+        started = time.monotonic()
+        waker.sleep(60)
+        assert time.monotonic() - started < 30
+
+
+def test_directory_that_is_not_there_yet_is_slept_for(tmp_path: Path) -> None:
+    with Waker(tmp_path / "later") as waker:
+        waker.sleep(0)
+        (tmp_path / "later").mkdir()
+        waker.sleep(60)

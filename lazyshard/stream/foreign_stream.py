@@ -5,6 +5,7 @@ It may be closed by an empty `stream.end`.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Encoding
-from lazyshard.format.names import END, chunk_name, seal_name
+from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.store.files import again_if_stale
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
@@ -22,10 +23,10 @@ from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.published import Published
 
 _LISTING_SHARE: Final = 0.05
-"""The share of the time between two listings that the first of them may take; in between, names are looked up."""
+"""The share of the time between two listings that the first of them may take."""
 
 _LISTED_AGAIN_S: Final = 60.0
-"""No listing is older, however long it took: only a listing finds what is otherwise named or out of order."""
+"""Who waits lists again after so long at the latest, however long it took."""
 
 
 class ForeignLook(NamedTuple):
@@ -33,13 +34,19 @@ class ForeignLook(NamedTuple):
 
     Attributes:
         ended: whether there was an end before the listing.
-        scan: what is there.
+        scan: what is there, with what was looked up since.
+        listed: how many chunks were complete when it was listed.
         again_at: when it may be listed again, in seconds of `time.monotonic`.
     """
 
     ended: bool
     scan: Scan
+    listed: int
     again_at: float
+
+
+_LIVE: Final = ForeignLook(False, Scan(0, 0, 0, {}, frozenset()), 0, 0.0)
+"""Nothing is known yet."""
 
 
 def look_foreign(directory: Path) -> ForeignLook:
@@ -49,7 +56,22 @@ def look_foreign(directory: Path) -> ForeignLook:
     ended = not isinstance(directory, UrlPath) and _has_end(directory)
     scan = scan_chunks(directory)
     took = time.monotonic() - started
-    return ForeignLook(ended, scan, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
+    return ForeignLook(ended, scan, scan.complete, started + took + min(took / _LISTING_SHARE, _LISTED_AGAIN_S))
+
+
+def is_live(directory: Path) -> bool:
+    """Looks up whether the first chunk is there under the usual names, but neither an end nor a file of ours.
+
+    Such a directory need not be listed to be read. Raises OSError if it cannot be looked into.
+    """
+    others = (END, MANIFEST, HEAD, OWNER)
+    return _is_complete(directory, 0, chunk_name(0)) and not any(
+        again_if_stale((directory / name).exists) for name in others
+    )
+
+
+def _is_complete(directory: Path, chunk: int, data_name: str) -> bool:
+    return all(again_if_stale((directory / name).exists) for name in (seal_name(chunk), data_name))
 
 
 def _has_end(directory: Path) -> bool:
@@ -59,15 +81,15 @@ def _has_end(directory: Path) -> bool:
 class ForeignStream:
     """A directory that somebody else fills. A chunk is looked up, and scanned once when it is opened.
 
-    Nothing tells how many chunks are there but a listing: others may make them in any order, and leave gaps, and a
-    network filesystem may remember for long that a name was not there. So the first look lists the directory, and so
-    does the one that finds the end. Looks in between look up the next chunk's names, and list as often as 5 % of the
-    time allows: what costs a fifth of a second once among 200,000 chunks is not repeated at every poll.
+    Only a listing tells exactly how many chunks are there: others may make them in any order, and leave gaps. It takes
+    0.4 s among 200,000 chunks. So while there is no end, and nobody waits for more than is known, names are looked up:
+    by doubling steps at first, then one by one. A gap that is overlooked so is found when its chunk is opened, and
+    counts from then on. The end is believed by a listing, since rows that lie behind a gap would be dropped in silence.
 
     Args:
         directory: the stream's directory.
         samples_per_chunk: rows in every chunk but the last.
-        found: what the first look goes by.
+        found: what the first look goes by; None if it is known to be live (`is_live`).
     """
 
     def __init__(self, directory: Path, samples_per_chunk: int, found: ForeignLook | None = None) -> None:
@@ -77,18 +99,17 @@ class ForeignStream:
         self.arrays = False
         self.encoding: Encoding | None = None
         self.mirrored: MirroredChunks | None = None
-        self._found, self._known = found, found
+        self._known = found or _LIVE
         self._odd: dict[int, str] = {}
         self._newest: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves behind what was listed: another machine has another clock."""
-        return self.__dict__ | {"_found": None, "_known": None}
+        """Leaves behind when to list again: another machine has another clock."""
+        return self.__dict__ | {"_known": self._known._replace(again_at=0.0)}
 
-    def published(self) -> Published:
+    def published(self, wanted: int | None = None) -> Published:
         """Looks how many chunks are complete, and counts the rows of the newest one once."""
-        found, self._found = self._found, None
-        self._known = self._look() if found is None else found
+        self._known = self._look(wanted)
         ended, scan = self._known.ended, self._known.scan
         gap = scan.gap
         if ended and gap is None and scan.data > scan.complete:
@@ -116,38 +137,50 @@ class ForeignStream:
 
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk and finds its rows."""
-        name = self._odd.get(chunk, chunk_name(chunk))
         try:
-            return open_foreign(self.directory / name, chunk)
+            if chunk >= self._known.listed:
+                # Among those that were looked up by doubling steps one may still be written.
+                os.stat(self.directory / seal_name(chunk))
+            return open_foreign(self.directory / self._odd.get(chunk, chunk_name(chunk)), chunk)
         except FileNotFoundError:
-            scan = scan_chunks(self.directory)
-            self._odd = scan.odd
-            if scan.data_name(chunk) == name:
+            self._known = look_foreign(self.directory)
+            self._odd = self._known.scan.odd
+            if chunk >= self._known.listed:
                 raise
-            return open_foreign(self.directory / scan.data_name(chunk), chunk)
+            return open_foreign(self.directory / self._known.scan.data_name(chunk), chunk)
 
     def retired(self) -> int:
         """Returns 0: nobody deletes chunks of a foreign stream by rules that a reader could know."""
         return 0
 
-    def _look(self) -> ForeignLook:
+    def _look(self, wanted: int | None) -> ForeignLook:
         known = self._known
-        if known is None or time.monotonic() >= known.again_at:
+        if wanted is None:
             return look_foreign(self.directory)
-        found = self._look_up(known.scan)
-        if known.ended != _has_end(self.directory) or (known.ended and found is not known.scan):
-            # Only a listing tells that nothing lies behind the last chunk.
+        scan = self._look_up(known.scan)
+        if known.ended != _has_end(self.directory) or (known.ended and scan is not known.scan):
             return look_foreign(self.directory)
-        return known._replace(scan=found)
+        if wanted > scan.complete * self.samples_per_chunk and not known.ended and time.monotonic() >= known.again_at:
+            return look_foreign(self.directory)
+        return known._replace(scan=scan)
 
     def _look_up(self, scan: Scan) -> Scan:
-        """Returns the scan with the chunks that have been completed next; the same where there are none."""
-        chunk = scan.complete
-        while all((self.directory / name).exists() for name in (seal_name(chunk), scan.data_name(chunk))):
-            chunk += 1
-        if chunk == scan.complete:
+        """Returns the scan with the chunks that have been completed since; the same where there are none."""
+
+        def is_there(chunk: int) -> bool:
+            return _is_complete(self.directory, chunk, scan.data_name(chunk))
+
+        # Those that come one by one are looked up one by one: they may come out of order.
+        complete, step, growth = scan.complete, 1, 1 if scan.complete else 2
+        while is_there(complete + step - 1):
+            complete, step = complete + step, growth * step
+        # The first that is missing is less than `step` further on.
+        while step := step // 2:
+            if is_there(complete + step - 1):
+                complete += step
+        if complete == scan.complete:
             return scan
-        return replace(scan, complete=chunk, data=max(scan.data, chunk), seals=max(scan.seals, chunk))
+        return replace(scan, complete=complete, data=max(scan.data, complete), seals=max(scan.seals, complete))
 
     def _rows_of_newest(self, chunk: int) -> int:
         if self._newest is None or self._newest[0] != chunk:

@@ -43,7 +43,7 @@ class NativeStream:
         status = again_if_stale(lambda: os.stat(self._manifest))
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
-    def published(self) -> Published:
+    def published(self, wanted: int | None = None) -> Published:
         """Looks what is published now, by `head.json`; by listing the seals where that is lost."""
         path = self.directory / HEAD
         try:

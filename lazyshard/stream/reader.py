@@ -113,8 +113,11 @@ class StreamReader(Waiting):
         """What was published at the last look; costs nothing."""
         return self._seen
 
-    def refresh(self) -> Published:
+    def refresh(self, wanted: int = 0) -> Published:
         """Looks what is published now.
+
+        Args:
+            wanted: how many samples the caller needs to know of: a foreign directory is listed where fewer are known.
 
         Raises:
             StreamMissing: the stream's directory has gone.
@@ -125,7 +128,7 @@ class StreamReader(Waiting):
         seen = self._seen
         try:
             path = self.directory if self._stream.stream_id is None else self.directory / HEAD
-            found = self._ask(self._stream.published, "reading %s", path)
+            found = self._ask(lambda: self._stream.published(wanted), "reading %s", path)
             if found.samples < seen.samples:
                 # A stream that was made anew in the same place has other rows.
                 self._stream.check_identity()
@@ -135,6 +138,8 @@ class StreamReader(Waiting):
         if found.samples < seen.samples:
             if found.ended:
                 raise ended_short(self.directory, found.samples, seen.samples)
+            if found.gap is not None and self._stream.stream_id is None and not seen.ended:
+                self._seen = found
         elif found.ended or not seen.ended:
             self._seen = found
         return self._seen
@@ -158,7 +163,7 @@ class StreamReader(Waiting):
         looks = SharedLooks(self.stream_id, self._identify, lambda: time.monotonic())
 
         def look(age: float) -> Published | None:
-            looks.head.renew(age, self._look, self._adopt)
+            looks.head.renew(age, lambda: self._look(samples), self._adopt)
             found = self._seen
             if found.ended or found.samples >= samples:
                 return found
@@ -173,9 +178,9 @@ class StreamReader(Waiting):
         folder = self.directory if mirrored is None else mirrored.folder
         return self._ask(lambda: os.stat(folder), "looking into %s", folder)
 
-    def _look(self) -> bytes | None:
+    def _look(self, wanted: int) -> bytes | None:
         """Looks what is published now, and returns it for the other processes of this node."""
-        head = self.refresh().head
+        head = self.refresh(wanted).head
         return None if head is None else head.encode()
 
     def _adopt(self, data: bytes) -> bool:
@@ -328,6 +333,11 @@ class StreamReader(Waiting):
             except FileNotFoundError as cause:
                 waited = self._clock() - started
                 self.refresh()
+                if self._seen.gap is not None and self._seen.gap <= number and not self._seen.ended:
+                    # A foreign directory lacks a chunk among those that were counted.
+                    self.wait_for(number * self.samples_per_chunk + 1)
+                    started = self._clock()
+                    continue
                 # Only here, so that a chunk which is there costs no more than before.
                 retired = self._stream.retired()
                 if number < retired:

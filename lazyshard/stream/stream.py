@@ -10,7 +10,7 @@ from lazyshard.format import Encoding
 from lazyshard.format.names import HEAD, MANIFEST, OWNER
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.foreign_stream import ForeignStream, look_foreign
+from lazyshard.stream.foreign_stream import ForeignStream, is_live, look_foreign
 from lazyshard.stream.manifest import manifest_lost, read_manifest
 from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.native_stream import NativeStream
@@ -27,8 +27,12 @@ class Stream(Protocol):
     encoding: Encoding | None
     mirrored: MirroredChunks | None
 
-    def published(self) -> Published:
+    def published(self, wanted: int | None = None) -> Published:
         """Looks what is published now.
+
+        Args:
+            wanted: how many samples the caller needs to know of. Of a foreign directory more may be there, or a chunk
+                may be missing among those that are counted. None for all, exactly, at the cost of a listing.
 
         Raises:
             FileNotFoundError: the directory has gone.
@@ -87,6 +91,8 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
+    if samples_per_chunk is not None and not isinstance(directory, UrlPath) and is_live(directory):
+        return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)
     except FileNotFoundError:

@@ -176,9 +176,14 @@ def test_clock_of_the_producer_has_no_effect_on_reading(updated_at: float, tmp_p
 @pytest.mark.parametrize("how", ["read", "wait", "refresh"])
 def test_directory_removed_while_reading_is_said_at_once(how: str, tmp_path: Path, clock: Clock) -> None:
     reader = StreamReader(produce(tmp_path / "s", 4, end=False))
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: reader.read(0),
+        "wait": lambda: reader.wait_for(9),
+        "refresh": reader.refresh,
+    }
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(StreamMissing) as caught:
-        {"read": lambda: reader.read(0), "wait": lambda: reader.wait_for(9), "refresh": reader.refresh}[how]()
+        calls[how]()
     assert caught.value.directory == str(tmp_path / "s")
     assert clock.now < 1001
 

@@ -508,13 +508,13 @@ def _wait(directory: Path, log: Path, stops: bool) -> None:
     look = reader._look
     looks = itertools.count()
 
-    def told() -> bytes | None:
+    def told(wanted: int) -> bytes | None:
         # Here it has the right to look; the first time it looks, there is no file yet.
         if stops and next(looks) == 1:
             with log.open("a") as file:
                 file.write(f"{os.getpid()} stops\n")
             os.kill(os.getpid(), signal.SIGSTOP)
-        found = look()
+        found = look(wanted)
         with log.open("a") as file:
             file.write(f"{os.getpid()}\n")
         return found

@@ -203,11 +203,9 @@ def test_what_is_scanned_of_a_foreign_directory_is_what_is_listed(odd: list[tupl
         assert scan.ours == {"stream.owner", "stream.json", "head.json"} & set(os.listdir(directory))
 
 
-@pytest.mark.parametrize("end", [True, False])
-def test_foreign_chunks_are_looked_up_and_not_listed(
-    end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The directories that were listed so far."""
     listed: list[Any] = []
 
     def noted(call: Callable[[Any], Any], path: Any) -> Any:
@@ -216,19 +214,38 @@ def test_foreign_chunks_are_looked_up_and_not_listed(
 
     for name in ("scandir", "listdir"):
         monkeypatch.setattr(os, name, functools.partial(noted, getattr(os, name)))
+    return listed
+
+
+@pytest.mark.parametrize(("end", "most"), [(True, 1), (False, 0)])
+def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
+    end: bool, most: int, tmp_path: Path, listings: list[Any]
+) -> None:
+    foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
     reader = StreamReader(tmp_path, 1)
+    assert (reader.seen.chunks, reader.seen.ended) == (300, end)
     assert [reader.read(number)["id"] for number in (0, 299, 150)] == [0, 299, 150]
-    assert len(listed) == 1
     sent = pickle.dumps(reader)
     assert len(sent) < 4096
     assert pickle.loads(sent).read(7) == {"id": 7}
-    assert len(listed) == 1
+    assert len(listings) == most
     with pytest.raises(FileNotFoundError):
         open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
-    assert len(listed) == 3
 
 
-def test_foreign_directory_is_listed_at_the_start_and_at_the_end_and_looked_up_in_between(
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7, 8, 100])
+def test_foreign_chunks_are_counted_by_lookups(chunks: int, tmp_path: Path, listings: list[Any]) -> None:
+    foreign(tmp_path, *[b'{"id":0}\n'] * chunks)
+    reader = StreamReader(tmp_path, 1)
+    assert reader.seen.chunks == chunks
+    for number in range(chunks, chunks + 3):
+        (tmp_path / f"chunk_{number:05d}.jsonl").write_bytes(b"{}\n")
+        (tmp_path / f"chunk_{number:05d}.jsonl.completed").touch()
+        assert reader.refresh().chunks == number + 1
+    assert not listings
+
+
+def test_foreign_directory_is_listed_for_who_waits_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign(tmp_path, b'{"id":0}\n')
@@ -247,11 +264,12 @@ def test_foreign_directory_is_listed_at_the_start_and_at_the_end_and_looked_up_i
     for name in ("chunk_00005.jsonl", "chunk_4.jsonl"):
         (tmp_path / name).write_bytes(b'{"id":%d}\n' % int(name[6:-6]))
         (tmp_path / f"{name}.completed").touch()
-    assert (reader.refresh().chunks, len(listed)) == (4, 1)
+    assert (reader.refresh(4).chunks, len(listed)) == (4, 0)
+    assert (reader.refresh(5).chunks, len(listed)) == (6, 1)
     clock[0] += 39.9
-    assert (reader.refresh().chunks, len(listed)) == (4, 1)
+    assert (reader.refresh(7).chunks, len(listed)) == (6, 1)
     clock[0] += 0.2
-    assert (reader.refresh().chunks, len(listed)) == (6, 2)
+    assert (reader.refresh(7).chunks, len(listed)) == (6, 2)
     (tmp_path / "chunk_00007.jsonl.completed").touch()
     (tmp_path / "stream.end").touch()
     assert (reader.refresh().chunks, reader.seen.ended, reader.seen.gap, len(listed)) == (6, False, 6, 3)
@@ -278,10 +296,12 @@ def test_foreign_gap_is_waited_for_and_named(missing: str, end: bool, tmp_path: 
     content = (tmp_path / missing).read_bytes()
     (tmp_path / missing).unlink()
     reader = StreamReader(tmp_path, 1, max_wait=0)
-    assert (reader.seen.chunks, reader.seen.ended, reader.seen.gap) == (1, False, 1)
+    assert not reader.seen.ended
     assert reader.read(0) == {"id": 0}
-    with pytest.raises(WaitTimeout, match="chunk 1 lacks its data or its marker"):
-        reader.read(1)
+    for number in (1, 2) if end else (1,):
+        with pytest.raises(WaitTimeout, match="chunk 1 lacks its data or its marker"):
+            reader.read(number)
+    assert (reader.seen.chunks, reader.seen.ended, reader.seen.gap) == (1, False, 1)
     (tmp_path / missing).write_bytes(content)
     assert [reader.read(n)["id"] for n in (1, 2)] == [1, 2]
     assert reader.refresh().gap is None and reader.refresh().ended is end

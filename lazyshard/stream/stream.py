@@ -10,7 +10,7 @@ from lazyshard.format import Encoding
 from lazyshard.format.names import HEAD, MANIFEST, OWNER
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.foreign_stream import ForeignStream, is_live, look_foreign
+from lazyshard.stream.foreign_stream import ForeignStream, is_usual, look_foreign
 from lazyshard.stream.manifest import manifest_lost, read_manifest
 from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.native_stream import NativeStream
@@ -91,7 +91,7 @@ def open_stream(directory: Path, samples_per_chunk: int | None) -> Stream | None
 
 
 def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStream | None:
-    if samples_per_chunk is not None and not isinstance(directory, UrlPath) and is_live(directory):
+    if samples_per_chunk is not None and not isinstance(directory, UrlPath) and is_usual(directory):
         return ForeignStream(directory, samples_per_chunk)
     try:
         found = look_foreign(directory)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import (
+    ChunkMissing,
     EndInvalid,
     FileRefused,
     HeadInvalid,
@@ -217,20 +218,40 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return listed
 
 
-@pytest.mark.parametrize(("end", "most"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("end", "many", "most"), [(True, 1000, 1), (True, 300, 0), (False, 1000, 0)])
 def test_foreign_chunks_are_looked_up_and_only_an_end_is_listed(
-    end: bool, most: int, tmp_path: Path, listings: list[Any]
+    end: bool, many: int, most: int, tmp_path: Path, listings: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(foreign_stream, "_MANY", many)
     foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(300)), end=end)
     reader = StreamReader(tmp_path, 1)
     assert (reader.seen.chunks, reader.seen.ended) == (300, end)
-    assert [reader.read(number)["id"] for number in (0, 299, 150)] == [0, 299, 150]
+    assert [reader.read(number)["id"] for number in (0, 298, 150)] == [0, 298, 150]
     sent = pickle.dumps(reader)
     assert len(sent) < 4096
     assert pickle.loads(sent).read(7) == {"id": 7}
     assert len(listings) == most
+    assert reader.read(299) == {"id": 299}
+    assert len(listings) == int(end)
     with pytest.raises(FileNotFoundError):
         open_stream(tmp_path, 1).open_chunk(300)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("missing", ["", ".completed"])
+@pytest.mark.parametrize("behind", ["chunk_00003.jsonl", "chunk_3.jsonl"])
+def test_rows_behind_an_end_that_was_believed_are_an_error(
+    gap: int, missing: str, behind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_stream, "_MANY", 1)
+    foreign(tmp_path, *(b'{"id":%d}\n' % number for number in range(4)), end=True)
+    (tmp_path / f"chunk_{gap:05d}.jsonl{missing}").unlink()
+    for end in ("", ".completed"):
+        (tmp_path / f"chunk_00003.jsonl{end}").rename(tmp_path / f"{behind}{end}")
+    reader = StreamReader(tmp_path, 1, max_wait=0)
+    with pytest.raises((StreamInvalid, ChunkMissing)) as caught:
+        list(reader)
+    assert isinstance(caught.value, StreamInvalid | ChunkMissing) and caught.value.chunk == gap
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 7, 8, 100])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,12 @@ from lazyshard.errors import CursorInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format import Cursor, PartState, RunState, check_consumer
 from lazyshard.format.cursor import cursor_name
 from lazyshard.format.cursor_token import CursorToken
-from tests.format.cases import changed, check_later_format, check_refusal, not_an_integer, without
+from tests.format.cases import changed, check_refusal, without
+from tests.format.records import RECORDS
 
 STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
-GOLDEN = (
-    b'{"format":1,"consumer":"sft","stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","consumed":2048,"chunks_before":20,'
-    b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n'
-)
-VALUE = Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25)
+GOLDEN = RECORDS["cursor"].golden
+VALUE: Cursor = RECORDS["cursor"].value
 STATE = RunState(STREAM_ID, 100, 100, 0, 0, None, (PartState(8, 4, 256),), 2048)
 STATE_GOLDEN = (
     b'{"format":1,"stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","samples_per_chunk":100,"unit":100,"window":0,'
@@ -40,11 +37,6 @@ def decode(data: bytes) -> Cursor:
     return Cursor.decode(data, "sft")
 
 
-def test_cursor_bytes_are_pinned() -> None:
-    assert VALUE.encode() == GOLDEN
-    assert decode(GOLDEN) == VALUE
-
-
 def test_cursor_with_state_and_owner_is_pinned() -> None:
     assert OWNED.encode() == OWNED_GOLDEN
     assert decode(OWNED_GOLDEN) == OWNED
@@ -54,22 +46,6 @@ def test_cursor_with_state_and_owner_is_pinned() -> None:
 def test_cursor_without_state_and_owner_is_read_as_those_of_earlier_releases(absent: dict[str, Any]) -> None:
     assert (VALUE.state, VALUE.owner) == (None, "")
     assert decode(changed(GOLDEN, **absent)) == VALUE
-
-
-def test_example_of_the_specification_is_read_and_written_the_same() -> None:
-    found = re.search(r"^cursors/sft\.json +(\{.*\})$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found
-    text = found[1].encode() + b"\n"
-    assert decode(text).encode() == text
-    assert list(decode(text).plan) == ["dp_size", "batch_size", "unit", "window", "seed"]
-
-
-def test_unknown_field_of_cursor_is_ignored() -> None:
-    assert decode(changed(GOLDEN, history=[[8, 100]])) == VALUE
-
-
-def test_cursor_of_a_later_format_is_refused() -> None:
-    check_later_format(decode, GOLDEN, file="cursors/sft.json")
 
 
 @pytest.mark.parametrize("data", [without(GOLDEN, "stream_id"), changed(GOLDEN, stream_id=None)])
@@ -86,27 +62,6 @@ def check(value_of: dict[str, object], field: str, expected: str, actual: str) -
         expected=expected,
         actual=actual,
     )
-
-
-@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 2**62))
-def test_consumed_that_is_no_count_is_refused(value: object, actual: str) -> None:
-    check({"consumed": value}, "consumed", "an integer from 0 to 4611686018427387904", actual)
-
-
-@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 10**15))
-def test_chunks_before_that_are_no_count_are_refused(value: object, actual: str) -> None:
-    check({"chunks_before": value}, "chunks_before", "an integer from 0 to 1000000000000000", actual)
-
-
-@pytest.mark.parametrize("value", [-1, 2**63, 1.0, "8", None, True, [8], {"8": 8}])
-def test_number_of_the_plan_that_is_no_count_is_refused(value: Any) -> None:
-    expected = "an integer from 0 to 9223372036854775807"
-    check({"plan": {"dp_size": 8, "seed": value}}, "plan.seed", expected, repr(value))
-
-
-@pytest.mark.parametrize("value", [None, 8, "8", [8]])
-def test_plan_that_is_no_object_is_refused(value: Any) -> None:
-    check({"plan": value}, "plan", "an object", repr(value))
 
 
 def test_long_wrong_value_of_the_plan_is_shown_in_short() -> None:
@@ -157,24 +112,6 @@ def test_owner_is_a_token_or_a_strangers() -> None:
     assert replace(VALUE, owner=longest.text).owner == longest.text
     for stranger in ("", "me", "0" + OWNER, OWNER[1:], "0" + OWNER[1:], OWNER.upper(), f"{2**62 + 1}{OWNER[1:]}"):
         assert CursorToken.parse(stranger) is None
-
-
-@pytest.mark.parametrize("value", ["", "5f", STREAM_ID.upper(), STREAM_ID + "\n", 5, [STREAM_ID]])
-def test_stream_id_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(CursorInvalid, match="field 'stream_id': expected 32 hexadecimal digits or null, found "):
-        decode(changed(GOLDEN, stream_id=value))
-
-
-def test_cursor_of_another_consumer_is_refused() -> None:
-    check({"consumer": "dpo"}, "consumer", "one of sft", "'dpo'")
-
-
-@pytest.mark.parametrize("field", ["format", "consumer", "consumed", "chunks_before", "plan", "updated_at"])
-def test_missing_field_of_cursor_is_refused(field: str) -> None:
-    with pytest.raises(CursorInvalid) as caught:
-        decode(without(GOLDEN, field))
-    assert (caught.value.file, caught.value.field) == ("cursors/sft.json", field)
-    assert caught.value.actual == "no such field"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from lazyshard.errors import SealInvalid
 from lazyshard.format import Seal
 from lazyshard.format.fields import pack
-from tests.format.cases import changed, check_later_format, check_refusal, not_an_integer, without
+from tests.format.cases import changed, check_refusal, without
+from tests.format.records import RECORDS
 
 ROWS = [b'{"text":"one"}\n', '{"text":"zwei ü"}\n'.encode()]
-GOLDEN = (
-    b'{"format":1,"chunk":7,"samples":2,"bytes":34,"offsets":"AAAAAAAAAAAPAAAAAAAAACIAAAAAAAAA",'
-    b'"xxh3":"9oaKxn4L9YfgN7nyWtPycQ==","tokens":"AwAAAAcAAAA=","source":{"in.jsonl":34},"sealed_at":1700000002.5}\n'
-)
+GOLDEN = RECORDS["seal"].golden
 VALUE = Seal(
     chunk=7,
     offsets=np.array([0, 15, 34], dtype="<u8"),
@@ -32,11 +30,8 @@ def test_digest_is_xxh3_of_the_row_with_its_newline() -> None:
     assert [xxhash.xxh3_64_intdigest(row) for row in ROWS] == [9796749203539134198, 8210857458222577632]
 
 
-def test_seal_bytes_are_pinned() -> None:
+def test_seal_is_written_and_read() -> None:
     assert VALUE.encode() == GOLDEN
-
-
-def test_seal_is_read() -> None:
     seal = Seal.decode(GOLDEN, 7)
     assert (seal.chunk, seal.samples, seal.size, seal.source, seal.sealed_at) == (
         7,
@@ -59,14 +54,6 @@ def test_seal_without_tokens_and_source_is_read() -> None:
         assert seal.offsets.tolist() == [0, 15, 34]
 
 
-def test_unknown_field_of_seal_is_ignored() -> None:
-    assert Seal.decode(changed(GOLDEN, compression="zstd"), 7).encode() == GOLDEN
-
-
-def test_seal_of_a_later_format_is_refused() -> None:
-    check_later_format(lambda data: Seal.decode(data, 7), GOLDEN, file="chunk_00007.jsonl.completed", newest=2)
-
-
 def check(value_of: dict[str, object], field: str, expected: str, actual: str) -> None:
     check_refusal(
         lambda: Seal.decode(changed(GOLDEN, **value_of), 7, "/data/s/chunk_7.jsonl.completed"),
@@ -76,36 +63,6 @@ def check(value_of: dict[str, object], field: str, expected: str, actual: str) -
         expected=expected,
         actual=actual,
     )
-
-
-def test_seal_of_another_chunk_is_refused() -> None:
-    check({"chunk": 8}, "chunk", "7, as in the file's name", "8")
-
-
-def test_empty_seal_is_refused_by_its_canonical_name() -> None:
-    with pytest.raises(SealInvalid) as caught:
-        Seal.decode(b"", 7)
-    assert caught.value.file == "chunk_00007.jsonl.completed"
-    assert str(caught.value).startswith("chunk_00007.jsonl.completed: expected a JSON object, found b''")
-
-
-@pytest.mark.parametrize(("value", "actual"), not_an_integer(0, 10**15))
-def test_chunk_that_is_no_number_is_refused(value: object, actual: str) -> None:
-    check({"chunk": value}, "chunk", "an integer from 0 to 1000000000000000", actual)
-
-
-@pytest.mark.parametrize(("value", "actual"), not_an_integer(1, 100_000_000))
-def test_samples_of_seal_that_are_no_count_are_refused(value: object, actual: str) -> None:
-    check({"samples": value}, "samples", "an integer from 1 to 100000000", actual)
-
-
-@pytest.mark.parametrize(("value", "actual"), not_an_integer(1, 2**62))
-def test_bytes_that_are_no_count_are_refused(value: object, actual: str) -> None:
-    check({"bytes": value}, "bytes", "an integer from 1 to 4611686018427387904", actual)
-
-
-def test_bytes_other_than_the_last_offset_are_refused() -> None:
-    check({"bytes": 33}, "bytes", "34, where the last row ends", "33")
 
 
 def test_first_offset_past_the_start_is_refused() -> None:
@@ -148,20 +105,6 @@ def test_array_that_is_no_base64_is_refused(field: str) -> None:
         f"chunk_00007.jsonl.completed: field '{field}': expected a base64 string, found 'AAAA*AAA' ("
     )
     check({field: [1, 2]}, field, "a base64 string", "[1, 2]")
-
-
-@pytest.mark.parametrize("value", [None, True, "1"])
-def test_sealed_at_that_is_no_number_is_refused(value: object) -> None:
-    with pytest.raises(SealInvalid, match="field 'sealed_at': expected a number, found "):
-        Seal.decode(changed(GOLDEN, sealed_at=value), 7)
-
-
-@pytest.mark.parametrize("field", ["format", "chunk", "samples", "bytes", "offsets", "xxh3", "sealed_at"])
-def test_missing_field_of_seal_is_refused(field: str) -> None:
-    with pytest.raises(SealInvalid) as caught:
-        Seal.decode(without(GOLDEN, field), 7)
-    assert (caught.value.field, caught.value.actual) == (field, "no such field")
-    assert str(caught.value).startswith(f"chunk_00007.jsonl.completed: field '{field}': expected ")
 
 
 json_values = st.recursive(

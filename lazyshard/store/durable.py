@@ -255,18 +255,28 @@ def open_own(path: Path) -> int:
         FileRefused: it is something else.
         OSError: the filesystem refused.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fd = os.open(path, flags, NEW_FILE_MODE)
+        return open_plain(path, os.O_CREAT)
     except OSError as cause:
         if cause.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_own(path, "a link" if cause.errno == errno.ELOOP else "a named pipe") from cause
         raise
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+
+
+def open_plain(path: Path, flags: int = 0) -> int:
+    """Opens a file for reading and writing in place, and returns its descriptor. Never blocks.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        FileRefused: it is no plain file, or has a second name, under which somebody else would lose what is written.
+        OSError: it is a link, or the filesystem refused.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return fd
     os.close(fd)
-    raise _not_own(path, "one with a second name" if stat.S_ISREG(status.st_mode) else "a named pipe or a device")
+    raise _not_own(path, "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device")
 
 
 def _not_own(path: Path, kind: str) -> FileRefused:

@@ -20,7 +20,7 @@ from lazyshard.errors import FileRefused, FileUnreadable, FormatInvalid
 from lazyshard.format.fields import printable
 from lazyshard.format.names import SEAL_SUFFIX
 from lazyshard.store.durable import write_all
-from lazyshard.store.mirror_place import cache_folder
+from lazyshard.store.mirror_room import cache_folder
 from lazyshard.store.urls import UrlPath
 
 STALE_TRIES: Final = 5

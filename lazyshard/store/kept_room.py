@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from lazyshard.errors import FileRefused
-from lazyshard.store.durable import NEW_FILE_MODE, remove
+from lazyshard.store.durable import open_plain, remove
 
 KEPT_SUFFIX: Final = ".kept"
 """Of the file of a chunk, behind its key."""
@@ -148,25 +146,6 @@ class Room:
     def _encoded(self, taken: int) -> bytes:
         face = taken.to_bytes(8, "little") + self._boot
         return _COUNT.pack(taken, self._boot, xxhash.xxh3_64_intdigest(face))
-
-
-def open_plain(path: Path, flags: int = 0) -> int:
-    """Opens a file for reading and writing in place, and returns its descriptor. Never blocks.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        FileRefused: it is no plain file, or has a second name, under which somebody else would lose what is written.
-        OSError: it is a link, or the filesystem refused.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, NEW_FILE_MODE)
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
-        return fd
-    os.close(fd)
-    kind = "one with a second name" if stat.S_ISREG(found.st_mode) else "a named pipe or a device"
-    raise FileRefused(
-        f"{path}: expected a file, found {kind}; remove it, after a look at who has made it", file=str(path), kind=kind
-    )
 
 
 def drop(path: Path) -> None:

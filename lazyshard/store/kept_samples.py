@@ -1,12 +1,14 @@
 """Encoded samples kept on this node, for all of its processes, for later epochs and for restarts.
 
-Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (`kept_file`); `.room`, by
-which the bytes of all are bounded (`kept_room`); and `.claims`, which stays empty: who encodes a row holds a record
-lock on a byte of it that stands for this row, so that no other process of the node encodes it meanwhile. Locks end with
-their processes, so nothing has to be cleared up after one that was killed.
+Files, in a folder of the user's choice, `lazyshard-kept-1/`: for each chunk one, `KEY.kept` (its bytes are in
+`lazyshard.format.kept_sample`); `.room`, which bounds the bytes of all (`kept_room`); and `.claims`, which stays empty:
+who encodes a row holds a record lock on a byte of it that stands for this row, so that no other process of the node
+encodes it meanwhile. Locks end with their processes, so nothing has to be cleared up after one that was killed.
 
-What is read is checked against its digest, and against the line that it was made of: where anything in the folder was
-changed, cut or lost, nothing is found, and the row is encoded anew.
+A chunk's file is read without a lock, with one system call a sample, and added to by who holds the lock of the folder:
+first the record, at the end, then the slot that says where it is. Nothing is synced. What is read is checked against
+its digest, and against the line that it was made of: where anything in the folder was changed, cut or lost, nothing is
+found, and the row is encoded anew.
 """
 
 from __future__ import annotations
@@ -19,13 +21,28 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import xxhash
 
 from lazyshard.errors import FileRefused
-from lazyshard.format.kept_sample import KEPT_VERSION, MAX_RECORD_BYTES, Kept, table_size
+from lazyshard.format.kept_sample import (
+    HEAD_BYTES,
+    KEPT_VERSION,
+    MAX_RECORD_BYTES,
+    SLOT_BYTES,
+    Kept,
+    Slot,
+    decode_record,
+    decode_slot,
+    encode_head,
+    encode_slot,
+    slot_at,
+    slot_of,
+    table_size,
+)
+from lazyshard.store.durable import open_plain, write_at
 from lazyshard.store.files import OpenFile
-from lazyshard.store.kept_file import KeptFile, create_kept, open_kept
-from lazyshard.store.kept_room import Room, drop, open_plain
+from lazyshard.store.kept_room import Room, drop
 
 FOLDER: Final = f"lazyshard-kept-{KEPT_VERSION}"
 
@@ -43,6 +60,117 @@ _NOTE_S: Final = 60.0
 
 _AGAIN_S: Final = 60.0
 """How long nothing is kept after the lock of the folder could not be had: its holder was stopped."""
+
+
+class _ChunkFile:
+    """The open file of one chunk. Memory: 24 bytes a row.
+
+    Args:
+        file: open for reading and writing.
+        key: of the chunk.
+        slots: of all rows, as they were when it was opened.
+
+    Attributes:
+        gone: whether it was found to be cut: another one has its name now, or none.
+        damaged: records that were not what their slots say.
+    """
+
+    def __init__(self, file: OpenFile, key: bytes, slots: bytearray) -> None:
+        self.gone = False
+        self.damaged = 0
+        self._file = file
+        self._key = key
+        self._slots = slots
+
+    def read(self, row: int, line: int) -> Kept | None:
+        """Returns what is kept of a row, made of a line with this digest; None where nothing is.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        slot = decode_slot(self._slots, row)
+        if slot[0] and (found := self._record(slot, row, line)) is not None:
+            return found
+        # Somebody else may have kept it, or kept it anew, since.
+        data = os.pread(self._file.fd, SLOT_BYTES, slot_at(row))
+        if len(data) < SLOT_BYTES:
+            self.gone = True
+            return None
+        self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = data
+        newer = decode_slot(data)
+        if newer != slot and newer[0]:
+            slot, found = newer, self._record(newer, row, line)
+            if found is not None:
+                return found
+        self.damaged += bool(slot[0])
+        return None
+
+    def is_current(self) -> bool:
+        """Returns whether it still has its name, as far as the locked folder is concerned. Raises OSError."""
+        return not self.gone and os.fstat(self._file.fd).st_nlink > 0
+
+    def append(self, row: int, record: bytes) -> None:
+        """Adds the record of a row, for which there is room; the folder is locked.
+
+        Raises:
+            OSError: the device refused; nothing was added.
+        """
+        fd = self._file.fd
+        end = os.fstat(fd).st_size
+        slot = encode_slot(slot_of(record, end))
+        try:
+            write_at(fd, record, end)
+            write_at(fd, slot, slot_at(row))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, end)
+            raise
+        self._slots[row * SLOT_BYTES : (row + 1) * SLOT_BYTES] = slot
+
+    def note_use(self) -> None:
+        """Notes that it is used now: its time of modification decides what goes first."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file.fd)
+
+    def _record(self, slot: Slot, row: int, line: int) -> Kept | None:
+        offset, size, digest = slot
+        if not 0 < size <= MAX_RECORD_BYTES or offset >= 1 << 62:
+            return None
+        data = np.empty(size, np.uint8)
+        if os.preadv(self._file.fd, [data.data], offset) != size:
+            return None
+        return decode_record(data, digest, self._key, row, line)
+
+
+def _open_file(path: Path, key: bytes, rows: int) -> _ChunkFile | None:
+    """Opens the file of a chunk; None where there is none, or one that begins otherwise than it should.
+
+    Raises:
+        FileRefused: something else is in its place.
+        OSError: it cannot be opened or read.
+    """
+    try:
+        file = OpenFile(open_plain(path), path, 0)
+    except FileNotFoundError:
+        return None
+    size = table_size(rows)
+    data = os.pread(file.fd, size, 0)
+    if len(data) != size or data[:HEAD_BYTES] != encode_head(key, rows):
+        return None
+    return _ChunkFile(file, key, bytearray(data[HEAD_BYTES:]))
+
+
+def _create_file(path: Path, key: bytes, rows: int) -> _ChunkFile:
+    """Makes the file of a chunk, for which there is room; the folder is locked, and nothing has that name.
+
+    Raises:
+        OSError: the device refused; a file that is not whole may be left, which is none to `_open_file`.
+    """
+    fd = open_plain(path, os.O_CREAT | os.O_EXCL)
+    file = OpenFile(fd, path, 0)
+    os.ftruncate(fd, table_size(rows))
+    write_at(fd, encode_head(key, rows), 0)
+    return _ChunkFile(file, key, bytearray(rows * SLOT_BYTES))
 
 
 class KeptSamples:
@@ -66,7 +194,7 @@ class KeptSamples:
         self._most = most
         self._room: Room | None = None
         self._claims: OpenFile | None = None
-        self._files: dict[bytes, tuple[KeptFile, float]] = {}
+        self._files: dict[bytes, tuple[_ChunkFile, float]] = {}
         self._not_before = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +254,7 @@ class KeptSamples:
             if file is None:
                 # One that begins otherwise than it should.
                 drop(path)
-                file = self._hold(key, rows, create_kept(path, key, rows))
+                file = self._hold(key, rows, _create_file(path, key, rows))
             file.append(row, record)
         return True
 
@@ -164,7 +292,7 @@ class KeptSamples:
             self._room = Room(self.folder, self._most)
         return self._room
 
-    def _file(self, key: bytes, rows: int) -> KeptFile | None:
+    def _file(self, key: bytes, rows: int) -> _ChunkFile | None:
         """Returns the open file of a chunk; None where there is none that is whole."""
         now = time.monotonic()
         held = self._files.pop(key, None)
@@ -172,10 +300,10 @@ class KeptSamples:
             # Taken out and put back, so that the dictionary is in the order of use.
             self._files[key] = held
             return held[0]
-        file = held[0] if held is not None else open_kept(self._open().path(key), key, rows)
+        file = held[0] if held is not None else _open_file(self._open().path(key), key, rows)
         return None if file is None else self._hold(key, rows, file)
 
-    def _hold(self, key: bytes, rows: int, file: KeptFile) -> KeptFile:
+    def _hold(self, key: bytes, rows: int, file: _ChunkFile) -> _ChunkFile:
         file.note_use()
         self._files[key] = (file, time.monotonic())
         most = min(_OPEN_FILES, max(1, _OPEN_ROWS // max(1, rows)))

@@ -13,20 +13,42 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import queue
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from lazyshard.errors import SealInvalid
+import xxhash
+
+from lazyshard.errors import LazyShardError, SealInvalid
 from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
-from lazyshard.store.durable import create, remove, write_all
-from lazyshard.store.files import OpenFile, read_file
-from lazyshard.store.mirror_fetching import Downloads
-from lazyshard.store.mirror_place import BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, folder_of
-from lazyshard.store.mirror_room import PART_SUFFIX, drop, is_at, lock, note_use, part_of, reserve
+from lazyshard.store.durable import create, remove, write_all, write_at
+from lazyshard.store.files import PART_BYTES, OpenFile, read_file
+from lazyshard.store.mirror_room import (
+    BYTES_VARIABLE,
+    FOLDER_VARIABLE,
+    PART_SUFFIX,
+    cache_bytes,
+    drop,
+    folder_of,
+    is_at,
+    lock,
+    note_use,
+    part_of,
+    reserve,
+)
 from lazyshard.store.urls import UrlPath
+
+_CHECK_BYTES: Final = 8 << 20
+
+_REMEMBERED: Final = 16
+"""Chunks opened last, of which the distance is guessed; a window of more is opened in parts that tell the same."""
 
 _LOOK_S: Final = 0.02
 """How often to look whether another process has fetched what this one waits for."""
@@ -63,6 +85,7 @@ class Mirror:
 
     Attributes:
         folder: where they lie; made if it was not there.
+        fetched: how many data files of chunks this process has fetched.
     """
 
     def __init__(self, directory: UrlPath, stream_id: str, check_identity: Callable[[], None]) -> None:
@@ -71,12 +94,7 @@ class Mirror:
         self._most = cache_bytes()
         self.folder = folder_of(str(directory), stream_id)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self._downloads = Downloads(directory)
-
-    @property
-    def fetched(self) -> int:
-        """Chunks that this process has fetched."""
-        return self._downloads.fetched
+        self.fetched = 0
 
     def open(self, chunk: int) -> tuple[Seal, OpenFile, OpenFile | None]:
         """Opens a chunk's copy, fetched if it is not there yet: its data file, and its side file if it has one.
@@ -103,7 +121,10 @@ class Mirror:
         """Sees to it that a copy is there when it is asked for, unless there is no room. Raises as `open` does."""
         if (self.folder / chunk_name(chunk)).exists():
             return
-        _close(self._get(chunk, ahead=True))
+        copy = self._get(chunk, ahead=True)
+        if copy is not None:
+            os.close(copy[1])
+            _close_side(copy[2])
 
     def drop(self, chunk: int) -> None:
         """Removes a copy that is not what its seal tells; who has it open keeps it."""
@@ -204,18 +225,18 @@ class Mirror:
         """Fetches a chunk into its part, which is locked, and gives it its name; None if there is no room for it."""
         side: int | None = None
         try:
-            seal, sealed = self._downloads.seal(chunk)
+            seal, sealed = self._seal(chunk)
             wanted: list[tuple[int, str, Seal | SealedArrays]] = [(fd, chunk_name(chunk), seal)]
             if seal.arrays is not None:
                 # In place, as the seal: nobody looks at them before the data has its name.
                 side = _make(self.folder / arrays_name(chunk))
                 wanted.append((side, arrays_name(chunk), seal.arrays))
-            others = [self._downloads.is_other_size(*one) for one in wanted]
+            others = [self._is_other_size(*one) for one in wanted]
             if any(others):
                 self._drop_part(part, chunk, side)
                 for one, other in zip(wanted, others, strict=True):
                     if not other:
-                        self._downloads.download(*one)
+                        self._download(*one)
                 return seal, fd, side
             size = sum(one.size for _, _, one in wanted)
             if not reserve(self.folder.parent, fd, size + len(sealed), self._most, ahead=ahead):
@@ -226,7 +247,7 @@ class Mirror:
                 # Each file has what it takes from here on, so that nothing is counted twice.
                 os.ftruncate(side, seal.arrays.size)
                 os.ftruncate(fd, seal.size + len(sealed))
-            whole = [self._downloads.download(*one) for one in wanted]
+            whole = [self._download(*one) for one in wanted]
             # After all was fetched: a stream that was made anew in the same place has its manifest before its chunks.
             self._check_identity()
             if whole[0]:
@@ -239,10 +260,10 @@ class Mirror:
             os.rename(part, self.folder / chunk_name(chunk))
             lock(fd, shared=True)
             return seal, fd, side
-        except OSError as error:
+        except BaseException as error:
             self._drop_part(part, chunk, side)
             _close_side(side)
-            if error.errno != errno.ENOSPC:
+            if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
             raise OSError(
                 errno.ENOSPC,
@@ -250,10 +271,6 @@ class Mirror:
                 f"or {FOLDER_VARIABLE} to a folder on another disk",
                 str(self.folder),
             ) from error
-        except BaseException:
-            self._drop_part(part, chunk, side)
-            _close_side(side)
-            raise
 
     def _drop_part(self, part: Path, chunk: int, side: int | None) -> None:
         """Takes a part's name away, and before that the name of the side file beside it, if one was made."""
@@ -270,7 +287,7 @@ class Mirror:
 
     def _alone(self, chunk: int) -> _Copy:
         """Fetches a chunk for this process alone, into files without a name."""
-        seal, _ = self._downloads.seal(chunk)
+        seal, _ = self._seal(chunk)
         fds: list[int] = []
         try:
             parts: tuple[tuple[str, Seal | SealedArrays | None], ...]
@@ -280,14 +297,70 @@ class Mirror:
                     path = self.folder / f".{name}.{os.getpid()}{PART_SUFFIX}"
                     fds.append(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600))
                     remove(path)
-                    if not self._downloads.is_other_size(fds[-1], name, sealed):
-                        self._downloads.download(fds[-1], name, sealed)
+                    if not self._is_other_size(fds[-1], name, sealed):
+                        self._download(fds[-1], name, sealed)
             self._check_identity()
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
         return seal, fds[0], fds[1] if len(fds) > 1 else None
+
+    def _seal(self, chunk: int) -> tuple[Seal, bytes]:
+        """Returns a chunk's seal, and its bytes. Raises FileNotFoundError, SealInvalid, and what stores raise."""
+        path = self._directory / seal_name(chunk)
+        data = read_file(path)
+        return Seal.decode(data, chunk, str(path)), data
+
+    def _is_other_size(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
+        """Looks, of a large chunk, whether its object has the size that the seal tells, before room is made for that.
+
+        If not, the file gets the size that was found, so that who opens it says so.
+        """
+        if seal.size <= PART_BYTES:
+            return False
+        path = self._directory / name
+        found = path.store.size(path.key)
+        if found != seal.size:
+            os.ftruncate(fd, found)
+        return found != seal.size
+
+    def _download(self, fd: int, name: str, seal: Seal | SealedArrays) -> bool:
+        """Fetches an object of a chunk; returns whether it is what the seal tells."""
+        path = self._directory / name
+        for _ in range(2):
+            start = 0
+            while start < seal.size:
+                # One byte more than there should be, to see that there are no more.
+                wanted = min(PART_BYTES, seal.size + 1 - start)
+                data = path.store.get_range(path.key, start, start + wanted)
+                write_at(fd, data, start)
+                start += len(data)
+                if len(data) < wanted:
+                    break
+            self.fetched += isinstance(seal, Seal)
+            if start == seal.size and _rows_are(fd, seal):
+                return True
+        # So that who opens it says what it has found.
+        os.ftruncate(fd, path.store.size(path.key) if start != seal.size else start)
+        return False
+
+
+def _rows_are(fd: int, seal: Seal | SealedArrays) -> bool:
+    """Returns whether a file's rows are those of which a seal has the digests."""
+    offsets, digests = seal.offsets.tolist(), seal.digests.tolist()
+    row, rows = 0, len(digests)
+    while row < rows:
+        start = offsets[row]
+        stop = row + 1
+        while stop < rows and offsets[stop + 1] - start <= _CHECK_BYTES:
+            stop += 1
+        data = memoryview(os.pread(fd, offsets[stop] - start, start))
+        for at in range(row, stop):
+            if xxhash.xxh3_64_intdigest(data[offsets[at] - start : offsets[at + 1] - start]) != digests[at]:
+                return False
+        row = stop
+    return True
 
 
 def _make(path: Path) -> int:
@@ -296,12 +369,80 @@ def _make(path: Path) -> int:
     return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
 
 
-def _close(copy: _Copy | None) -> None:
-    if copy is not None:
-        os.close(copy[1])
-        _close_side(copy[2])
-
-
 def _close_side(side: int | None) -> None:
     if side is not None:
         os.close(side)
+
+
+class ReadAhead:
+    """A thread that fetches. One for each process; a fork begins with none.
+
+    Args:
+        fetch: fetches a chunk. What it raises is met again by who asks for that chunk.
+        count: how many chunks to be ahead; 0 fetches none.
+    """
+
+    def __init__(self, fetch: Callable[[int], None], count: int) -> None:
+        self._fetch = fetch
+        self._count = count
+        self._opened: deque[int] = deque(maxlen=_REMEMBERED)
+        self._wanted: queue.SimpleQueue[list[int] | None] | None = None
+        self._pid = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the thread behind."""
+        return self.__dict__ | {"_wanted": None, "_pid": 0}
+
+    def opened(self, chunk: int) -> None:
+        """Notes that a chunk was opened, and has those fetched that come next."""
+        self._opened.append(chunk)
+        wanted = guess_next(self._opened, self._count)
+        if not wanted:
+            return
+        if self._wanted is None or self._pid != os.getpid():
+            self._pid, self._wanted = os.getpid(), queue.SimpleQueue()
+            # It ends with its reader.
+            weakref.finalize(self, self._wanted.put, None)
+            # A daemon: what it is fetching when the process ends is fetched anew by whoever wants it.
+            threading.Thread(
+                target=_run, args=(self._wanted, weakref.ref(self)), name="lazyshard-read-ahead", daemon=True
+            ).start()
+        self._wanted.put(wanted)
+
+    def fetch(self, chunk: int) -> bool:
+        """Fetches a chunk; returns whether that went well."""
+        try:
+            self._fetch(chunk)
+        except (LazyShardError, OSError):
+            # Not published yet, most often. Whoever comes to it meets the same.
+            return False
+        return True
+
+
+def _run(wanted: queue.SimpleQueue[list[int] | None], owner: weakref.ref[ReadAhead]) -> None:
+    # Held while it fetches, and not while it waits: the reader may be gone by then.
+    while (chunks := wanted.get()) is not None:
+        ahead = owner()
+        for chunk in chunks:
+            # The reader is on: what it comes to next is more urgent.
+            if ahead is None or not wanted.empty() or not ahead.fetch(chunk):
+                break
+        ahead = None
+
+
+def guess_next(opened: Sequence[int], count: int) -> list[int]:
+    """Returns the chunks that will be opened next, by those opened last; none as long as there was only one.
+
+    A rank's chunks are a fixed distance apart, and a window of them is opened in any order: so what comes is behind the
+    last of them, at the smallest distance that two of them have. (Where it is a multiple of the true one, what is
+    guessed is the rank's as well.)
+
+    Args:
+        opened: numbers of chunks, in the order in which they were opened.
+        count: how many to guess.
+    """
+    chunks = sorted(set(opened))
+    if len(chunks) < 2:
+        return []
+    step = min(after - before for before, after in pairwise(chunks))
+    return [chunks[-1] + step * (number + 1) for number in range(count)]

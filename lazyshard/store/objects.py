@@ -1,22 +1,44 @@
 """Objects of a store (S3, or whatever fsspec has a driver for) under one URL: got, listed, put and deleted by name.
 
 A thin shell over fsspec, which is imported when a store is first used. What this adds: a try that fails by the network
-or the server is repeated with growing pauses, for a stated patience; an error says what to do, as one of ours (both in
-`objects_calls`); an object is put under a condition where the store can do that, so that of two writers one knows that
-it came second.
+or the server is repeated with growing pauses, for a stated patience; an error says what to do, as one of ours; an
+object is put under a condition where the store can do that, so that of two writers one knows that it came second.
 
-Safe under fork: each process has its own connections. Threads may share a store.
+A request that moves data has an end of its own here. The time-outs of drivers are not enough: aiohttp has none while it
+sends or waits for the `100 Continue` that S3 drivers ask for before they send, and each `100 Continue` that comes stops
+the one that waits for the answer (`ResponseHandler.data_received`, 3.14).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Mapping
-from typing import Any, Final
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from lazyshard.errors import redact
-from lazyshard.store.objects_calls import StoreCalls, ending, patience
-from lazyshard.store.objects_failures import why_failed
+from lazyshard.errors import StoreRefused, StoreUnavailable, redact
+from lazyshard.store.objects_failures import FIRST_PAUSE_S, Failure, next_pause, why_failed
+
+PATIENCE_S: Final = 120.0
+"""How long failing calls are repeated: longer than a store throttles, or an endpoint is moved to another machine."""
+
+PATIENCE_VARIABLE: Final = "LAZYSHARD_OBJECTS_PATIENCE_S"
+"""Variable of the environment with another number of seconds."""
+
+_SLOWEST_BYTES_S: Final = 64 << 10
+"""How many bytes a second a request must move at the least, beside the driver's own time-outs, or it is given up."""
+
+_TELL_S: Final = 10.0
+"""A call that is repeated for longer is worth a word."""
+
+_S3: Final = ("s3", "s3a")
+
+_T = TypeVar("_T")
+_log = logging.getLogger("lazyshard")
 
 _MOST_BYTES: Final = 4 << 30
 """More than any object has that is read at once. Without an end, S3's driver would ask for the size first."""
@@ -25,6 +47,9 @@ _MOST_BYTES: Final = 4 << 30
 class ObjectStore:
     """The objects whose names begin with one URL.
 
+    Safe under fork: each process has its own connections, which stay behind when this is pickled, too. Threads may
+    share a store.
+
     Args:
         url: like ``s3://bucket/prefix``.
         patience_s: how many seconds to repeat what fails; None for `PATIENCE_VARIABLE`, or else `PATIENCE_S`.
@@ -32,6 +57,8 @@ class ObjectStore:
 
     Attributes:
         url: without the credentials that the given one may hold, for people, as is what `name_of` returns.
+        patience_s: as given, or what the environment says.
+        is_s3: whether the store speaks S3.
 
     Raises:
         StoreRefused: the patience is no number of seconds.
@@ -43,17 +70,17 @@ class ObjectStore:
 
     def __init__(self, url: str, *, patience_s: float | None = None, options: Mapping[str, Any] | None = None) -> None:
         self.url = redact(url.rstrip("/"))
-        self._calls = StoreCalls(url.rstrip("/"), patience() if patience_s is None else patience_s, options or {})
+        self.patience_s = _patience() if patience_s is None else patience_s
+        self.is_s3 = url.partition("://")[0] in _S3
+        self._url = url.rstrip("/")
+        self._options = dict(options or {})
+        # By process. Those of a parent are kept: to close what a fork has inherited would wait for a thread that only
+        # the parent has.
+        self._systems: dict[int, tuple[Any, str]] = {}
 
-    @property
-    def patience_s(self) -> float:
-        """How many seconds what fails is repeated."""
-        return self._calls.patience_s
-
-    @property
-    def is_s3(self) -> bool:
-        """Whether it speaks S3."""
-        return self._calls.is_s3
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves connections behind."""
+        return self.__dict__ | {"_systems": {}}
 
     @property
     def conditional(self) -> bool:
@@ -61,8 +88,8 @@ class ObjectStore:
         return self.is_s3
 
     def name_of(self, name: str) -> str:
-        """Returns the URL of an object."""
-        return self._calls.name_of(name)
+        """Returns the URL of an object, without credentials."""
+        return redact(self._url_of(name))
 
     def get(self, name: str, most: int = _MOST_BYTES, *, patience_s: float | None = None) -> bytes:
         """Returns an object's bytes, in one request.
@@ -82,13 +109,13 @@ class ObjectStore:
 
         def call(fs: Any, path: str) -> bytes:
             try:
-                return bytes(ending(fs, stop - start, fs.cat_file, path, start=start, end=stop))
+                return bytes(_ending(fs, stop - start, fs.cat_file, path, start=start, end=stop))
             except Exception as error:
                 if why_failed(error).status == 416:
                     return b""
                 raise
 
-        return self._calls.do(name, "reading", call, patience_s)
+        return self._do(name, "reading", call, patience_s)
 
     def get_tagged(self, name: str) -> tuple[bytes, str]:
         """Returns an object's bytes, and a tag that tells them from others, for `put_matching`. Raises as `get`."""
@@ -103,12 +130,12 @@ class ObjectStore:
             if self.is_s3:
                 from fsspec.asyn import sync
 
-                found: tuple[bytes, str] = ending(fs, _MOST_BYTES, sync, fs.loop, read, fs, path)
+                found: tuple[bytes, str] = _ending(fs, _MOST_BYTES, sync, fs.loop, read, fs, path)
                 return found
             data = bytes(fs.cat_file(path))
             return data, _tag(data)
 
-        return self._calls.do(name, "reading", call)
+        return self._do(name, "reading", call)
 
     def exists(self, name: str) -> bool:
         """Returns whether there is an object of this name."""
@@ -120,7 +147,7 @@ class ObjectStore:
 
     def size(self, name: str) -> int:
         """Returns how many bytes an object has. Raises as `get` does."""
-        return self._calls.do(name, "looking at", lambda fs, path: int(fs.info(path)["size"]))
+        return self._do(name, "looking at", lambda fs, path: int(fs.info(path)["size"]))
 
     def modified(self, name: str) -> float | None:
         """Returns when an object was put, in seconds since 1970; None where that is not told. Raises as `get` does."""
@@ -130,7 +157,7 @@ class ObjectStore:
             at = found.get("LastModified", found.get("mtime", found.get("created")))
             return None if at is None else float(at.timestamp() if hasattr(at, "timestamp") else at)
 
-        return self._calls.do(name, "looking at", call)
+        return self._do(name, "looking at", call)
 
     def list(self, folder: str = "") -> dict[str, int]:
         """Returns the names right under a folder, those of folders included, each with its size.
@@ -146,11 +173,11 @@ class ObjectStore:
             names.pop(path.rstrip("/"), None)
             return {name.rpartition("/")[2]: size for name, size in names.items()}
 
-        return self._calls.do(folder, "listing", call)
+        return self._do(folder, "listing", call)
 
     def put(self, name: str, data: bytes, *, patience_s: float | None = None) -> None:
         """Puts an object, in place of any of its name. It appears whole; when this returns, the store has it."""
-        self._calls.do(name, "writing", lambda fs, path: self._pipe(fs, path, data), patience_s)
+        self._do(name, "writing", lambda fs, path: self._pipe(fs, path, data), patience_s)
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Puts an object if there is none of its name, and returns whether this was done.
@@ -169,7 +196,7 @@ class ObjectStore:
                 self._pipe(fs, path, data)
             return put or (tries > 1 and bytes(fs.cat_file(path)) == data)
 
-        return self._calls.do(name, "writing", call)
+        return self._do(name, "writing", call)
 
     def put_matching(self, name: str, data: bytes, tag: str) -> bool:
         """Puts an object in place of the one with a tag of `get_tagged`, and returns whether this was done.
@@ -193,7 +220,7 @@ class ObjectStore:
                     raise
                 return False
 
-        return self._calls.do(name, "writing", call)
+        return self._do(name, "writing", call)
 
     def delete(self, name: str) -> None:
         """Deletes an object if it is there."""
@@ -201,19 +228,19 @@ class ObjectStore:
         def call(fs: Any, path: str) -> None:
             if self.is_s3:
                 bucket, key, _ = fs.split_path(path)
-                ending(fs, 0, fs.call_s3, "delete_object", Bucket=bucket, Key=key)
+                _ending(fs, 0, fs.call_s3, "delete_object", Bucket=bucket, Key=key)
             else:
                 fs.rm_file(path)
 
         try:
-            self._calls.do(name, "deleting", call)
+            self._do(name, "deleting", call)
         except FileNotFoundError:
             return
 
     def _put_if(self, fs: Any, path: str, data: bytes, **condition: str) -> bool:
         bucket, key, _ = fs.split_path(path)
         try:
-            ending(fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition)
+            _ending(fs, len(data), fs.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition)
         except Exception as error:
             if why_failed(error).status == 412:
                 return False
@@ -223,7 +250,130 @@ class ObjectStore:
     def _pipe(self, fs: Any, path: str, data: bytes) -> None:
         if not self.is_s3:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        ending(fs, len(data), fs.pipe_file, path, data)
+        _ending(fs, len(data), fs.pipe_file, path, data)
+
+    def _url_of(self, name: str) -> str:
+        return f"{self._url}/{name}" if name else self._url
+
+    def _do(self, name: str, doing: str, call: Callable[[Any, str], _T], patience_s: float | None = None) -> _T:
+        """Returns what a call gives, repeated while it fails by the network or the server.
+
+        Args:
+            name: of the object, or empty for the folder.
+            doing: what the call does, for messages, like "reading".
+            call: takes fsspec's driver and the path of the object there.
+            patience_s: other than the store's.
+
+        Raises:
+            FileNotFoundError: there is no such object; its `filename` is the URL.
+            StoreRefused: the store, or fsspec's driver, does not let this be done.
+            StoreUnavailable: it gave no answer, or failing ones, for as long as the patience lasts.
+        """
+        most = self.patience_s if patience_s is None else patience_s
+        started = time.monotonic()
+        pause, told = FIRST_PAUSE_S, False
+        while True:
+            try:
+                fs, root = self._system()
+                return call(fs, f"{root}/{name}" if name else root)
+            except Exception as error:
+                failure = why_failed(error, self._url_of(name))
+                cause = _without_credentials(error, failure, self._url_of(name))
+            waited = time.monotonic() - started
+            if failure.kind == "missing":
+                raise FileNotFoundError(errno.ENOENT, "No such object", self.name_of(name)) from cause
+            if failure.kind == "unknown":
+                raise cause
+            if failure.kind == "refused":
+                raise self._refused(name, doing, failure) from cause
+            if waited + pause > most:
+                raise self._unavailable(name, doing, failure, waited) from cause
+            if waited >= _TELL_S and not told:
+                told = True
+                _log.warning(
+                    "%s %s fails for %.0f s now (%s); trying for %.0f s more",
+                    *(doing, self.name_of(name), waited, failure.words, most - waited),
+                )
+            time.sleep(pause)
+            pause = next_pause(pause)
+
+    def _refused(self, name: str, doing: str, failure: Failure) -> StoreRefused:
+        url = self.name_of(name)
+        return StoreRefused(f"{url}: {doing} it was refused: {failure.words}. {failure.advice}", url=url)
+
+    def _unavailable(self, name: str, doing: str, failure: Failure, waited: float) -> StoreUnavailable:
+        url = self.name_of(name)
+        return StoreUnavailable(
+            f"{url}: {doing} it has failed for {waited:.0f} s: {failure.words}. Is the store reachable from this "
+            f"machine, and its endpoint right (AWS_ENDPOINT_URL for S3)? When it is there again, go on from the last "
+            f"checkpoint; {PATIENCE_VARIABLE} says how long to try",
+            url=url,
+            waited=waited,
+        )
+
+    def _system(self) -> tuple[Any, str]:
+        """Returns fsspec's driver and its path of the URL, those of this process."""
+        found = self._systems.get(os.getpid())
+        if found is None:
+            found = self._systems[os.getpid()] = self._open()
+        return found
+
+    def _open(self) -> tuple[Any, str]:
+        import fsspec
+        from fsspec.config import conf
+
+        options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False, **self._options}
+        if self.is_s3:
+            # Repeated here, where the patience is known, and nowhere below.
+            own: dict[str, Any] = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+            given = (conf.get("s3", {}), self._options)
+            for settings in given:
+                own = own | dict(settings.get("config_kwargs", {}))
+            options["config_kwargs"] = own
+        fs, path = fsspec.core.url_to_fs(self._url, **options)
+        if self.is_s3:
+            fs.retries = 1
+        return fs, str(path).rstrip("/")
+
+
+def _without_credentials(error: Exception, failure: Failure, url: str) -> Exception:
+    """Returns an error, or what may be shown of it where its traceback would show the credentials of a URL."""
+    told = "".join(traceback.format_exception(type(error), error, None))
+    if redact(told, url) == told:
+        return error
+    return OSError(failure.words) if isinstance(error, OSError) else RuntimeError(failure.words)
+
+
+def _ending(fs: Any, size: int, request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Makes a request that moves so many bytes at the most, and gives it up where it takes too long for that.
+
+    Raises:
+        TimeoutError: it was given up. Drivers whose requests cannot be broken off see to that themselves.
+    """
+    if not fs.async_impl:
+        return request(*arguments, **named)
+    settings = getattr(fs, "config_kwargs", {})
+    idle = (settings.get(name) or getattr(fs, name, None) or 60.0 for name in ("connect_timeout", "read_timeout"))
+    most = float(sum(idle)) + size / _SLOWEST_BYTES_S
+    try:
+        return request(*arguments, **named, timeout=most)
+    except Exception as error:
+        # Of a time-out of the driver's own fsspec makes one too, with that for its cause.
+        if type(error).__name__ == "FSTimeoutError" and not str(error.__cause__ or ""):
+            raise TimeoutError(f"no end of the request after {most:.1f} s") from error
+        raise
+
+
+def _patience() -> float:
+    """Returns how many seconds to repeat what fails, by the environment. Raises StoreRefused: that is no number."""
+    text = os.environ.get(PATIENCE_VARIABLE, "")
+    try:
+        found = float(text or PATIENCE_S)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise StoreRefused(f"{PATIENCE_VARIABLE} is a number of seconds from 0 on, got {text!r}")
+    return found
 
 
 def _tag(data: bytes) -> str:

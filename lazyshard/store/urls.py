@@ -14,8 +14,7 @@ from pathlib import Path, PosixPath
 from typing import Final, NoReturn
 
 from lazyshard.errors import StreamMissing, redact
-from lazyshard.store.objects import ObjectStore
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
 

@@ -17,7 +17,7 @@ from lazyshard.format.cursor import CURSORS, check_consumer
 from lazyshard.format.cursor_token import CursorToken
 from lazyshard.store.durable import open_own, remove, write_all
 from lazyshard.store.files import read_file
-from lazyshard.store.mirror_place import cache_folder
+from lazyshard.store.mirror_room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
 from lazyshard.stream.cursor import make_folder
 

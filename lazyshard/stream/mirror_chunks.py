@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lazyshard.errors import SealInvalid
-from lazyshard.store.mirror import Mirror
-from lazyshard.store.mirror_ahead import ReadAhead
-from lazyshard.store.mirror_place import chunks_ahead
+from lazyshard.store.mirror import Mirror, ReadAhead
+from lazyshard.store.mirror_room import chunks_ahead
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.chunk_opening import open_copy

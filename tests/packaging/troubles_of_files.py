@@ -11,7 +11,7 @@ from unittest import mock
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream.patience import READERS, Patience
 from lazyshard.stream.retire import retire
 from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, told, without_rights

@@ -25,8 +25,8 @@ from lazyshard.cli.watch import watch_values
 from lazyshard.cli.watch_looks import SharedLooks
 from lazyshard.cli.watch_metrics import metrics_page
 from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
-from lazyshard.store.mirror_place import FOLDER_VARIABLE
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.mirror_room import FOLDER_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath, stream_name, stream_path
 from lazyshard_producer.cli import main as producer
 from tests.producer.commands import rows

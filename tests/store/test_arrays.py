@@ -14,7 +14,7 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
-from lazyshard.store.mirror_place import AHEAD_VARIABLE, BYTES_VARIABLE
+from lazyshard.store.mirror_room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard_producer.holding.disk import chunk_size

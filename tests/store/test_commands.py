@@ -12,7 +12,7 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.cli.main import main
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from tests.store.server import BUSY, Server
 from tests.store.streams import publish, put

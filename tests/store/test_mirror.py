@@ -22,11 +22,17 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import FileRefused, StoreRefused
 from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.store.mirror import Mirror
-from lazyshard.store.mirror_ahead import guess_next
-from lazyshard.store.mirror_place import AHEAD_VARIABLE, BYTES_VARIABLE, FOLDER_VARIABLE, cache_bytes, cache_folder
-from lazyshard.store.mirror_room import _locked, reserve
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.mirror import Mirror, guess_next
+from lazyshard.store.mirror_room import (
+    AHEAD_VARIABLE,
+    BYTES_VARIABLE,
+    FOLDER_VARIABLE,
+    _locked,
+    cache_bytes,
+    cache_folder,
+    reserve,
+)
+from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from tests.store.server import Gate, Server
 from tests.store.streams import publish
@@ -331,7 +337,7 @@ def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path, bucket: UrlPath, mo
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.store.mirror_fetching.write_at", full)
+    monkeypatch.setattr("lazyshard.store.mirror.write_at", full)
     with pytest.raises(OSError, match=f"no space left for a copy of chunk 0 of {bucket}.*{BYTES_VARIABLE}"):
         StreamReader(bucket).read(0)
 

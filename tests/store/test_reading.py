@@ -26,8 +26,8 @@ from lazyshard.errors import (
 )
 from lazyshard.format import Cursor, Seal
 from lazyshard.format.names import HEAD, chunk_name, seal_name
-from lazyshard.store.mirror_place import AHEAD_VARIABLE
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.mirror_room import AHEAD_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner
 from lazyshard.stream import retire as retiring
@@ -149,7 +149,7 @@ def test_damage_is_refused_with_the_words_for_a_directory(
 def test_a_chunk_of_several_pieces_is_fetched_whole(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lazyshard.store.mirror_fetching.PART_BYTES", 7)
+    monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", 7)
     for samples, folder in ((6, "even"), (7, "odd")):
         url = bucket / folder
         assert isinstance(url, UrlPath)
@@ -161,7 +161,7 @@ def test_a_chunk_of_several_pieces_is_fetched_whole(
 def test_a_seal_that_claims_too_much_takes_no_room(
     tmp_path: Path, server: Server, bucket: UrlPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lazyshard.store.mirror_fetching.PART_BYTES", 7)
+    monkeypatch.setattr("lazyshard.store.mirror.PART_BYTES", 7)
     folder = publish(tmp_path / "local", bucket, 6, 3)
     seal = Seal.decode((folder / seal_name(1)).read_bytes(), 1)
     offsets = seal.offsets.copy()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreRefused, StoreUnavailable
-from lazyshard.store.objects import ObjectStore
-from lazyshard.store.objects_calls import PATIENCE_VARIABLE
+from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
 from lazyshard.store.urls import UrlPath
 from tests.store.server import BROKEN, BUSY, Gate, Mute, Server
 from tests.stream.streams import forked

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from lazyshard.format import Head
 from lazyshard.simulation.setting import PREFETCH, Setting
 from lazyshard.stream import Published
+from lazyshard.stream.node_poll import LATER_S
 from lazyshard.stream.pacing import expected_wait, next_poll
-from lazyshard.stream.shared_looks import LATER_S
 from lazyshard.stream.writer import HEARTBEAT_S
 
 BURST_S: Final = 1.0

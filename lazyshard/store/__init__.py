@@ -4,5 +4,4 @@
 - `urls`: is it a directory or a URL; `objects`, `objects_failures`: what a store holds, and why a call has failed
 - `mirror`, `mirror_room`: chunks of a store, copied to this node, and the room for them
 - `kept_samples`, `kept_room`: encoded samples, kept on this node for all of its processes
-- `node_file`: a small record that the processes of one node share
 """

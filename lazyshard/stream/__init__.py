@@ -11,12 +11,10 @@
 - `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now
 """
 
-from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers
-from lazyshard.stream.cursor import read_cursor, write_cursor
-from lazyshard.stream.cursor_owner import CursorOwner
+from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers, read_reading, write_reading
+from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
 from lazyshard.stream.published import Published
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.reading import read_reading, write_reading
 from lazyshard.stream.retire import list_kept, read_retired
 from lazyshard.stream.writer import ChunkWriter
 

@@ -1,13 +1,19 @@
 """The consumers of a stream: what each has told of itself, and how one that will not come back is forgotten.
 
-Files, in `cursors/`: `NAME.json`, the cursor, and `NAME.reading.json`, the reading mark. Either may be missing, and
-any other name is passed over; so is the lock file `.NAME.lock`, which says nothing by being there.
+Files, in `cursors/`: `NAME.json`, the cursor (`lazyshard.stream.cursor`), and `NAME.reading.json`, the reading mark, a
+hint that is replaced whole by a reader and never synced. Either may be missing. While a mark is being written there is
+`.NAME.reading.TOKEN`, which a kill may leave behind. Any other name is passed over; so is the lock file `.NAME.lock`,
+which says nothing by being there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,13 +22,16 @@ from lazyshard.errors import FormatInvalid
 from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS, cursor_name
 from lazyshard.format.reading import READING_SUFFIX, reading_name
-from lazyshard.store.durable import remove, sync_directory
-from lazyshard.store.files import check_folder, list_names, unreadable
+from lazyshard.store.durable import publish_bytes, remove, sync_directory
+from lazyshard.store.files import check_folder, list_names, read_file, unreadable
 from lazyshard.store.urls import UrlPath, stream_path
-from lazyshard.stream.cursor import read_cursor
-from lazyshard.stream.cursor_lock import remove_lock
+from lazyshard.stream.cursor import read_cursor, remove_lock
 from lazyshard.stream.manifest import read_manifest
-from lazyshard.stream.reading import read_reading
+
+_log = logging.getLogger("lazyshard")
+
+_told: set[str] = set()
+"""Files of which this process has said that they cannot be written."""
 
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
 
@@ -101,6 +110,72 @@ def forget_consumer(directory: str | os.PathLike[str], name: str) -> bool:
     if not isinstance(folder, UrlPath):
         sync_directory(folder)
     return not found.isdisjoint(own)
+
+
+def write_reading(directory: str | os.PathLike[str], mark: ReadingMark) -> bool:
+    """Replaces a consumer's reading mark; a reader sees the old one or the new one, whole.
+
+    Reading goes on without it, so an error of the filesystem is logged, once in each process for each file, and not
+    raised. Not guaranteed: that it survives a power cut, and that of two processes which write the same consumer's
+    mark at a time the higher one stays.
+
+    Args:
+        directory: the stream's directory.
+        mark: the new mark.
+
+    Returns:
+        Whether it was written.
+    """
+    folder = stream_path(directory) / CURSORS
+    target = folder / reading_name(mark.consumer)
+    temporary = folder / f".{mark.consumer}.reading.{secrets.token_hex(8)}"
+    try:
+        if isinstance(target, UrlPath):
+            # Once: a store that does not answer is not waited for to give it a hint.
+            target.store.put(target.key, mark.encode(), patience_s=0)
+            return True
+        folder.mkdir(exist_ok=True)
+        check_folder(folder)
+        try:
+            publish_bytes(mark.encode(), target, temporary, durable=False)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(temporary)
+            raise
+    except OSError as error:
+        if str(target) not in _told:
+            _told.add(str(target))
+            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = f"; let uid {os.geteuid()} write to {folder}" if refused else ""
+            _log.warning(
+                "%s: cannot be written (%s), so the producer is not told how far this run reads: one that goes no "
+                "further ahead than its consumers need may hold back what this run waits for%s",
+                target,
+                error.strerror or error,
+                remedy,
+            )
+        return False
+    return True
+
+
+def read_reading(directory: str | os.PathLike[str], consumer: str) -> ReadingMark | None:
+    """Returns a consumer's reading mark, None if there is none that can be used: it is a hint.
+
+    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
+
+    Args:
+        directory: the stream's directory.
+        consumer: the consumer's name.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+    """
+    path = stream_path(directory) / CURSORS / reading_name(consumer)
+    try:
+        check_folder(path.parent)
+        return ReadingMark.decode(read_file(path), consumer, str(path))
+    except (OSError, FormatInvalid):
+        return None
 
 
 def _remove(path: Path) -> None:

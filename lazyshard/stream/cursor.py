@@ -1,27 +1,48 @@
-"""Cursors on disk: written durably and whole by a consumer, read again by its next start and by producers.
+"""Cursors on disk: written durably and whole by the one run that owns them, read by its next start and by producers.
 
-Files, in the stream's directory: `cursors/NAME.json`, one for each consumer, and while it is being written
-`cursors/.NAME.TOKEN`, which a kill may leave behind. Names with a leading dot are nobody's cursor. Which run may write
-is the affair of `cursor_owner`.
+Files, in the stream's directory: `cursors/NAME.json`, one for each consumer; while it is being written
+`cursors/.NAME.TOKEN`, which a kill may leave behind; and `cursors/.NAME.lock`, which is locked while a run owns the
+cursor and holds the token of the run that had it last. It stays until the consumer is forgotten, and means nothing by
+being there. Of a stream in an object store the lock is a file of this machine, beside the copies of chunks. Names with
+a leading dot are nobody's cursor.
+
+The lock keeps out a second run on the same machine, the token in the cursor (`lazyshard.format.cursor_token`) any
+other. Nothing here depends on a clock. Where an object store puts under conditions, nothing comes between the look at
+the cursor and its replacement.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
-from lazyshard.errors import StoreUnavailable, StreamMissing
-from lazyshard.format.cursor import CURSORS, Cursor, cursor_name
-from lazyshard.store.durable import create, remove, rename, sync, sync_directory, write_all
-from lazyshard.store.files import check_folder, read_replaced_file
+import filelock
+import xxhash
+
+from lazyshard.errors import CursorInvalid, CursorTaken, StoreUnavailable, StreamMissing, VersionUnsupported
+from lazyshard.format.cursor import CURSORS, Cursor, check_consumer, cursor_name
+from lazyshard.format.cursor_token import CursorToken
+from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
+from lazyshard.store.files import check_folder, read_file, read_replaced_file
+from lazyshard.store.mirror_room import cache_folder
 from lazyshard.store.urls import UrlPath, stream_path
 
 _TRIES: Final = 5
 """Who has put a cursor beside ours is seen at the next try, and either ends this or was late itself."""
+
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+"""What a filesystem says that has no locks: a run does not fail for that, the token is what guards its cursor there."""
+
+_log = logging.getLogger("lazyshard")
 
 
 def write_cursor(
@@ -47,7 +68,7 @@ def write_cursor(
         target = path / CURSORS / cursor_name(cursor.consumer)
         target.store.put(target.key, cursor.encode())
         return
-    folder = make_folder(directory)
+    folder = _make_folder(directory)
     # Always: who has made the folder may have been killed before its name was durable.
     sync_directory(folder.parent)
     temporary = folder / f".{cursor.consumer}.{secrets.token_hex(8)}"
@@ -67,7 +88,270 @@ def write_cursor(
         raise
 
 
-def replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes | None], None]) -> None:
+def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
+    """Returns a consumer's cursor, None if it has not written one.
+
+    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
+
+    Args:
+        directory: the stream's directory.
+        consumer: the consumer's name.
+
+    Raises:
+        CursorInvalid, VersionUnsupported: the file cannot be used.
+        FileRefused, FileUnreadable, OSError: it cannot be read.
+        ValueError: there can be no consumer of this name.
+    """
+    path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
+    try:
+        return read_replaced_file(path, lambda data: Cursor.decode(data, consumer, str(path)))
+    except FileNotFoundError:
+        return None
+
+
+def lock_name(consumer: str) -> str:
+    """Returns the name of the file, in the folder of cursors, that is locked while a run owns a consumer's cursor.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+    """
+    return f".{check_consumer(consumer)}.lock"
+
+
+def remove_lock(directory: str | os.PathLike[str], consumer: str) -> None:
+    """Removes the lock file of a consumer that is forgotten, unless a run holds it; it would lock out nobody then.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+        OSError: the filesystem refused.
+    """
+    path = _lock_path(stream_path(directory), consumer)
+    if not os.path.lexists(path):
+        return
+    lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except (filelock.Timeout, OSError):
+        return
+    try:
+        remove(path)
+    finally:
+        lock.release()
+
+
+class CursorOwner:
+    """The right of one run to write the cursor of a consumer.
+
+    A run that is killed leaves nothing that keeps its successor out. Where two run under one name all the same, since
+    they are on machines whose locks do not meet or one was told to take over, the one that began later goes on, and the
+    other one is refused at its next write. Not guaranteed: that it notices between its look at the cursor and the
+    rename that follows; then the later one finds what it has just written, and writes over it.
+
+    One owner is for one thread, and for the process that made it.
+
+    Args:
+        directory: the stream's directory.
+        consumer: the consumer's name.
+        take_over: go on although another run on this machine has the cursor; that one is refused from `begin` on.
+
+    Raises:
+        CursorTaken: another run on this machine has the cursor.
+        StreamMissing: there is no such directory.
+        VersionUnsupported: the cursor is of a later format.
+        FileRefused, FileUnreadable, OSError: the filesystem refused.
+        ValueError: there can be no consumer of this name.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], consumer: str, *, take_over: bool = False) -> None:
+        self.directory = stream_path(directory)
+        self.consumer = check_consumer(consumer)
+        self._pid = os.getpid()
+        self._token = CursorToken(1, secrets.token_hex(8), self._pid, socket.gethostname() or "unknown")
+        self._path = _lock_path(self.directory, consumer, make=True)
+        self._lock = filelock.FileLock(self._path, timeout=0, thread_local=False, fallback_to_soft=False)
+        self._begun = False
+        self._holder: str | None = None
+        self._told = False
+        self._closed = False
+        if not self._try_lock() and not take_over:
+            raise self._refused()
+        try:
+            self._take_turn()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cursor with which the run starts is written."""
+        return self._begun
+
+    def put(self, cursor: Cursor) -> None:
+        """Writes the cursor: the first time as `begin` does, then as `write`. Raises as they do."""
+        if self._begun:
+            self.write(cursor)
+        else:
+            self.begin(cursor)
+
+    def begin(self, cursor: Cursor) -> None:
+        """Writes the cursor with which the run starts, and with it the token: from here on earlier runs are refused.
+
+        Args:
+            cursor: where the run goes on, which may be before the cursor that is there; its `owner` is filled in.
+
+        Raises:
+            VersionUnsupported: the cursor that is there is of a later format.
+            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            ValueError: it is another consumer's cursor.
+            RuntimeError: it has begun already, was closed, or this is a fork of the process that owns the cursor.
+        """
+        self._check_use(cursor)
+        if self._begun:
+            raise RuntimeError(f"{self._path}: this run has begun already; write the cursor with `write`")
+        self._take_turn()
+        write_cursor(self.directory, replace(cursor, owner=self._token.text))
+        self._begun = True
+
+    def write(self, cursor: Cursor) -> None:
+        """Replaces the cursor durably, if no other run has taken it over.
+
+        A cursor that is not there any more or is torn is written anew.
+
+        Args:
+            cursor: the new cursor; its `owner` is filled in.
+
+        Raises:
+            CursorTaken: another run has taken the cursor over. Nothing was written, and never will be.
+            FileRefused, FileUnreadable, OSError: the filesystem refused; may be called again.
+            ValueError: it is another consumer's cursor.
+            RuntimeError: it has not begun, was closed, or this is a fork of the process that owns the cursor.
+        """
+        self._check_use(cursor)
+        if not self._begun:
+            raise RuntimeError(f"{self._path}: this run has not begun; write its first cursor with `begin`")
+        if self._holder is not None:
+            raise self._fenced(self._holder)
+        # Who has taken over gets the lock once the other one has let go of it.
+        self._try_lock()
+        owned = replace(cursor, owner=self._token.text)
+        if isinstance(self.directory, UrlPath):
+            _replace_object(self.directory, owned, lambda data: self._judge(self._decode(data)))
+        else:
+            write_cursor(self.directory, owned, check=lambda: self._judge(self._read()))
+
+    def close(self) -> None:
+        """Lets the next run in. The cursor stays as it is. Does nothing in a fork, and when called again."""
+        if os.getpid() == self._pid:
+            self._closed = True
+            self._lock.release()
+
+    def __enter__(self) -> CursorOwner:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
+
+    def _judge(self, found: Cursor | VersionUnsupported | None) -> None:
+        """Looks whether the cursor that is there is still ours.
+
+        Raises:
+            CursorTaken: it is not.
+        """
+        if isinstance(found, VersionUnsupported):
+            raise self._fenced("a run with a later release of lazyshard") from found
+        if found is None or found.owner == self._token.text:
+            return
+        other = CursorToken.parse(found.owner)
+        # A lower turn is that of a run which looked before we began and wrote after: it is refused at its next look.
+        if other is None or other.turn >= self._token.turn:
+            raise self._fenced(_called(other))
+
+    def _read(self) -> Cursor | VersionUnsupported | None:
+        """Returns the cursor that is there, None where there is none that can be read."""
+        return self._tolerated(lambda: read_cursor(self.directory, self.consumer))
+
+    def _decode(self, data: bytes | None) -> Cursor | VersionUnsupported | None:
+        """Returns what the bytes of a cursor say, as `_read`."""
+        name = str(self.directory / CURSORS / cursor_name(self.consumer))
+        return self._tolerated(lambda: None if data is None else Cursor.decode(data, self.consumer, name))
+
+    def _tolerated(self, read: Callable[[], Cursor | None]) -> Cursor | VersionUnsupported | None:
+        try:
+            return read()
+        except VersionUnsupported as error:
+            return error
+        except CursorInvalid as error:
+            if not self._told:
+                self._told = True
+                _log.warning("%s; this run writes it anew", error)
+            return None
+
+    def _take_turn(self) -> None:
+        """Takes a turn above all that are known, and leaves word of it for those who find the lock held."""
+        cursor = self._read()
+        if isinstance(cursor, VersionUnsupported):
+            raise cursor
+        # That beside the lock outlives a cursor which was torn or removed.
+        known = (_read_signature(self._path), None if cursor is None else CursorToken.parse(cursor.owner))
+        last = max((other.turn for other in known if other is not None), default=0)
+        self._token = replace(self._token, turn=last + 1)
+        # Without it others have no name to tell, and no more.
+        with contextlib.suppress(OSError):
+            _sign(self._path, self._token)
+
+    def _try_lock(self) -> bool:
+        """Returns whether no other run has the lock, as far as this machine can tell."""
+        if self._lock.is_locked:
+            return True
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        return True
+
+    def _check_use(self, cursor: Cursor) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{self._path}: the cursor belongs to process {self._pid}, of which this one is a fork; only that one "
+                f"writes it"
+            )
+        if self._closed:
+            raise RuntimeError(f"{self._path}: the owner of this cursor was closed")
+        if cursor.consumer != self.consumer:
+            raise ValueError(f"a cursor of {self.consumer!r} is written here, got one of {cursor.consumer!r}")
+
+    def _refused(self) -> CursorTaken:
+        holder = _called(_read_signature(self._path), "a process that has not written its name yet")
+        return CursorTaken(
+            f"{self.directory}: {holder} is running as {self.consumer!r} and writes that cursor; stop it first, give "
+            f"this run another name, or let it take the cursor over",
+            directory=str(self.directory),
+            consumer=self.consumer,
+            holder=holder,
+        )
+
+    def _fenced(self, holder: str) -> CursorTaken:
+        self._holder = holder
+        # Whoever has taken over may have it now.
+        self._lock.release()
+        return CursorTaken(
+            f"{self.directory}: {holder} has taken over the cursor of {self.consumer!r}; this run does not write it "
+            f"any more, so the producer may delete what only this run still needs. Stop one of the two, or give it "
+            f"another name",
+            directory=str(self.directory),
+            consumer=self.consumer,
+            holder=holder,
+        )
+
+
+def _replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes | None], None]) -> None:
     """Replaces a consumer's cursor in an object store, if it may; returns when the store has the new one.
 
     Args:
@@ -99,7 +383,7 @@ def replace_object(directory: UrlPath, cursor: Cursor, check: Callable[[bytes | 
     )
 
 
-def make_folder(directory: str | os.PathLike[str]) -> Path:
+def _make_folder(directory: str | os.PathLike[str]) -> Path:
     """Returns the folder of a stream's cursors, made if it was not there; its name is not durable yet.
 
     Raises:
@@ -118,22 +402,35 @@ def make_folder(directory: str | os.PathLike[str]) -> Path:
     return check_folder(folder)
 
 
-def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | None:
-    """Returns a consumer's cursor, None if it has not written one.
+def _lock_path(directory: Path, consumer: str, *, make: bool = False) -> Path:
+    """Returns the file that is locked: of a stream in an object store, one of this machine.
 
-    Whether it belongs to the stream that is in the directory now is told by its `stream_id`.
-
-    Args:
-        directory: the stream's directory.
-        consumer: the consumer's name.
-
-    Raises:
-        CursorInvalid, VersionUnsupported: the file cannot be used.
-        FileRefused, FileUnreadable, OSError: it cannot be read.
-        ValueError: there can be no consumer of this name.
+    Raises as `_make_folder` does, if it is to `make` the folder.
     """
-    path = check_folder(stream_path(directory) / CURSORS) / cursor_name(consumer)
+    name = lock_name(consumer)
+    if isinstance(directory, UrlPath):
+        return cache_folder() / f".cursor-{xxhash.xxh3_128_hexdigest(f'{directory}/{name}'.encode())}.lock"
+    return (_make_folder(directory) if make else directory / CURSORS) / name
+
+
+def _read_signature(path: Path) -> CursorToken | None:
+    """Returns the token of the run that had the lock last, None where it cannot be told."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return CursorToken.parse(read_file(path).decode().partition("\n")[0])
+    return None
+
+
+def _sign(path: Path, token: CursorToken) -> None:
+    """Writes a token into the lock file: in place, since the lock is on the file and not on its name."""
+    fd = open_own(path)
     try:
-        return read_replaced_file(path, lambda data: Cursor.decode(data, consumer, str(path)))
-    except FileNotFoundError:
-        return None
+        line = f"{token.text}\n".encode()
+        write_all(fd, line)
+        # Afterwards, so that no moment shows nothing; what is behind the line is not read.
+        os.ftruncate(fd, len(line))
+    finally:
+        os.close(fd)
+
+
+def _called(token: CursorToken | None, unknown: str = "a program that gives no name") -> str:
+    return unknown if token is None else str(token)

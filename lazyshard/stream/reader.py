@@ -16,11 +16,11 @@ from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk
+from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired, encode_retired
 from lazyshard.stream.open_chunks import OpenChunks
 from lazyshard.stream.pacing import next_poll, next_report
 from lazyshard.stream.published import Published
 from lazyshard.stream.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
-from lazyshard.stream.shared_looks import SharedLooks, decode_head, decode_retired, encode_retired
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 
@@ -147,7 +147,7 @@ class StreamReader(Waiting):
     def wait_for(self, samples: int) -> Published:
         """Returns once so many samples are published or the stream has ended.
 
-        Waits of one node for the same stream share what they see of it, see `lazyshard.stream.shared_looks`. While it
+        Waits of one node for the same stream share what they see of it, see `lazyshard.stream.node_poll`. While it
         waits it logs, after 10 s and then ever more rarely, what for and what the producer is doing.
 
         Args:
@@ -160,18 +160,18 @@ class StreamReader(Waiting):
         if self._seen.ended or self._seen.samples >= samples:
             return self._seen
 
-        looks = SharedLooks(self.stream_id, self._identify, lambda: time.monotonic())
+        poll = NodePoll(self.stream_id, self._identify, lambda: time.monotonic())
 
         def look(age: float) -> Published | None:
-            looks.head.renew(age, lambda: self._look(samples), self._adopt)
+            poll.head.renew(age, lambda: self._look(samples), self._adopt)
             found = self._seen
             if found.ended or found.samples >= samples:
                 return found
-            self._let_go(looks)
+            self._let_go(poll)
             return None
 
         chunk = (samples - 1) // self.samples_per_chunk
-        return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), looks)
+        return self._wait(look, lambda waited: self._waiting(samples, chunk, waited), poll)
 
     def _identify(self) -> os.stat_result:
         mirrored = self._stream.mirrored
@@ -382,7 +382,7 @@ class StreamReader(Waiting):
 
         return self._wait(look, lambda waited: self._waiting(0, None, waited))
 
-    def _let_go(self, looks: SharedLooks | None = None) -> None:
+    def _let_go(self, poll: NodePoll | None = None) -> None:
         """Closes chunks that were deleted meanwhile: a producer may be waiting for the room that they take."""
         now = time.monotonic()
         if not self._chunks or now - self._let_go_at < _LET_GO_S:
@@ -402,10 +402,10 @@ class StreamReader(Waiting):
 
         # What cannot be told now is told by whoever reads on.
         with contextlib.suppress(LazyShardError, OSError):
-            if looks is None:
+            if poll is None:
                 look()
             else:
-                looks.retired.renew(_LET_GO_S, look, adopt)
+                poll.retired.renew(_LET_GO_S, look, adopt)
 
     def _read(self, chunk: Chunk, call: Callable[[], _T]) -> _T:
         """Reads from an open chunk.

@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 from lazyshard.errors import WaitTimeout
 from lazyshard.store.urls import UrlPath
+from lazyshard.stream.node_poll import NodePoll
 from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, expected_wait, next_poll, next_report
 from lazyshard.stream.patience import READERS
 from lazyshard.stream.reader_words import ReaderWait
-from lazyshard.stream.shared_looks import SharedLooks
 from lazyshard.stream.watch import Parent, Waker
 
 _ASIDE_S: Final = 0.5
@@ -64,14 +64,14 @@ class Waiting:
         self,
         look: Callable[[float], _T | None],
         told: Callable[[float], ReaderWait],
-        looks: SharedLooks | None = None,
+        poll: NodePoll | None = None,
     ) -> _T:
         """Waits until there is what is wanted.
 
         Args:
             look: looks for it; what it returns may rest on what was seen so many seconds before.
             told: says what is waited for, after so many seconds.
-            looks: shares what is seen with the other processes of this node.
+            poll: shares what is seen with the other processes of this node.
 
         Raises:
             WaitTimeout: it has not come within `max_wait`, or nobody wants it any more.
@@ -79,7 +79,7 @@ class Waiting:
         started = self._clock()
         reported = 0.0
         age = 0.0
-        with Waker(self.directory) as waker, looks or contextlib.nullcontext():
+        with Waker(self.directory) as waker, poll or contextlib.nullcontext():
             while True:
                 found = look(age)
                 waited = self._clock() - started
@@ -88,7 +88,7 @@ class Waiting:
                     return found
                 wait = told(waited)
                 if waited >= self.max_wait:
-                    if looks is not None and age > 0:
+                    if poll is not None and age > 0:
                         # Nobody gives up by what was seen before.
                         age = 0.0
                         continue
@@ -99,7 +99,7 @@ class Waiting:
                     if not self.quiet:
                         _log.warning("%s", wait.describe(time.time()))
                 age = next_poll(waited, expected_wait(wait.samples, wait.seen), self._least_poll)
-                due = age if looks is None else looks.head.pause(age)
+                due = age if poll is None else poll.head.pause(age)
                 pause = min(due, self.max_wait - waited, next_report(reported) - waited)
                 if self._pause(pause, time.sleep if max(waited, pause) < _QUIET_S else waker.sleep):
                     age = 0.0

@@ -10,8 +10,8 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.format import Cursor, PartState, ReadingMark, RunState
+from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.cursor import write_cursor
-from lazyshard.stream.reading import write_reading
 from tests.cli.chromium import needs_chromium, open_page, screenshot
 
 pytestmark = [needs_chromium, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.stream import write_cursor
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 
 PLAN = {"dp_size": 1, "batch_size": 1, "unit": 2, "window": 2, "seed": 0}
 

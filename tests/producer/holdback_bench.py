@@ -7,7 +7,7 @@ from typing import Any
 
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.stream import ChunkWriter, write_cursor
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf

@@ -14,7 +14,7 @@ from typing import Any
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import write_cursor
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 from tests.producer.commands import published, rows, run, run_arguments, start, wait_until
 
 SIZE = 10

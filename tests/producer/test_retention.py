@@ -15,7 +15,7 @@ import pytest
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 from tests.harness.disks import SmallDisk, disk_fixture
 from tests.producer.commands import DEADLINE_S, published, run_arguments, start, wait_until
 

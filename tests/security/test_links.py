@@ -16,10 +16,8 @@ from lazyshard.format import Cursor, ReadingMark
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner
-from lazyshard.stream.consumers import forget_consumer, list_consumers
-from lazyshard.stream.cursor import read_cursor, write_cursor
-from lazyshard.stream.cursor_lock import lock_name
-from lazyshard.stream.reading import read_reading, write_reading
+from lazyshard.stream.consumers import forget_consumer, list_consumers, read_reading, write_reading
+from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
 from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import Journal, Spot, list_journals, read_journal
 from lazyshard_producer.following.plain import PlainFile

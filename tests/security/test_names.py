@@ -21,7 +21,7 @@ from lazyshard.format.names import chunk_name, parse_chunk_name
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream import CursorOwner, read_cursor, read_reading
 from lazyshard.stream.consumers import forget_consumer, list_consumers
-from lazyshard.stream.cursor_lock import lock_name
+from lazyshard.stream.cursor import lock_name
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.resume import resume
 from lazyshard_producer.following.state import FollowState, decode_name

@@ -15,7 +15,7 @@ from lazyshard.conversion.adoption import adopt
 from lazyshard.conversion.rechunking import rechunk
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.stream import CursorOwner
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import Journal
 from lazyshard_producer.ray.pieces import PieceWriter

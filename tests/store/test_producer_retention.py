@@ -14,7 +14,7 @@ from lazyshard.format import Cursor, ReadingMark
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader, write_cursor
-from lazyshard.stream.reading import write_reading
+from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.found import look
 from lazyshard_producer.shipping.retiring import Retiring

@@ -16,7 +16,7 @@ from lazyshard import StreamReader
 from lazyshard.errors import CursorInvalid, StreamMissing, VersionUnsupported
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.store import durable
-from lazyshard.stream import read_cursor, read_reading, reading, write_cursor, write_reading
+from lazyshard.stream import consumers, read_cursor, read_reading, write_cursor, write_reading
 from tests.stream.streams import foreign, forked, names, produce, rows
 
 OLD = Cursor("sft", None, 8, 1, {"dp_size": 2}, 1700000000.0)
@@ -190,7 +190,7 @@ NEW_MARK = replace(OLD_MARK, window=1, needs_chunks=8, updated_at=1700000009.0)
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_told", set())
+    monkeypatch.setattr(consumers, "_told", set())
 
 
 def test_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_who_may_write_there_is_told(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("lazyshard.stream.reading.publish_bytes", refuse)
+    monkeypatch.setattr("lazyshard.stream.consumers.publish_bytes", refuse)
     assert not write_reading(tmp_path, OLD_MARK)
     (told,) = caplog.messages
     assert told.endswith(f"what this run waits for; let uid {os.geteuid()} write to {tmp_path}/cursors")

@@ -180,7 +180,7 @@ def cursor_in_place() -> None:
     cursor = _module("lazyshard.stream.cursor")
 
     def write(directory: Path, value: Any, *, check: Any = _nothing) -> None:
-        folder = cursor.make_folder(directory)
+        folder = cursor._make_folder(directory)
         check()
         fd = cursor.create(folder / cursor.cursor_name(value.consumer))
         cursor.write_all(fd, value.encode())
@@ -189,7 +189,6 @@ def cursor_in_place() -> None:
         cursor.sync_directory(folder)
 
     cursor.write_cursor = write
-    _module("lazyshard.stream.cursor_owner").write_cursor = write
     _module("tests.harness.power.lives").write_cursor = write
 
 

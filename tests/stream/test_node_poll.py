@@ -22,17 +22,20 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
 from lazyshard.format import Head
-from lazyshard.store import node_file
-from lazyshard.store.node_file import SLOT_BYTES, Answer, NodeFile, file_name
-from lazyshard.stream.pacing import next_poll
-from lazyshard.stream.shared_looks import (
+from lazyshard.stream import node_poll
+from lazyshard.stream.node_poll import (
     ASKING_S,
-    SharedLook,
-    SharedLooks,
+    SLOT_BYTES,
+    Answer,
+    NodeFile,
+    NodePoll,
+    SingleFlight,
     decode_head,
     decode_retired,
     encode_retired,
+    file_name,
 )
+from lazyshard.stream.pacing import next_poll
 from lazyshard.stream.watch import Waker
 from tests.stream.streams import DEADLINE_S, forked, needs_root, open_descriptors, produce, wait_until
 
@@ -46,7 +49,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for the node's memory, so that no test meets what others share there."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(node_file, "MEMORY", str(folder))
+    monkeypatch.setattr(node_poll, "MEMORY", str(folder))
     return folder
 
 
@@ -74,7 +77,7 @@ class Waiter:
 
     def __init__(self, node: Node, stream_id: str | None) -> None:
         self._node = node
-        self.looks = SharedLooks(stream_id, lambda: os.stat(node.directory), lambda: node.now)
+        self.looks = NodePoll(stream_id, lambda: os.stat(node.directory), lambda: node.now)
         self.asked: list[float] = []
         self.taken: list[bytes] = []
 
@@ -472,13 +475,13 @@ def test_a_reader_takes_nothing_back_by_what_another_has_seen(tmp_path: Path) ->
 def ages(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How old what is published may be, at each look of a wait."""
     found: list[float] = []
-    renew = SharedLook.renew
+    renew = SingleFlight.renew
 
-    def noted(look: SharedLook, age: float, *how: Any) -> None:
+    def noted(look: SingleFlight, age: float, *how: Any) -> None:
         found.append(age)
         renew(look, age, *how)
 
-    monkeypatch.setattr(SharedLook, "renew", noted)
+    monkeypatch.setattr(SingleFlight, "renew", noted)
     return found
 
 
@@ -552,7 +555,7 @@ def test_deleted_chunks_are_let_go_by_what_another_has_seen(tmp_path: Path) -> N
     reader.read(2)
     node = Node(tmp_path / "s")
     node.now = 0.0
-    other, looks = (SharedLooks(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
+    other, looks = (NodePoll(ID, lambda: os.stat(node.directory), lambda: node.now) for _ in range(2))
     other.retired.renew(1.0, lambda: encode_retired(1), lambda data: False)
     reader._let_go_at -= 10
     reader._let_go(looks)

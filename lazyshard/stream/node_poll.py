@@ -1,0 +1,378 @@
+"""Single-flight polling per node: one process asks the filesystem for a stream's news, the others reuse its answer.
+
+So a metadata server meets one poller a node.
+
+Nobody is elected. Each process keeps its own pace, and before it asks it reads what the others were told (`NodeFile`):
+an answer no older than its own pause is as good as one of its own. Who lives on another's answers comes a little later
+the next time, so the one that asks goes on asking. Where several would ask at once, a record lock on the slot decides,
+and the others come back for the answer; one that keeps the lock for long (a filesystem that hangs, a stopped process)
+is not waited for. Answers are decoded and checked like the file itself. An error is nobody's answer.
+
+Files: `/dev/shm/lazyshard-UID/` (mode 0700; stays, empty), and in it one file of some KB for each stream that is being
+waited for. Whoever waits holds a shared flock on it; the last one to leave removes it, and whoever makes one also
+removes those that nobody holds any more. A file has slots; an answer is written in one piece over the one before,
+behind a digest over all of it, so half an answer is none.
+
+Nothing here is needed: where the folder cannot be had or is somebody else's, each process polls for itself. Not
+guaranteed: that one process at a time asks (threads of one process share the lock). Nobody but the user can write here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import xxhash
+
+from lazyshard.errors import FormatInvalid
+from lazyshard.format import Head
+from lazyshard.stream.published import Published
+
+MEMORY: Final = "/dev/shm"  # noqa: S108
+"""Memory of this node on every Linux; a fixed place, since processes of one job may differ in TMPDIR."""
+
+SLOT_BYTES: Final = 16 << 10
+"""Room for an answer: a head is below 1 KB, unless its note is very long. Of what is not written nothing is kept."""
+
+_DIGEST_BYTES: Final = 8
+_HEADER: Final = struct.Struct("<dI")
+"""When the answer came, in seconds of CLOCK_MONOTONIC, and how many bytes it has."""
+
+_VERSION: Final = 1
+"""Of what the slots hold and how; another one has other names."""
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_TRIES: Final = 3
+"""A file that is being removed when it is opened is made anew; once is enough unless others come and go just then."""
+
+LATER_S: Final = 0.02
+"""How much later than due a process comes that lives on another's answers; what a look takes on most filesystems. Of a
+short pause it is a quarter."""
+
+ASKING_S: Final = 2.0
+"""How long the answer of another process that is just asking is waited for: that of a busy server takes less."""
+
+_SOON_S: Final = 0.001
+"""No pause is shorter; what is due within it is due."""
+
+_FILE_TRIES: Final = 3
+"""How often in a wait to try whether there can be a file; what fails is a moment's bad luck, or fails again."""
+
+
+class Answer(NamedTuple):
+    """What a process was told.
+
+    Attributes:
+        at: when, in seconds of CLOCK_MONOTONIC, which is one clock for all processes of a node.
+        data: what.
+    """
+
+    at: float
+    data: bytes
+
+    def encode(self, name: str) -> bytes:
+        """Returns the bytes of a slot in the file of that name."""
+        body = _HEADER.pack(self.at, len(self.data)) + self.data
+        return xxhash.xxh3_64_digest(name.encode() + body) + body
+
+    @classmethod
+    def decode(cls, slot: bytes, name: str) -> Answer | None:
+        """Reads a slot, which may hold more behind the answer; None where it holds none that is whole."""
+        begin = _DIGEST_BYTES + _HEADER.size
+        if len(slot) < begin:
+            return None
+        at, size = _HEADER.unpack_from(slot, _DIGEST_BYTES)
+        answer = cls(at, slot[begin : begin + size])
+        return answer if slot[: begin + size] == answer.encode(name) else None
+
+
+def file_name(stream_id: str, directory: os.stat_result) -> str:
+    """Returns the name of a stream's file; a copy of the stream or another mount of it has another one."""
+    return xxhash.xxh3_128_hexdigest(f"{_VERSION} {stream_id} {directory.st_dev} {directory.st_ino}".encode())
+
+
+class NodeFile:
+    """The file of one stream, open, and made if need be.
+
+    Args:
+        name: as `file_name` gives it.
+
+    Raises:
+        OSError: it cannot be had, or is not this user's own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._folder = _open_folder()
+        try:
+            self._fd = self._open()
+            if os.fstat(self._fd).st_size == 0:
+                self._remove_left()
+        except BaseException:
+            os.close(self._folder)
+            raise
+
+    def read(self, slot: int) -> Answer | None:
+        """Returns the answer of a slot, None where there is none. Raises OSError where it cannot be read."""
+        return Answer.decode(os.pread(self._fd, SLOT_BYTES, slot * SLOT_BYTES), self.name)
+
+    def write(self, slot: int, answer: Answer) -> None:
+        """Puts an answer into a slot, unless it is too long for one. Raises OSError where there is no room for it."""
+        data = answer.encode(self.name)
+        if len(data) <= SLOT_BYTES:
+            os.pwrite(self._fd, data, slot * SLOT_BYTES)
+
+    def lock(self, slot: int) -> bool:
+        """Takes the right to ask for the answer of a slot; returns whether it was free."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot * SLOT_BYTES)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self, slot: int) -> None:
+        """Gives that right back."""
+        with contextlib.suppress(OSError):
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot * SLOT_BYTES)
+
+    def close(self) -> None:
+        """Leaves; removes the file if nobody else has it open."""
+        with contextlib.suppress(OSError):
+            self._remove(self.name, self._fd)
+        os.close(self._fd)
+        os.close(self._folder)
+
+    def _open(self) -> int:
+        for _ in range(_OPEN_TRIES):
+            fd = os.open(self.name, _FLAGS | os.O_CREAT, 0o600, dir_fd=self._folder)
+            try:
+                _check(os.fstat(fd), stat.S_IFREG, self.name)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    # From here on nobody removes it; somebody may have done so before.
+                    if os.fstat(fd).st_nlink:
+                        return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+        raise BlockingIOError(errno.EAGAIN, "is being removed again and again", self.name)
+
+    def _remove_left(self) -> None:
+        for name in os.listdir(self._folder):
+            if name == self.name or not _NAME.fullmatch(name):
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(name, _FLAGS, dir_fd=self._folder)
+                try:
+                    self._remove(name, fd)
+                finally:
+                    os.close(fd)
+
+    def _remove(self, name: str, fd: int) -> None:
+        """Removes a file if nobody else holds it."""
+        found = os.fstat(fd)
+        _check(found, stat.S_IFREG, name)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The name may be that of a newer file.
+        if os.path.samestat(found, os.stat(name, dir_fd=self._folder, follow_symlinks=False)):
+            os.unlink(name, dir_fd=self._folder)
+
+
+def _open_folder() -> int:
+    folder = f"{MEMORY}/lazyshard-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(fd), stat.S_IFDIR, folder)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(found: os.stat_result, kind: int, name: str) -> None:
+    """Refuses what is of another kind than it should be, another user's, or what others may write to."""
+    if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "is not of the user's own making", name)
+
+
+class _LazyFile:
+    """The file of a stream, opened when it is first asked for."""
+
+    def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result]) -> None:
+        self._stream_id = stream_id
+        self._identify = identify
+        self._tries = 0 if stream_id is None else _FILE_TRIES
+        self.opened: NodeFile | None = None
+
+    def get(self) -> NodeFile | None:
+        """Returns the file, None where there is none to be had."""
+        if self.opened is None and self._tries > 0:
+            self._tries -= 1
+            try:
+                self.opened = NodeFile(file_name(str(self._stream_id), self._identify()))
+            except OSError:
+                return None
+        return self.opened
+
+    def close(self) -> None:
+        """Closes the file, for good."""
+        self._tries = 0
+        file, self.opened = self.opened, None
+        if file is not None:
+            file.close()
+
+
+class NodePoll:
+    """What one wait shares with others. A context manager: leaving it closes the file.
+
+    Args:
+        stream_id: the stream's identity; None shares nothing.
+        identify: returns the status of the stream's directory; is called at the first look that can be shared.
+        clock: returns seconds of CLOCK_MONOTONIC.
+
+    Attributes:
+        head: what is published, as the bytes of `head.json`.
+        retired: which chunks were deleted, see `encode_retired`.
+    """
+
+    def __init__(
+        self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: Callable[[], float]
+    ) -> None:
+        self._file = _LazyFile(stream_id, identify)
+        self.head = SingleFlight(self._file, 0, clock)
+        self.retired = SingleFlight(self._file, 1, clock)
+
+    def close(self) -> None:
+        """Closes the file, for good."""
+        self._file.close()
+
+    def __enter__(self) -> NodePoll:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the file."""
+        self.close()
+
+
+class SingleFlight:
+    """One thing that is polled for: asked by one process of the node at a time, as a rule."""
+
+    def __init__(self, file: _LazyFile, slot: int, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._slot = slot
+        self._clock = clock
+        self._at = -math.inf
+        self._own = True
+        self._asking = False
+        self._refused_at: float | None = None
+
+    def renew(self, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
+        """Sees to it that what is known is not older than it may be; if another process is just asking, not yet.
+
+        Args:
+            age: how many seconds old it may be; 0 asks in any case.
+            ask: asks the filesystem, and returns the answer for the others, None if it is none for them.
+            adopt: takes the answer of another process and returns True, or refuses it and returns False.
+
+        Raises:
+            LazyShardError, OSError: what `ask` raises.
+        """
+        self._asking = False
+        if age <= 0:
+            self._ask(self._file.opened, ask)
+            return
+        file = self._file.get()
+        if file is None:
+            self._ask(None, ask)
+            return
+        if self._take(file, age, adopt):
+            return
+        locked = file.lock(self._slot)
+        if not locked and self._has_patience():
+            self._asking = True
+            return
+        try:
+            if locked:
+                self._refused_at = None
+                # Somebody may have asked since.
+                if self._take(file, age, adopt):
+                    return
+            self._ask(file, ask)
+        finally:
+            if locked:
+                file.unlock(self._slot)
+
+    def pause(self, age: float) -> float:
+        """Returns in how many seconds to come again, if what is known may be so many seconds old."""
+        now = self._clock()
+        later = min(LATER_S, age / 4)
+        if self._asking and self._refused_at is not None:
+            return max(_SOON_S, later, (now - self._refused_at) / 10)
+        return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
+
+    def _has_patience(self) -> bool:
+        now = self._clock()
+        if self._refused_at is None:
+            self._refused_at = now
+        return now < self._refused_at + ASKING_S
+
+    def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
+        """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
+        try:
+            answer = file.read(self._slot)
+        except OSError:
+            answer = None
+        now = self._clock()
+        # One from the future was written under another clock.
+        if answer is not None and self._at < answer.at <= now and adopt(answer.data):
+            self._at = answer.at
+            self._own = False
+            self._refused_at = None
+        return now < self._at + age - _SOON_S
+
+    def _ask(self, file: NodeFile | None, ask: Callable[[], bytes | None]) -> None:
+        data = ask()
+        self._at = self._clock()
+        self._own = True
+        if file is not None and data is not None:
+            # Where that fails, each of the others asks.
+            with contextlib.suppress(OSError):
+                file.write(self._slot, Answer(self._at, data))
+
+
+def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
+    """Returns what another process has found in `head.json`, None if that cannot be."""
+    try:
+        head = Head.decode(data)
+    except FormatInvalid:
+        return None
+    short = head.chunks * samples_per_chunk - head.samples
+    if not 0 <= short < samples_per_chunk or (short and not head.ended):
+        return None
+    return Published(head.chunks, head.samples, head.ended, head)
+
+
+def encode_retired(retired: int) -> bytes:
+    """Returns the answer which says that the chunks of the half-open range [0, retired) were deleted."""
+    return b"%d" % retired
+
+
+def decode_retired(data: bytes) -> int | None:
+    """Reads that, None if it is no such answer."""
+    return int(data) if data.isdigit() and len(data) < 20 else None

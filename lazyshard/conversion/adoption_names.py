@@ -30,7 +30,7 @@ from lazyshard.format.names import (
 from lazyshard.memory import loads
 from lazyshard.store.files import read_file
 from lazyshard.stream.listing import Listing, list_chunks
-from lazyshard.stream.workplace import is_workplace
+from lazyshard.stream.lock import is_workplace
 
 _CHUNK_LIKE: Final = re.compile(r"(?s:chunk_([0-9]{0,255}).*)")
 

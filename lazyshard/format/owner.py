@@ -5,7 +5,7 @@ the file still holds what it wrote. File locks do not hold across the mounts of 
 that was stopped and has woken up finds a higher epoch and gives up. Lifetime: as long as the stream; replaced at every
 start of a producer.
 
-That look and the publish are two steps: nothing comes in between, see `lazyshard.stream.workplace`.
+That look and the publish are two steps: nothing comes in between, see `lazyshard.stream.lock`.
 """
 
 from __future__ import annotations

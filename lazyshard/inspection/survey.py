@@ -18,7 +18,7 @@ from lazyshard.inspection.disk_use import DiskUse, Lines, LostChunks, count_line
 from lazyshard.inspection.mixture import read_mixture
 from lazyshard.store.files import modified_at
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard.stream.producer_process import process_ended, process_gone
+from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.reader import GRACE_S
 
 

@@ -22,8 +22,8 @@ from lazyshard.inspection.verification_chunks import file_finding
 from lazyshard.inspection.verification_findings import Finding
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
 from lazyshard.store.urls import UrlPath
+from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S
-from lazyshard.stream.producer_process import process_ended, process_gone
 
 SILENT_S: Final = 60.0
 """A producer that gives no sign for so long counts as stopped. It decides no more than whether what it leaves is told

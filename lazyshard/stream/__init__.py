@@ -1,13 +1,12 @@
 """The files of a stream: how chunks are published, waited for, read, acknowledged and deleted.
 
-- `lock`, `creation`, `recovery`, `writer_opening`: how a producer begins
-- `writer`: what it writes with; of that `chunk_sequence`, `open_chunk`, `publishing`, `steps`: chunks;
-  `announcer`, `rate`: the head; `writer_failure`, `dropped`: what goes wrong
+- `writer`: what a producer writes with; of that `lock`, `writer_opening`, `recovery`: how it begins; `publishing`,
+  `open_chunk`: chunks; `head`: what readers are told
 - `chunk`, `listing`, `published`, `stream` with `native_stream` and `foreign_stream`, `pacing`, `watch`,
   `waiting`, `open_chunks`, `reader`: the readers' side; `scattered`: rows in any order;
-  `places`: rows that another process has read; `shared_looks`: waiting processes of one node look together
-- `cursor`, `cursor_owner`, `cursor_lock`, `reading`, `consumers`: how far a stream's consumers are; `retire`: what
-  nobody needs is deleted; `run_state`: the state of a run and its course
+  `places`: rows that another process has read; `node_poll`: one process of a node polls for all
+- `cursor`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted; `run_state`: the
+  state of a run and its course
 - `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now
 """
 

@@ -1,21 +1,37 @@
 """The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory.
 
-Their arrays, in a stream whose rows hold some, go to a second file: see `open_arrays`.
+Their arrays, in a stream whose rows hold some, go to a second file, the side file. Files are touched by steps alone,
+which are done in the caller's thread, or one after another in a thread of their own: Python's lock is let go while the
+system works, so a thread can write and sync one chunk while the caller parses the rows of the next. The order of the
+steps is that of the calls either way, and after one that failed no other is done.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 from array import array
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 import xxhash
 
-from lazyshard.format import CheckedLines, Seal
-from lazyshard.stream.open_arrays import OpenArrays
-from lazyshard.stream.piece_file import BUFFER_BYTES, PIECE_BYTES, PieceFile
-from lazyshard.stream.steps import Steps
+from lazyshard.format import CheckedArrays, CheckedLines, Seal, SealedArrays
+from lazyshard.store.durable import create, start_writing_back, sync, write_all
+
+_BACKLOG_BYTES: Final = 8 << 20
+"""Rows that may wait for the thread: what the caller makes while a chunk is synced, little beside other memory."""
+
+BUFFER_BYTES: Final = 1 << 20
+"""Pieces are of this size; more gains nothing, less costs calls."""
+
+PIECE_BYTES: Final = 64 << 10
+"""What comes together and is at least so much is a piece by itself: copying it would cost more."""
 
 
 class OpenChunk:
@@ -36,7 +52,6 @@ class OpenChunk:
         self.path = path
         self.arrays = arrays
         self._file = PieceFile(path, steps)
-        self._buffer = bytearray()
         self._offsets = array("Q", [0])
         self._digests = array("Q")
         self._tokens = array("I")
@@ -57,9 +72,10 @@ class OpenChunk:
         self._digests.append(xxhash.xxh3_64_intdigest(line))
         if tokens is not None:
             self._tokens.append(tokens)
-        self._buffer += line
-        if len(self._buffer) >= BUFFER_BYTES:
-            self._pass_on_rows()
+        file = self._file
+        file.buffer += line
+        if len(file.buffer) >= BUFFER_BYTES:
+            file.pass_on()
 
     def extend(self, rows: CheckedLines) -> None:
         """Adds rows.
@@ -74,13 +90,7 @@ class OpenChunk:
         self._end += len(rows.data)
         if self.arrays is not None:
             self.arrays.extend(rows.arrays, len(rows))
-        if len(rows.data) < PIECE_BYTES:
-            self._buffer += rows.data
-            if len(self._buffer) >= BUFFER_BYTES:
-                self._pass_on_rows()
-        else:
-            self._pass_on_rows()
-            self._file.append(rows.data)
+        self._file.append(rows.data)
 
     def pass_on(self) -> None:
         """Hands what rows are left in memory to the files; after the last one, before `finish`.
@@ -88,9 +98,9 @@ class OpenChunk:
         Raises:
             OSError: the device refused the rows so far.
         """
-        self._pass_on_rows()
+        self._file.pass_on()
         if self.arrays is not None:
-            self.arrays.pass_on()
+            self.arrays.file.pass_on()
 
     def finish(self) -> None:
         """A step: brings the rows onto the device and closes the files.
@@ -126,7 +136,227 @@ class OpenChunk:
             arrays=None if self.arrays is None else self.arrays.sealed(),
         )
 
-    def _pass_on_rows(self) -> None:
-        if self._buffer:
-            piece, self._buffer = self._buffer, bytearray()
-            self._file.append(piece)
+
+class OpenArrays:
+    """The arrays of a chunk under construction. Memory: one buffer, and 16 bytes a row.
+
+    Args:
+        path: where to write them.
+        steps: does the writing.
+
+    Attributes:
+        file: what is written, once it was passed on.
+    """
+
+    def __init__(self, path: Path, steps: Steps) -> None:
+        self.file = PieceFile(path, steps)
+        self._offsets = array("Q", [0])
+        self._digests = array("Q")
+
+    def append(self, data: bytes) -> None:
+        """Adds the bytes of a row, which may be none.
+
+        Raises:
+            OSError: the device refused the rows so far.
+        """
+        self._offsets.append(self._offsets[-1] + len(data))
+        self._digests.append(xxhash.xxh3_64_intdigest(data))
+        self.file.append(data)
+
+    def extend(self, rows: CheckedArrays | None, count: int) -> None:
+        """Adds the bytes of so many rows; None where they have none. Raises as `append`."""
+        if rows is None:
+            self._offsets.extend([self._offsets[-1]] * count)
+            self._digests.extend([xxhash.xxh3_64_intdigest(b"")] * count)
+            return
+        self._offsets.frombytes((rows.ends + np.uint64(self._offsets[-1])).tobytes())
+        self._digests.frombytes(rows.digests.tobytes())
+        self.file.append(rows.data)
+
+    def sealed(self) -> SealedArrays:
+        """Returns what the seal says of the rows so far."""
+        return SealedArrays(np.asarray(self._offsets, dtype=np.uint64), np.asarray(self._digests, dtype=np.uint64))
+
+
+class PieceFile:
+    """A file to which pieces are appended. It belongs to the steps: nothing else touches it until they have stopped.
+
+    Args:
+        path: where to write; created when the first piece is written.
+        steps: does the writing.
+
+    Attributes:
+        buffer: what is not yet handed over; to be added to, and passed on once it has `BUFFER_BYTES`.
+    """
+
+    def __init__(self, path: Path, steps: Steps) -> None:
+        self.path = path
+        self.buffer = bytearray()
+        self._steps = steps
+        self._fd: int | None = None
+        self._written = 0
+        self._begun = 0  # bytes that are on their way to the device
+
+    def append(self, data: bytes) -> None:
+        """Adds bytes: to the buffer, or as a piece by themselves.
+
+        Raises:
+            OSError: the device refused what came before.
+        """
+        if len(data) < PIECE_BYTES:
+            self.buffer += data
+            if len(self.buffer) >= BUFFER_BYTES:
+                self.pass_on()
+        else:
+            self.pass_on()
+            self._hand_over(data)
+
+    def pass_on(self) -> None:
+        """Hands what is left in memory to the steps. Raises as `append`."""
+        if self.buffer:
+            piece, self.buffer = self.buffer, bytearray()
+            self._hand_over(piece)
+
+    def finish(self) -> None:
+        """A step: brings the file onto the device and closes it; an empty one if there was no piece.
+
+        Raises:
+            OSError: it may not be there; it must be written anew.
+        """
+        if self._fd is None:
+            self._fd = create(self.path)
+        sync(self._fd)
+        self._close()
+
+    def discard(self) -> None:
+        """A step, or when all of them are done: closes the file and removes it, if it can."""
+        self.abandon()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Closes the file as it is."""
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _hand_over(self, piece: bytes | bytearray) -> None:
+        self._steps.do(functools.partial(self._write, piece), len(piece))
+
+    def _write(self, piece: bytes | bytearray) -> None:
+        if self._fd is None:
+            self._fd = create(self.path)
+        write_all(self._fd, piece)
+        self._written += len(piece)
+        if self._written - self._begun >= BUFFER_BYTES:
+            start_writing_back(self._fd, self._begun, self._written - self._begun)
+            self._begun = self._written
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+class Steps(Protocol):
+    """Does steps in order."""
+
+    def do(self, step: Callable[[], object], size: int = 0) -> int:
+        """Does a step, or sees to it that it will be done. Returns its number.
+
+        Args:
+            step: what to do.
+            size: bytes that it holds on to until it is done.
+
+        Raises:
+            BaseException: what this step raised, or an earlier one; no other will be done.
+        """
+
+    def wait(self, number: int | None = None) -> None:
+        """Returns when the step of that number and those before it are done, all of them if it is None.
+
+        Raises:
+            BaseException: as `do`.
+        """
+
+    def stop(self) -> bool:
+        """Waits until no step is left, does none from then on, and raises nothing that a step raised.
+
+        Returns:
+            Whether that is so: False where an interrupt has ended the wait.
+        """
+
+
+class StepsAtOnce:
+    """Each step is done when `do` returns."""
+
+    def do(self, step: Callable[[], object], size: int = 0) -> int:
+        """See `Steps`."""
+        step()
+        return 0
+
+    def wait(self, number: int | None = None) -> None:
+        """See `Steps`."""
+
+    def stop(self) -> bool:
+        """See `Steps`."""
+        return True
+
+
+class StepsInThread:
+    """Steps are done in a thread that lives until `stop`, at the latest until the interpreter ends."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lazyshard-writer")
+        self._pending: deque[tuple[int, int, Future[None]]] = deque()
+        self._bytes = 0
+        self._number = 0
+        self._failed = False
+        self._stopping = False
+        self._stopped = False
+
+    def do(self, step: Callable[[], object], size: int = 0) -> int:
+        """See `Steps`."""
+        while self._pending and (self._pending[0][2].done() or self._bytes + size > _BACKLOG_BYTES):
+            self._take()
+        self._number += 1
+        try:
+            self._pending.append((self._number, size, self._executor.submit(self._run, step)))
+            self._bytes += size
+        except RuntimeError as cause:
+            if "shutdown" not in str(cause):  # no thread can be started
+                raise
+            # The interpreter is ending, in an `atexit` function for instance: its threads are gone, their work is done.
+            self.wait()
+            self._run(step)
+        return self._number
+
+    def wait(self, number: int | None = None) -> None:
+        """See `Steps`."""
+        while self._pending and (number is None or self._pending[0][0] <= number):
+            self._take()
+
+    def stop(self) -> bool:
+        """See `Steps`."""
+        if not self._stopping:
+            self._stopping = True
+            self._executor.shutdown(wait=True)
+            self._stopped = True
+        return self._stopped
+
+    def _take(self) -> None:
+        _, size, done = self._pending[0]
+        try:
+            done.result()
+        finally:
+            if done.done():
+                self._pending.popleft()
+                self._bytes -= size
+
+    def _run(self, step: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            step()
+        except BaseException:
+            self._failed = True
+            raise

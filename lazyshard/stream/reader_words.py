@@ -10,9 +10,9 @@ from lazyshard.format.cursor import CURSORS
 from lazyshard.format.names import END
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
+from lazyshard.stream.head import process_ended, process_gone
 from lazyshard.stream.listing import other_files
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S, describe_producer, format_seconds, heartbeat_age
-from lazyshard.stream.producer_process import process_ended, process_gone
 from lazyshard.stream.published import Published
 
 

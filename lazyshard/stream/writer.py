@@ -1,6 +1,6 @@
 """`ChunkWriter`: publishes a stream.
 
-Here is what its callers see; what is done is in `writer_opening`, `chunk_sequence` and `publishing`.
+Here is what its callers see; what is done is in `writer_opening` and `publishing`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from lazyshard.format import (
 )
 from lazyshard.format.arrays import PackedRow, may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import without_array_keys
-from lazyshard.stream.announcer import check_state
-from lazyshard.stream.chunk_sequence import ChunkSequence
-from lazyshard.stream.steps import Steps, StepsAtOnce, StepsInThread
-from lazyshard.stream.writer_failure import WriterFailure
+from lazyshard.stream.head import check_state
+from lazyshard.stream.open_chunk import Steps, StepsAtOnce, StepsInThread
+from lazyshard.stream.publishing import ChunkSequence, WriterFailure
 from lazyshard.stream.writer_opening import check_still_ours, open_for_writing
 
 HEARTBEAT_S: Final = 5.0
@@ -81,7 +80,7 @@ class ChunkWriter:
 
     One writer is for one thread, and for the process that opened it: a forked one is refused every call, and nothing
     that it does touches the stream. Not guaranteed: that two producers on two machines are told from each other on a
-    filesystem that does not keep what `lazyshard.stream.workplace` asks for.
+    filesystem that does not keep what `lazyshard.stream.lock` asks for.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class ChunkWriter:
                 self._lock.release()
             raise
         self._closed = False
-        self._chunks.held.watch(self)
+        self._chunks.watch(self)
 
     def write(self, row: dict[str, Any] | bytes, tokens: int | None = None, *, source: Any = None) -> dict[str, Any]:
         """Adds a row; publishes the chunk if that fills it. Returns the row's object, which was parsed to check it.
@@ -333,7 +332,7 @@ class ChunkWriter:
             raise
         finally:
             self._closed = True
-            self._chunks.held.release()
+            self._chunks.unwatch()
             # An interrupt may have left steps undone: then lock and files are theirs until the process ends.
             if self._steps.stop():
                 self._chunks.close()

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from lazyshard.errors import RowInvalid, redact
 from lazyshard.format import End
-from lazyshard.stream.creation import find_manifest
 from lazyshard.stream.stream import open_stream
+from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
 from lazyshard_producer.ended import check_all_taken, check_made_alike, find_end, telling_how_to_begin_anew

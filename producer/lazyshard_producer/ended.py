@@ -14,10 +14,10 @@ from lazyshard.format import Encoding, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.creation import find_manifest
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.retire import list_kept
+from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.configuration.source_problems import is_python

@@ -16,8 +16,8 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
 from lazyshard.format import Cursor, ProducerState
 from lazyshard.store import durable
-from lazyshard.stream import CursorOwner, piece_file, retire
-from lazyshard.stream.announcer import Announcer
+from lazyshard.stream import CursorOwner, open_chunk, retire
+from lazyshard.stream.head import Announcer
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.ended import complete_end, find_end
@@ -289,7 +289,7 @@ def nothing() -> None:
 
 
 def rows_not_synced() -> None:
-    piece_file.sync = lambda fd: None  # type: ignore[attr-defined]
+    open_chunk.sync = lambda fd: None  # type: ignore[attr-defined]
 
 
 def position_in_a_file() -> None:

@@ -14,7 +14,7 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ProducerFenced, StreamInvalid, StreamMissing
 from lazyshard.store import durable
-from lazyshard.stream import creation, publishing
+from lazyshard.stream import publishing, writer_opening
 from tests.harness.network.mounts import CACHED, CACHED_S, DEFAULT, DEFAULT_S, Mount, Share, why_not
 from tests.harness.network.runs import (
     MARGIN_S,
@@ -185,7 +185,7 @@ def test_a_stream_that_is_remembered_as_missing_is_not_created_anew(site: Site) 
 
 
 def test_with_a_rename_it_would_be_another_stream(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "publish_new_bytes", durable.publish_bytes)
+    monkeypatch.setattr(writer_opening, "publish_new_bytes", durable.publish_bytes)
     with pytest.raises((StreamInvalid, ProducerFenced)):
         remembered_as_missing(site, "unseen-mutant").heartbeat()
     found = StreamReader(site.share.real / "unseen-mutant").stream_id

@@ -186,7 +186,7 @@ def test_filesystem_that_refuses_the_side_file_fails_the_writer(
             raise OSError(errno.ENOSPC, "No space left on device")
         return durable.create(path)
 
-    monkeypatch.setattr("lazyshard.stream.piece_file.create", refuse)
+    monkeypatch.setattr("lazyshard.stream.open_chunk.create", refuse)
     with pytest.raises(WriterFailed, match="No space left on device"):
         writer.write(row(1))
     monkeypatch.undo()

@@ -20,9 +20,9 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, StreamEnded
 from lazyshard.format import Head, Owner
 from lazyshard.store.durable import clear_folder
-from lazyshard.stream import lock, producer_process, workplace
-from lazyshard.stream.producer_process import own_process, process_ended, process_gone
-from lazyshard.stream.workplace import Workplace, make_workplace
+from lazyshard.stream import lock
+from lazyshard.stream.head import own_process, process_ended, process_gone
+from lazyshard.stream.lock import Workplace, make_workplace
 from lazyshard.stream.writer import ChunkWriter as Writer
 from tests.stream.damage import edit
 from tests.stream.streams import DEADLINE_S, HERE, forked, head, names, produce, python, rows, seal
@@ -173,7 +173,7 @@ def test_directory_of_a_fenced_one_goes_although_files_appear_in_it(
             (folder / "chunk_00000.jsonl").touch()
         return found
 
-    monkeypatch.setattr(workplace, "clear_folder", late)
+    monkeypatch.setattr(lock, "clear_folder", late)
     writer = ChunkWriter(tmp_path, 2)
     assert cleared == 2 * [left.with_name("1.0123456789abcdef.gone")]
     assert [path.name.partition(".")[0] for path in (tmp_path / ".tmp").iterdir()] == ["2"]
@@ -349,7 +349,7 @@ def test_process_that_was_waited_for_has_ended() -> None:
 
 
 def test_where_the_kernel_tells_nothing_nothing_is_claimed(child: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_process, "_BOOT_ID", Path("/nowhere/boot_id"))
+    monkeypatch.setattr("lazyshard.stream.head._BOOT_ID", Path("/nowhere/boot_id"))
     assert own_process() == ""
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -16,6 +16,7 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format import Head, ProducerState
+from lazyshard.stream.head import RateMeter
 from lazyshard.stream.pacing import (
     describe_producer,
     expected_wait,
@@ -25,7 +26,6 @@ from lazyshard.stream.pacing import (
     next_report,
 )
 from lazyshard.stream.published import Published
-from lazyshard.stream.rate import RateMeter
 from tests.stream.streams import produce
 
 

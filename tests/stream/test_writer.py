@@ -148,7 +148,7 @@ def test_interrupt_in_the_middle_of_a_write_fails_the_writer(tmp_path: Path, mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lazyshard.stream.piece_file.sync", interrupt)
+    monkeypatch.setattr("lazyshard.stream.open_chunk.sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         writer.write({"id": 1})
     monkeypatch.undo()
@@ -236,7 +236,7 @@ def test_directory_with_chunks_of_others_is_refused_and_left_as_it_is(tmp_path: 
 
 def test_directories_above_a_new_stream_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("lazyshard.stream.creation.sync_directory", synced.append)
+    monkeypatch.setattr("lazyshard.stream.writer_opening.sync_directory", synced.append)
     ChunkWriter(tmp_path / "a" / "b", 2).close(end=False)
     assert synced[:2] == [tmp_path / "a", tmp_path]
 
@@ -326,9 +326,9 @@ def test_writing_back_begins_before_the_chunk_is_full_and_takes_each_byte_once(
 ) -> None:
     begun: list[tuple[int, int]] = []
     monkeypatch.setattr("lazyshard.stream.open_chunk.PIECE_BYTES", 1)
-    monkeypatch.setattr("lazyshard.stream.piece_file.BUFFER_BYTES", 25)
+    monkeypatch.setattr("lazyshard.stream.open_chunk.BUFFER_BYTES", 25)
     monkeypatch.setattr(
-        "lazyshard.stream.piece_file.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
+        "lazyshard.stream.open_chunk.start_writing_back", lambda fd, offset, size: begun.append((offset, size))
     )
     with ChunkWriter(tmp_path, 9) as writer:
         for number in range(8):
@@ -386,7 +386,7 @@ def test_disk_that_fails_fails_the_writer_and_a_new_one_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.stream.piece_file.write_all", fail)
+        patch.setattr("lazyshard.stream.open_chunk.write_all", fail)
         for _ in range(2):
             with pytest.raises(WriterFailed, match="No space left"):
                 writer.write_lines(lines(2, 4))
@@ -517,7 +517,7 @@ def test_end_that_fails_after_the_partial_chunk_names_it_to_no_reader(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lazyshard.stream.chunk_sequence.publish_end", full)
+    monkeypatch.setattr("lazyshard.stream.publishing.publish_end", full)
     with pytest.raises(OSError, match="No space left"):
         writer.close()
     assert (head(tmp_path).chunks, head(tmp_path).samples, head(tmp_path).state) == (1, 2, "failed")

@@ -107,9 +107,9 @@ def test_file_size_limit_fails_the_writer_and_a_new_one_goes_on_exactly(tmp_path
 
 
 STEPS = {
-    "data sync": "lazyshard.stream.piece_file.sync",
-    "data write": "lazyshard.stream.piece_file.write_all",
-    "data create": "lazyshard.stream.piece_file.create",
+    "data sync": "lazyshard.stream.open_chunk.sync",
+    "data write": "lazyshard.stream.open_chunk.write_all",
+    "data create": "lazyshard.stream.open_chunk.create",
     "data rename": "lazyshard.stream.publishing.rename",
     "data directory": "lazyshard.stream.publishing.sync_directory",
     "seal create": "lazyshard.store.durable.create",
@@ -190,7 +190,7 @@ def test_descriptor_whose_close_fails_is_not_closed_twice(tmp_path: Path, monkey
         raise OSError(errno.EIO, "lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lazyshard.stream.piece_file.os", SimpleNamespace(close=fail))
+        patch.setattr("lazyshard.stream.open_chunk.os", SimpleNamespace(close=fail))
         with pytest.raises(LazyShardError, match="lost"):
             writer.write({"id": 0})
     writer.close(end=False)

@@ -14,8 +14,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.store import durable
-from lazyshard.stream import piece_file
-from lazyshard.stream.steps import Steps, StepsAtOnce, StepsInThread
+from lazyshard.stream import open_chunk
+from lazyshard.stream.open_chunk import Steps, StepsAtOnce, StepsInThread
 from tests.stream.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
 from tests.stream.test_writer_faults import STEPS, check_prefix
 
@@ -36,7 +36,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(piece_file, "sync", made.sync)
+    monkeypatch.setattr(open_chunk, "sync", made.sync)
     yield made
     made.let.release(100)
 
@@ -292,7 +292,7 @@ def test_wait_for_a_number_waits_for_no_later_step(thread: StepsInThread) -> Non
 
 
 def test_caller_waits_when_too_much_is_held(thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.steps._BACKLOG_BYTES", 10)
+    monkeypatch.setattr("lazyshard.stream.open_chunk._BACKLOG_BYTES", 10)
     held: list[int] = []
     most: list[int] = []
 
@@ -309,7 +309,7 @@ def test_caller_waits_when_too_much_is_held(thread: StepsInThread, monkeypatch: 
 
 
 def test_step_larger_than_the_backlog_is_done(thread: StepsInThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lazyshard.stream.steps._BACKLOG_BYTES", 10)
+    monkeypatch.setattr("lazyshard.stream.open_chunk._BACKLOG_BYTES", 10)
     done: list[int] = []
     for number in range(3):
         thread.do(functools.partial(done.append, number), 1000)

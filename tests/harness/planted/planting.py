@@ -10,7 +10,7 @@ from typing import Any
 
 from lazyshard.store import durable
 from lazyshard.stream import recovery
-from lazyshard.stream.workplace import Workplace
+from lazyshard.stream.lock import Workplace
 
 __all__ = ["everywhere", "keep_begun", "on_restart"]
 

@@ -142,7 +142,7 @@ def _cut_at(size: Callable[[int], int]) -> None:
 def leftovers_stay() -> None:
     """A restart clears away nothing of what the last run has left."""
     recovery._clear = lambda directory, listing, lock: None
-    lock.destroy = lambda directory: None  # type: ignore[attr-defined]
+    lock.destroy = lambda directory: None
 
 
 def seal_in_place() -> None:
@@ -224,7 +224,7 @@ def traceback_shown() -> None:
 
 def written_uncounted() -> None:
     """Writes a file past every call that is counted; for the trace."""
-    from lazyshard.stream.announcer import Announcer
+    from lazyshard.stream.head import Announcer
 
     original = Announcer.tell
 

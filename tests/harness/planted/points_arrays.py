@@ -17,8 +17,7 @@ from lazyshard.store import durable
 from lazyshard.stream import publishing, recovery, retire
 from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.open_arrays import OpenArrays
-from lazyshard.stream.open_chunk import OpenChunk
+from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
 from tests.harness.planted.planting import everywhere, keep_begun, on_restart
 
 

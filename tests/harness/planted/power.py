@@ -20,7 +20,7 @@ def _nothing(*arguments: object, **named: object) -> None:
 
 def rows_not_synced() -> None:
     """The rows of a chunk are not on the device when its seal is."""
-    _module("lazyshard.stream.piece_file").sync = _nothing
+    _module("lazyshard.stream.open_chunk").sync = _nothing
 
 
 def seal_not_synced() -> None:
@@ -52,7 +52,7 @@ def nothing_synced_on_restart() -> None:
 
 def end_only_told() -> None:
     """What readers are told last is a hint like all before it: the head of a stream that has ended is not synced."""
-    announcer = _module("lazyshard.stream.announcer")
+    announcer = _module("lazyshard.stream.head")
     publish = announcer.publish_bytes
     announcer.publish_bytes = lambda data, target, temporary, durable: publish(data, target, temporary, durable=False)
 
@@ -114,7 +114,7 @@ def side_file_not_synced() -> None:
 
 def _finish_rows_alone(chunk: Any) -> None:
     chunk._file.finish()
-    piece = _module("lazyshard.stream.piece_file")
+    piece = _module("lazyshard.stream.open_chunk")
     sync, piece.sync = piece.sync, _nothing
     chunk.arrays.file.finish()
     piece.sync = sync

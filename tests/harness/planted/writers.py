@@ -12,14 +12,12 @@ from unittest import mock
 from lazyshard.format.manifest import Manifest
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.store import durable
-from lazyshard.stream import chunk_sequence, lock, publishing, recovery, workplace, writer_opening
+from lazyshard.stream import lock, publishing, recovery, writer_opening
 from lazyshard.stream import lock as locking
-from lazyshard.stream.chunk_sequence import ChunkSequence
 from lazyshard.stream.listing import Listing
-from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.open_chunk import OpenChunk
-from lazyshard.stream.steps import StepsAtOnce
-from lazyshard.stream.workplace import Workplace
+from lazyshard.stream.lock import Workplace, WriterLock
+from lazyshard.stream.open_chunk import OpenChunk, StepsAtOnce
+from lazyshard.stream.publishing import ChunkSequence
 from tests.harness.writers.crashes import Mutant
 
 
@@ -31,7 +29,7 @@ def seal_before_data() -> None:
         durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(chunk.path, directory / chunk_name(chunk.number))
 
-    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
+    publishing.publish_chunk = publish
 
 
 def head_before_seal() -> None:
@@ -65,7 +63,7 @@ def nothing_cleared() -> None:
         pass
 
     recovery._clear = clear
-    locking.destroy = lambda directory: None  # type: ignore[attr-defined]
+    locking.destroy = lambda directory: None
 
 
 def end_before_last_chunk() -> None:
@@ -129,7 +127,7 @@ def arrays_after_seal() -> None:
         durable.publish_bytes(sealed.encode(), directory / seal_name(chunk.number), temporary)
         durable.rename(arrays.file.path, directory / arrays_name(chunk.number))
 
-    chunk_sequence.publish_chunk = publish  # type: ignore[attr-defined]
+    publishing.publish_chunk = publish
 
 
 def side_files_not_cleared() -> None:
@@ -173,7 +171,7 @@ def owner_alone_believed() -> Any:
 
 def owner_first() -> Any:
     """Writes its name before all others are fenced, who may write theirs over it."""
-    publish, destroyed = durable.publish_bytes, workplace.destroy
+    publish, destroyed = durable.publish_bytes, lock.destroy
     waiting: list[Path] = []
 
     def publishing(data: bytes, target: Path, temporary: Path) -> None:

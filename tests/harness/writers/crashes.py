@@ -21,7 +21,7 @@ from lazyshard.errors import LazyShardError, StreamEnded
 from lazyshard.format import End, Head, Seal, parse_row
 from lazyshard.format.names import arrays_name
 from lazyshard.store import durable
-from lazyshard.stream import announcer, lock, piece_file, publishing, recovery, retire, workplace, writer_opening
+from lazyshard.stream import head, lock, open_chunk, publishing, recovery, retire
 from lazyshard.stream.listing import list_chunks
 from tests.harness.tally import Violation
 from tests.stream.streams import forked, names
@@ -38,7 +38,7 @@ CLEAN_WITH_ARRAYS: Final = sorted([*CLEAN, *(f"chunk_0000{n}.arrays" for n in ra
 
 _DURABLE: Final = ("create", "write_all", "sync", "sync_directory", "rename", "remove")
 _SYSTEM: Final = ("unlink", "rmdir", "mkdir", "rename")
-_MODULES: Final = (durable, announcer, lock, piece_file, publishing, recovery, retire, workplace, writer_opening)
+_MODULES: Final = (durable, head, lock, open_chunk, publishing, recovery, retire)
 
 Mutant = Callable[[], None]
 

@@ -9,7 +9,7 @@ from lazyshard.data.order import Order
 from lazyshard.errors import LazyShardError
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.stream import StreamReader
-from lazyshard.stream.dealt import read_dealt
+from lazyshard.stream.chunk import read_dealt
 
 __all__ = ["is_dealt", "may_undo", "tell_undone"]
 

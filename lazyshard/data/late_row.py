@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lazyshard.memory import quick_loads
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
-from lazyshard.stream.places import Place, read_place
+from lazyshard.stream.chunk_files import Place, read_place
 
 __all__ = ["LateRow", "LateRows"]
 

@@ -21,7 +21,7 @@ from lazyshard.inspection.inspection import SAMPLED_ROWS, SCANNED_ROWS
 from lazyshard.inspection.row_costs import RowCosts
 from lazyshard.plan import permutation
 from lazyshard.plan.balance import Balance, Cost, Evenness, evenness, step_costs
-from lazyshard.stream.dealt import read_dealt
+from lazyshard.stream.chunk import read_dealt
 from lazyshard.stream.stream import Stream
 
 __all__ = ["LENGTH_FIELD", "BalanceReport", "RanksReport", "Training", "dealt_by_cost", "report_balance"]

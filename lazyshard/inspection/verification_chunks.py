@@ -28,9 +28,8 @@ from lazyshard.format.row import parse_lines
 from lazyshard.inspection.verification_findings import RESTORE, Finding, Severity
 from lazyshard.inspection.verification_names import foreign_tokens
 from lazyshard.store.files import is_there, open_file, open_unread, read_file
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.chunk_arrays import ChunkArrays
-from lazyshard.stream.chunk_opening import open_copy, open_foreign
+from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
+from lazyshard.stream.chunk_files import ChunkArrays
 from lazyshard.stream.token_lengths import measured_tokens
 
 BLOCK_BYTES: Final = 1 << 20

@@ -22,18 +22,16 @@ import orjson
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
-from lazyshard.format import check_row, parse_row
+from lazyshard.format import Seal, check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.names import arrays_name, seal_name
 from lazyshard.format.row import parse_lines
 from lazyshard.memory import quick_loads
-from lazyshard.store.files import OpenFile
+from lazyshard.store.files import OpenFile, again_if_stale, open_file, open_unread, read_file
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk_arrays import ChunkArrays
-from lazyshard.stream.chunk_damage import MARKED, SEALED, damaged
-from lazyshard.stream.complete_file import CompleteFile
-from lazyshard.stream.foreign_rows import BLANKS, MAX_ROW_BYTES, line_number
-from lazyshard.stream.places import Place
+from lazyshard.stream.chunk_files import MARKED, SEALED, ChunkArrays, CompleteFile, Place, damaged
+from lazyshard.stream.foreign_rows import BLANKS, MAX_ROW_BYTES, find_rows, line_number
 
 LARGE_ROW_BYTES: Final = 64 << 10
 """Rows above this are read one by one, and parsed before the next one is read: to cut them out of a larger piece is a
@@ -309,3 +307,63 @@ class Chunk:
         byte = None if row is None else self._offsets[row]
         published = MARKED if self._digests is None else SEALED
         return damaged(self.path, self.number, row, byte, expected, actual, published=published)
+
+
+def open_sealed(path: Path, seal: Seal, *, read: bool = True) -> Chunk:
+    """Opens a chunk that has a seal; `read`: not only to look at its size. Raises as `open_file` and `Chunk` do."""
+    how = open_file if read else open_unread
+    if seal.arrays is None:
+        return open_copy(how(path), seal)
+    # The rows first: who looks for what is missing asks for them first, too.
+    file = how(path)
+    return open_copy(file, seal, how(path.parent / arrays_name(seal.chunk)))
+
+
+def open_copy(file: OpenFile, seal: Seal, arrays: OpenFile | None = None) -> Chunk:
+    """Returns a chunk whose files are open already: that of its rows, and the side file if it has one.
+
+    Raises as `Chunk` and `ChunkArrays` do.
+    """
+    digests = seal.digests.astype(">u8").tobytes()
+    side = None
+    if seal.arrays is not None:
+        assert arrays is not None
+        side = ChunkArrays(arrays, seal.chunk, seal.arrays)
+    return Chunk(file, seal.chunk, _numbers(seal.offsets), digests, side, DealtByCost.read(seal.source))
+
+
+def open_foreign(path: Path, number: int) -> Chunk:
+    """Opens a chunk with an empty marker: finds its rows by one scan of the file, in bounded memory.
+
+    Blank lines count as part of the row before them, in front of all rows as part of the first. A byte order mark at
+    the start is passed over. The last line may lack its newline. A file without rows gives a chunk of none.
+
+    Raises:
+        FileNotFoundError, FileRefused, FileUnreadable, OSError: as `open_file`.
+        ChunkCorrupt: the file has grown or shrunk meanwhile, or a line in it has no end.
+    """
+
+    def opened() -> Chunk:
+        file = open_file(path)
+        return Chunk(file, number, find_rows(file, number), None)
+
+    return again_if_stale(opened)
+
+
+def _numbers(values: npt.NDArray[np.uint64]) -> array[int]:
+    # array indexes to plain ints three times faster than numpy.
+    return array("Q", values.astype("=u8").tobytes())
+
+
+def read_dealt(directory: Path, chunk: int) -> DealtByCost | None:
+    """Returns how the rows of a chunk were dealt by cost; None if they were not.
+
+    Args:
+        directory: of a stream of ours.
+        chunk: one that is published and not deleted.
+
+    Raises:
+        SealInvalid, OSError: its seal cannot be read.
+    """
+    path = directory / seal_name(chunk)
+    return DealtByCost.read(Seal.decode(read_file(path), chunk, str(path)).source)

@@ -16,8 +16,7 @@ from lazyshard.format import Encoding
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
 from lazyshard.store.files import again_if_stale
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.chunk_opening import open_foreign
+from lazyshard.stream.chunk import Chunk, open_foreign
 from lazyshard.stream.listing import Scan, scan_chunks
 from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.published import Published

@@ -9,8 +9,7 @@ from lazyshard.errors import SealInvalid
 from lazyshard.store.mirror import Mirror, ReadAhead
 from lazyshard.store.mirror_room import chunks_ahead
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.chunk_opening import open_copy
+from lazyshard.stream.chunk import Chunk, open_copy
 
 
 class MirroredChunks:

@@ -10,8 +10,7 @@ from lazyshard.format import FORMAT, End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
 from lazyshard.store.files import again_if_stale, read_file, read_replaced_file
 from lazyshard.store.urls import UrlPath
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.chunk_opening import open_sealed
+from lazyshard.stream.chunk import Chunk, open_sealed
 from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.published import Published
 from lazyshard.stream.retire import list_kept, read_retired

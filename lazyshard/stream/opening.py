@@ -7,7 +7,7 @@ from pathlib import Path
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.names import OWNER
 from lazyshard.store.files import is_there
-from lazyshard.stream.chunk_opening import open_foreign
+from lazyshard.stream.chunk import open_foreign
 from lazyshard.stream.listing import scan_chunks
 from lazyshard.stream.manifest import read_manifest, stream_missing
 from lazyshard.stream.stream import Stream, open_stream

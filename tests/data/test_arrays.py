@@ -20,7 +20,7 @@ from lazyshard import (
     LazyShardedStream,
     as_tensor,
 )
-from lazyshard.stream.chunk_arrays import ChunkArrays
+from lazyshard.stream.chunk_files import ChunkArrays
 from tests.stream.arrays import expected, produce, values
 from tests.stream.streams import produce as produce_rows
 

@@ -17,11 +17,10 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, RowInvalid
 from lazyshard.format.names import chunk_name
 from lazyshard.store.files import open_file
-from lazyshard.stream import StreamReader, places
-from lazyshard.stream.chunk import Chunk
-from lazyshard.stream.chunk_opening import open_foreign, open_sealed
-from lazyshard.stream.held_chunks import HeldChunks
-from lazyshard.stream.places import Place, read_place
+from lazyshard.stream import StreamReader, chunk_files
+from lazyshard.stream.chunk import Chunk, open_foreign, open_sealed
+from lazyshard.stream.chunk_files import Place, read_place
+from lazyshard.stream.scattered import HeldChunks
 from tests.stream.streams import foreign, open_descriptors, produce, seal
 
 LINES = [b'{"id":0}\n', b'{"id":1}\n', b'{"id":2}\n', b'{"id":3}\n']
@@ -252,9 +251,9 @@ def test_foreign_integer_past_64_bits_is_refused_rather_than_rounded(tmp_path: P
 
 @pytest.fixture(autouse=True)
 def none_open() -> Iterator[None]:
-    places._open_files.clear()
+    chunk_files._open_files.clear()
     yield
-    places._open_files.clear()
+    chunk_files._open_files.clear()
 
 
 def place_of(directory: Path, chunk: int, row: int) -> Place:
@@ -334,11 +333,11 @@ def test_few_files_stay_open_and_none_that_was_deleted(tmp_path: Path) -> None:
     found = [place_of(directory, number, 0) for number in range(20)]
     for place in found[:10]:
         read_place(place)
-    assert list(places._open_files) == [place.path for place in found[2:10]]
+    assert list(chunk_files._open_files) == [place.path for place in found[2:10]]
     for place in found[4:10]:
         os.unlink(place.path)
     read_place(found[10])
-    assert list(places._open_files) == [found[3].path, found[10].path]
+    assert list(chunk_files._open_files) == [found[3].path, found[10].path]
 
 
 def filled(data: bytes) -> Callable[[memoryview], None]:

@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from lazyshard import ChunkWriter, StreamReader, as_tensor
 from lazyshard.errors import ChunkCorrupt
-from lazyshard.stream.row_memory import LEAST_BYTES, ROW_MEMORY, RowMemory
+from lazyshard.stream.chunk_files import LEAST_BYTES, ROW_MEMORY, RowMemory
 from tests.stream.damage import flip
 
 SIZE = LEAST_BYTES

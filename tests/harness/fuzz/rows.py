@@ -18,7 +18,7 @@ import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format import check_line, check_lines, check_row, encode_row, has_duplicate_keys, parse_row
-from lazyshard.stream.chunk_opening import open_foreign
+from lazyshard.stream.chunk import open_foreign
 from tests.harness.fuzz.mutations import spoil_more
 
 __all__ = ["check_batch", "check_foreign", "check_one", "drawn_lines", "drawn_row"]

@@ -14,7 +14,7 @@ from lazyshard.errors import SealInvalid
 from lazyshard.format import Cursor, Seal, fields, row
 from lazyshard.store import files
 from lazyshard.stream import chunk, consumers
-from lazyshard.stream.complete_file import CompleteFile
+from lazyshard.stream.chunk_files import CompleteFile
 from tests.harness.fuzz.streams import ID
 
 __all__ = ["MUTANTS", "Mutant", "planted"]

@@ -1,0 +1,402 @@
+"""The files of a published chunk, open for reading at any place: `CompleteFile`, and the side file of its rows' arrays.
+
+What is complete never changes, so it is the same file whenever it is opened, and one that the server forgets is opened
+again. Arrays are read with `preadv` into memory of the row's own: what is made of it are views, nothing is copied
+again, and who changes an array changes nobody else's. Once nobody looks at it any more, another row may be read into
+it (`RowMemory`). `read_place` reads a row that another process of the machine has checked, out of its page cache: that
+costs less than to carry a large row through a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from lazyshard.errors import ChunkCorrupt, ChunkMissing
+from lazyshard.format import SealedArrays
+from lazyshard.format.arrays import MAX_ROW_BYTES
+from lazyshard.store.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
+
+SEALED: Final = "sealed"
+MARKED: Final = "marked complete"
+"""How a chunk was published: by a seal, or by an empty marker."""
+
+_T = TypeVar("_T")
+_Given = TypeVar("_Given")
+
+Bytes = npt.NDArray[np.uint8]
+
+KEPT_BYTES: Final = 64 << 20
+"""What a process keeps at the most: a batch of 8 rows of 8 MiB, of which it held as much before."""
+
+LEAST_BYTES: Final = 128 << 10
+"""Smaller memory is kept by the C library already: from this size on, that asks the kernel each time (glibc's
+M_MMAP_THRESHOLD)."""
+
+_NEWEST: Final = 3
+_OLDEST: Final = 16
+"""How many are looked at for one that is free, of those that were taken last and first: 2 microseconds at the most."""
+
+_PROBE: Final = [np.empty(0, np.uint8)]
+_ALONE: Final = sys.getrefcount(_PROBE[0])
+"""References to an array that a container alone holds, counted as `RowMemory` counts them."""
+
+_OPEN_FILES: Final = 8
+"""Held open at the most: as many chunks as workers usually read at a time."""
+
+_open_files: dict[str, OpenFile] = {}
+"""By path, in the order of use."""
+
+
+class CompleteFile:
+    """A file that is complete. Threads may share it.
+
+    Args:
+        file: the file, as it was opened.
+
+    Attributes:
+        path: its name.
+        size: its bytes when it was opened first.
+    """
+
+    __slots__ = ("_file", "path", "size")
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self.path: Path = file.path
+        self.size: int = file.size
+
+    def read(self, start: int, size: int) -> bytes:
+        """Reads bytes from a place on, in one system call as a rule.
+
+        Returns:
+            So many bytes; fewer where the file ends before.
+
+        Raises:
+            OSError: the filesystem failed, or has forgotten the file time and again.
+            FileNotFoundError, FileRefused, FileUnreadable: it was forgotten, and cannot be opened again.
+        """
+        data = self._ask(os.pread, size, start)
+        while len(data) < size:
+            part = self._ask(os.pread, size - len(data), start + len(data))
+            if not part:
+                return data
+            data += part
+        return data
+
+    def read_into(self, memory: memoryview, start: int) -> int:
+        """Reads bytes from a place on into all of the memory. Raises as `read` does.
+
+        Returns:
+            How many bytes were read: fewer than the memory has where the file ends before.
+        """
+        done = 0
+        while done < len(memory):
+            read = self._ask(os.preadv, [memory[done:]], start + done)
+            if not read:
+                return done
+            done += read
+        return done
+
+    def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
+        """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
+        tries = 0
+        while True:
+            # This reference keeps the descriptor open while another thread replaces a stale one.
+            file = self._file
+            try:
+                return call(file.fd, given, start)
+            except OSError as error:
+                tries += 1
+                if error.errno not in FORGOTTEN or tries > STALE_TRIES:
+                    raise
+                # This descriptor is of no use any more; a complete file is the same whenever it is opened.
+                self._file = open_file(file.path)
+
+
+class ChunkArrays:
+    """The side file of an open chunk.
+
+    Args:
+        file: the side file.
+        number: the chunk's number.
+        sealed: what the chunk's seal says of it.
+
+    Raises:
+        ChunkCorrupt: the file is shorter or longer than that.
+    """
+
+    __slots__ = ("_digests", "_file", "_number", "_offsets")
+
+    def __init__(self, file: OpenFile, number: int, sealed: SealedArrays) -> None:
+        self._file = CompleteFile(file)
+        self._number = number
+        self._offsets = array("Q", sealed.offsets.astype("=u8").tobytes())
+        self._digests = sealed.digests
+        if file.size != sealed.size:
+            raise self._corrupt(None, f"{sealed.size} bytes as sealed", f"{file.size} bytes")
+
+    def size(self, first: int, stop: int) -> int:
+        """Returns the bytes of the rows [first, stop)."""
+        return self._offsets[stop] - self._offsets[first]
+
+    def fit(self, first: int, stop: int, at_least: int, budget: int) -> int:
+        """Returns before which row of [first, stop) to stop: after `at_least` rows and what fits into the budget."""
+        fit = bisect_right(self._offsets, self._offsets[first] + budget, first, stop + 1) - 1
+        return min(stop, max(first + at_least, fit))
+
+    def read(self, row: int) -> Bytes:
+        """Reads and checks the bytes of a row, in one system call.
+
+        Returns:
+            u8 of shape (bytes,), which is the caller's own.
+
+        Raises:
+            ChunkCorrupt: they are not what was sealed, or the file was cut.
+            OSError: the filesystem failed.
+        """
+        return self.read_rows(row, row + 1)
+
+    def read_rows(self, first: int, stop: int) -> Bytes:
+        """Reads and checks the bytes of the rows [first, stop), which lie one behind the other. Raises as `read`."""
+        offsets = self._offsets
+        for row in range(first, stop):
+            if (size := offsets[row + 1] - offsets[row]) > MAX_ROW_BYTES:
+                raise self._corrupt(row, f"arrays of at most {MAX_ROW_BYTES} bytes in a row", f"{size} bytes")
+        start = offsets[first]
+        data = ROW_MEMORY.take(offsets[stop] - start)
+        view = data.data
+        done = self._file.read_into(view, start)
+        if done < len(view):
+            raise self._corrupt(None, f"{offsets[-1]} bytes", f"the end of the file at byte {start + done}")
+        for row in range(first, stop):
+            found = xxhash.xxh3_64_intdigest(view[offsets[row] - start : offsets[row + 1] - start])
+            if found != (sealed := int(self._digests[row])):
+                raise self._corrupt(row, f"XXH3 {sealed:016x} as sealed", f"{found:016x}")
+        return data
+
+    def ends(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        """Returns before which byte each of the rows [first, stop) ends, counted from the first byte of them."""
+        return np.array(self._offsets[first + 1 : stop + 1], np.uint64) - np.uint64(self._offsets[first])
+
+    def digests(self, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        """Returns the digests of the rows [first, stop)."""
+        return self._digests[first:stop]
+
+    def all_digests(self) -> bytes:
+        """Returns the digests of all rows, 8 bytes each."""
+        return self._digests.astype("<u8").tobytes()
+
+    def _corrupt(self, row: int | None, expected: str, actual: str) -> ChunkCorrupt:
+        byte = None if row is None else self._offsets[row]
+        return damaged(self._file.path, self._number, row, byte, expected, actual)
+
+
+def damaged(
+    path: Path, chunk: int, row: int | None, byte: int | None, expected: str, actual: str, *, published: str = SEALED
+) -> ChunkCorrupt:
+    """Returns the error for a file that was changed or damaged after it was published.
+
+    Args:
+        path: the file.
+        chunk: the chunk's number.
+        row: the row that is bad; None if it is the file.
+        byte: at which it starts; None without a row.
+        expected: what should be there.
+        actual: what is there.
+        published: `SEALED` or `MARKED`.
+    """
+    where = "" if row is None else f" row {row} (byte {byte}):"
+    return ChunkCorrupt(
+        f"{path}:{where} expected {expected}, found {actual}; the file was changed or damaged after it was "
+        f"{published}. Restore it from a copy",
+        file=str(path),
+        chunk=chunk,
+        row=row,
+        byte=byte,
+        expected=expected,
+        actual=actual,
+    )
+
+
+class RowMemory:
+    """Memory for the arrays of rows: what nobody looks at any more is used again.
+
+    To touch memory for the first time costs several times as much as to read a file's bytes into it: the kernel clears
+    it, page by page, and what large rows lie in goes back to the kernel when they are dropped. So a row's memory is
+    kept when the row is dropped, and another one is read into it. That nobody looks at it is known from its count of
+    references: every array that shares the memory of another one holds one, and so does whatever is made of such an
+    array, as a tensor, a memoryview or a DLPack capsule. What is kept for ever is simply never used again.
+
+    Threads may share one, and a process that was forked goes on with a copy of its own. Who finds another thread in it
+    gets new memory instead of waiting.
+
+    Args:
+        limit: bytes to keep at the most. What is in use counts; beyond it the oldest is forgotten, and goes back to
+            the kernel when it is dropped.
+    """
+
+    def __init__(self, limit: int = KEPT_BYTES) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._buffers: deque[Bytes] = deque()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept, in use or not."""
+        return self._size
+
+    def take(self, size: int) -> Bytes:
+        """Returns memory that nobody else looks at, with anything in it.
+
+        Args:
+            size: in bytes.
+
+        Returns:
+            u8 of shape (size,). Up to a quarter more is held with it.
+        """
+        # Never waits: a lock that a thread holds while its process forks stays locked in the child for ever.
+        if not LEAST_BYTES <= size <= self._limit or not self._lock.acquire(blocking=False):
+            return np.empty(size, np.uint8)
+        try:
+            found = self._free(size)
+            return (self._new(size) if found is None else found)[:size]
+        finally:
+            self._lock.release()
+
+    def _free(self, size: int) -> Bytes | None:
+        """Returns memory of about this size that nobody looks at, if some is found soon."""
+        buffers = self._buffers
+        # What was taken last is still in the CPU's caches: who looks at one row at a time has dropped it already.
+        for back in range(-1, -1 - min(len(buffers), _NEWEST), -1):
+            if self._fits(back, size):
+                found = buffers[back]
+                del buffers[back]
+                buffers.append(found)
+                return found
+        for _ in range(min(len(buffers), _OLDEST)):
+            buffers.rotate(-1)
+            if self._fits(-1, size):
+                return buffers[-1]
+        return None
+
+    def _fits(self, at: int, size: int) -> bool:
+        buffers = self._buffers
+        return size <= buffers[at].size <= size + size // 4 and sys.getrefcount(buffers[at]) == _ALONE
+
+    def _new(self, size: int) -> Bytes:
+        # Rounded up by an eighth at the most, so that rows of nearly the same size fit into each other's.
+        step = 1 << (size.bit_length() - 4)
+        made = np.empty(-(-size // step) * step, np.uint8)
+        self._buffers.append(made)
+        self._size += made.size
+        while self._size > self._limit:
+            self._size -= self._buffers.popleft().size
+        return made
+
+
+ROW_MEMORY: Final = RowMemory()
+"""This process's."""
+
+
+class Place(NamedTuple):
+    """A row of a sealed chunk.
+
+    Attributes:
+        path: the data file, absolute.
+        chunk: number of the chunk.
+        row: number of the row in it.
+        start: byte at which it starts.
+        size: its bytes, the newline included.
+        digest: XXH3 of them, 8 big-endian bytes.
+    """
+
+    path: str
+    chunk: int
+    row: int
+    start: int
+    size: int
+    digest: bytes
+
+
+def read_place(place: Place) -> bytes:
+    """Reads and checks a row that another process has read and checked before.
+
+    Raises:
+        ChunkMissing: its file was deleted since.
+        ChunkCorrupt: its file was changed since.
+        OSError: the filesystem failed.
+    """
+    # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
+    try:
+        line = _read_at(place)
+    except OSError:
+        line = b""
+    if xxhash.xxh3_64_digest(line) == place.digest:
+        return line
+    _open_files.pop(place.path, None)
+    line = _read_at(place)
+    if (found := xxhash.xxh3_64_digest(line)) == place.digest:
+        return line
+    actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
+    expected = f"XXH3 {place.digest.hex()} of {place.size} bytes as sealed"
+    raise ChunkCorrupt(
+        f"{place.path}: row {place.row} (byte {place.start}): expected {expected}, found {actual}; the file was "
+        f"changed after a DataLoader worker had read the row. Restore it from a copy",
+        file=place.path,
+        chunk=place.chunk,
+        row=place.row,
+        byte=place.start,
+        expected=expected,
+        actual=actual,
+    )
+
+
+def _read_at(place: Place) -> bytes:
+    """Returns the bytes of a row, fewer where the file ends."""
+    file = _file_of(place)
+    data = b""
+    while len(data) < place.size:
+        part = os.pread(file.fd, place.size - len(data), place.start + len(data))
+        if not part:
+            break
+        data = data + part if data else part
+    return data
+
+
+def _file_of(place: Place) -> OpenFile:
+    # Each step is atomic, so threads need no lock, which a fork could leave locked.
+    file = _open_files.pop(place.path, None)
+    if file is None:
+        try:
+            file = open_file(Path(place.path))
+        except FileNotFoundError as cause:
+            raise ChunkMissing(
+                f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since, before "
+                f"the row came to the process that trains. Nothing may delete chunks that are still being read: let "
+                f"the producer do it by its consumers' cursors (--retain consumed)",
+                file=place.path,
+                chunk=place.chunk,
+            ) from cause
+        _close_unused()
+    _open_files[place.path] = file
+    return file
+
+
+def _close_unused() -> None:
+    """Closes what was used longest ago, and what was deleted, which takes room on the disk while it is open."""
+    for path, file in list(_open_files.items()):
+        if len(_open_files) >= _OPEN_FILES or not os.fstat(file.fd).st_nlink:
+            _open_files.pop(path, None)

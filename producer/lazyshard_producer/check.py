@@ -13,10 +13,9 @@ from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.ended import check_all_taken, check_made_alike, find_end, telling_how_to_begin_anew
-from lazyshard_producer.opening import check_sources, source_kind, source_size
+from lazyshard_producer.ended import check_all_taken, check_made_alike, find_end, known_form, telling_how_to_begin_anew
+from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
 from lazyshard_producer.out_directory import check_out
-from lazyshard_producer.rows.encoding import encoding_of
 from lazyshard_producer.rows.pipeline import describe
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
@@ -67,14 +66,16 @@ def describe_run(settings: Settings, rows: int, preview: Preview, directory: str
     """
     there = settings if directory is None else replace(settings, out=directory, spool=None)
     check_out(there.out)
-    encoding = encoding_of(settings.encoding)
+    check_not_own(settings)
     notes: list[str] = []
     with telling_how_to_begin_anew(settings.out):
-        find_manifest(Path(there.out), settings.samples_per_chunk, encoding is not None, encoding)
         end = find_end(there.out, settings.samples_per_chunk)
+        form = known_form(settings, end)
+        if form is not None:
+            find_manifest(Path(there.out), settings.samples_per_chunk, form.arrays, form.encoding)
         if end is not None:
             size, described = settings.samples_per_chunk, describe(settings)
-            check_made_alike(there.out, end, size, encoding, described, notes.append)
+            check_made_alike(there.out, end, size, form, described, notes.append)
             check_all_taken(there, end, notes.append)
     yield _field("stream", _stream(settings, end, Path(there.out)))
     yield from (_field("", note) for note in notes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamMismatch
-from lazyshard.format import Encoding, End, Head, Manifest, Seal
+from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
@@ -21,7 +21,7 @@ from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.configuration.source_problems import is_python
-from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.following.ledger import KIND as FOLLOWED
 from lazyshard_producer.following.resume import list_unread
@@ -34,6 +34,7 @@ from lazyshard_producer.position import (
     plain_name,
     source_names,
 )
+from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.pipeline import changes
 from lazyshard_producer.sources.source import Context
 from lazyshard_producer.sources.source_file import file_size
@@ -66,11 +67,25 @@ def find_end(out: str, samples_per_chunk: int) -> End | None:
     return End.decode(data, str(Path(out, END)))
 
 
+def known_form(settings: Settings, end: End | None) -> Form | None:
+    """Returns what the rows of a run are, None where its stream has ended and a source has gone that would tell.
+
+    Raises:
+        SettingInvalid, SourceRefused: as `form_of`.
+    """
+    try:
+        return form_of(settings)
+    except SourceRefused:
+        if end is None:
+            raise
+        return None
+
+
 def check_made_alike(
     out: str,
     end: End,
     samples_per_chunk: int,
-    encoding: Encoding | None,
+    form: Form | None,
     described: dict[str, Any],
     warn: Callable[[str], None],
 ) -> None:
@@ -80,7 +95,7 @@ def check_made_alike(
         out: its directory.
         end: as `find_end` has found it.
         samples_per_chunk: what is asked for.
-        encoding: what rows would be encoded with, None for no encoding.
+        form: what rows would be; None where that is not known.
         described: the settings by which they would be made, as positions keep them.
         warn: is told where sources would be mixed otherwise, as on a stream that goes on.
 
@@ -88,7 +103,8 @@ def check_made_alike(
         StreamMismatch: they were encoded otherwise.
         SettingInvalid: they were made or ordered otherwise.
     """
-    find_manifest(Path(out), samples_per_chunk, encoding is not None, encoding)
+    if form is not None:
+        find_manifest(Path(out), samples_per_chunk, form.arrays, form.encoding)
     if not end.chunks:
         return
     try:
@@ -258,16 +274,18 @@ def _behind(
     if is_python(source.path) or entry["kind"] == "stdin":
         warn(f"{source.path}: not looked at; nothing can be added to a stream that has ended")
         return []
-    if not os.path.lexists(source.path):
+    if not is_url(source.path) and not os.path.lexists(source.path):
         return []
     if entry["kind"] == source_kind(source) == FOLLOWED:
         unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
         return [_grown(path, read, there) for path, read, there in unread]
     size = file_size(source.path)
     # Of a directory the size says nothing. A compressed file is read from its start only if it is another size.
-    if not os.path.isdir(source.path) and size in (0, entry.get(PACKED_SIZE)):
+    if os.path.isfile(source.path) and size in (0, entry.get(PACKED_SIZE)):
         return []
     opened = open_source(source, entry, Context(Path(settings.out), settings.max_row_bytes))
+    # A stream that is still produced is looked at, not waited for.
+    opened.end()
     try:
         while (rows := opened.read()) is not None:
             if rows.lines:

@@ -151,7 +151,7 @@ class RowLoop:
     def _move(self, batch: Batch, at: int, count: int) -> int:
         lines, refused = _sound(batch.lines[at : at + count])
         if lines:
-            checked = _checked(lines)
+            checked = _checked(lines, arrays=self._writer.arrays)
             for index in checked.duplicates:
                 if not batch.checked:
                     self._book.count_duplicate(batch.place(at + index))
@@ -260,7 +260,7 @@ class RowLoop:
 
 def _sound(
     lines: Sequence[bytes | EncodedRow | RowInvalid],
-) -> tuple[Sequence[bytes] | Sequence[EncodedRow], RowInvalid | None]:
+) -> tuple[Sequence[bytes | EncodedRow], RowInvalid | None]:
     """Returns the lines before the first that its source could not give, and why it could not."""
     for index, line in enumerate(lines):
         if isinstance(line, RowInvalid):
@@ -268,8 +268,10 @@ def _sound(
     return lines, None  # type: ignore[return-value]
 
 
-def _checked(lines: Sequence[bytes] | Sequence[EncodedRow]) -> CheckedLines:
-    # A batch holds rows of one kind.
-    if isinstance(lines[0], EncodedRow):
-        return check_encoded(lines)  # type: ignore[arg-type]
-    return check_lines(lines)  # type: ignore[arg-type]
+def _checked(lines: Sequence[bytes | EncodedRow], *, arrays: bool) -> CheckedLines:
+    kinds = set(map(type, lines))
+    if kinds == {bytes}:
+        return check_lines(lines)  # type: ignore[arg-type]
+    # Rows of a stream that tells their lengths may come with rows that tell none.
+    checked = check_encoded([EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines])
+    return checked if arrays else replace(checked, arrays=None)

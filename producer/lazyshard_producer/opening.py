@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.conversion.indexed_reader import data_path
+from lazyshard.errors import LazyShardError
+from lazyshard.format import Encoding
 from lazyshard.format.indexed import INDEX_SUFFIX, MAGIC
+from lazyshard.format.names import parse_chunk_name
+from lazyshard.store.urls import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.names import NameRules
+from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.source import Context, Source
 from lazyshard_producer.sources.source_file import (
     check_distinct,
@@ -57,6 +62,8 @@ def source_kind(settings: SourceSettings) -> str:
         return "stdin"
     if path.startswith(PYTHON):
         return "python"
+    if is_url(path) and not settings.follow:
+        return "stream"
     try:
         status = os.stat(path)
     except OSError as cause:
@@ -132,6 +139,10 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
             from lazyshard_producer.sources.indexed import IndexedSource
 
             return IndexedSource(settings, position, context)
+        case "stream":
+            from lazyshard_producer.sources.stream import StreamSource
+
+            return StreamSource(settings, position, context)
         case _:
             from lazyshard_producer.sources.generator import GeneratorSource
 
@@ -152,8 +163,27 @@ def check_sources(settings: Settings) -> None:
             open_source_file(source.path).close()
         elif kind not in _COSTLY:
             open_source(source, None, context).close()
+    check_not_own(settings)
     check_distinct(paths, settings.out)
     _check_apart(settings.sources)
+
+
+def check_not_own(settings: Settings) -> None:
+    """Checks that the stream is no source of its own, and does not lie in the directory of one.
+
+    Raises:
+        SourceRefused: it is or does.
+    """
+    out = stream_path(settings.out) if is_url(settings.out) else Path(os.path.realpath(settings.out))
+    for source in settings.sources:
+        if is_url(source.path):
+            place = stream_path(source.path)
+        elif not source.follow and os.path.isdir(source.path) and source_kind(source) == "stream":
+            place = Path(os.path.realpath(source.path))
+        else:
+            continue
+        if place in (out, *out.parents):
+            raise refuse_source(plain_name(source.path), "a stream apart from --out", "the same, or one around it")
 
 
 def _check_apart(sources: Sequence[SourceSettings]) -> None:
@@ -166,7 +196,7 @@ def _check_apart(sources: Sequence[SourceSettings]) -> None:
         place = Path(os.path.realpath(directory.path))
         rules = NameRules(directory.pattern, directory.marker, directory.end_marker)
         for file, source in zip(files, sources, strict=True):
-            taken = rules.is_data(file.name) if directory.follow else file.suffix in _TABLES
+            taken = rules.is_data(file.name) if directory.follow else _is_part(file.name)
             if file.parent == place and taken:
                 raise SourceRefused(
                     f"{source.path}: expected every source once, found a file of {directory.path}, which is given too",
@@ -174,6 +204,27 @@ def _check_apart(sources: Sequence[SourceSettings]) -> None:
                     expected="every source once",
                     actual=f"a file of {directory.path}",
                 )
+
+
+def stream_form(settings: SourceSettings) -> tuple[bool, Encoding | None] | None:
+    """Returns of a source that is a stream whether its rows may hold arrays, and what they are encoded with; else None.
+
+    Raises:
+        SourceRefused: it cannot be opened.
+    """
+    if settings.follow or not (is_url(settings.path) or os.path.isdir(settings.path)):
+        return None
+    if source_kind(settings) != "stream":
+        return None
+    from lazyshard_producer.sources.stream import open_reader
+
+    reader = open_reader(settings.path)
+    return reader.arrays, reader.encoding
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file of this name is read with the directory that holds it, which is given with --source."""
+    return Path(name).suffix in _TABLES or parse_chunk_name(name) is not None
 
 
 def source_size(settings: SourceSettings) -> int | None:
@@ -190,11 +241,16 @@ def source_size(settings: SourceSettings) -> int | None:
 
 def _directory_kind(path: str) -> str:
     from lazyshard_producer.sources.huggingface import is_hugging_face
+    from lazyshard_producer.sources.stream import is_stream
 
     try:
+        if is_stream(path):
+            return "stream"
         names = os.listdir(path)
     except OSError as cause:
         raise refuse_os_error(path, cause) from cause
+    except LazyShardError as cause:
+        raise SourceRefused(str(cause), file=path) from cause
     if is_hugging_face(path):
         return "huggingface"
     for suffix in _TABLES:
@@ -202,5 +258,6 @@ def _directory_kind(path: str) -> str:
             return suffix.removeprefix(".")
     hint = (
         "to take the files that other programs write there, give it with --follow; to take those that are there now, "
+        f"give their names, such as '{os.path.join(path, 'chunk_*.jsonl')}'"
     )
-    raise refuse_source(path, "a file", "a directory", f"; {hint}give their names")
+    raise refuse_source(path, "a file", "a directory", f" that is neither a stream nor a saved data set; {hint}")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from lazyshard.errors import StreamMismatch
+from lazyshard.errors import StreamMismatch, redact
 from lazyshard_producer.errors import SourceRefused
 
 VERSION: Final = 1
@@ -238,8 +238,11 @@ class FilePosition:
 
 
 def plain_name(path: str) -> str:
-    """Returns a path as JSON can hold it: bytes of a file name that are no UTF-8 become backslash escapes."""
-    return path.encode("utf-8", "backslashreplace").decode()
+    """Returns a path as JSON can hold it: bytes of a file name that are no UTF-8 become backslash escapes.
+
+    Of a URL the credentials are left out: the text is kept in seals.
+    """
+    return redact(path).encode("utf-8", "backslashreplace").decode()
 
 
 def refuse_position(name: str, expected: str, actual: str) -> SourceRefused:

@@ -20,13 +20,13 @@ from lazyshard_producer.ended import (
     check_made_alike,
     complete_end,
     find_end,
+    known_form,
     telling_how_to_begin_anew,
 )
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.going import Going, Reload, named_end
-from lazyshard_producer.opening import check_sources
+from lazyshard_producer.opening import check_not_own, check_sources
 from lazyshard_producer.out_directory import check_out, is_gone
-from lazyshard_producer.rows.encoding import encoding_of
 from lazyshard_producer.rows.pipeline import describe
 from lazyshard_producer.shipping.destination import Destination, open_destination
 from lazyshard_producer.shipping.tries import GivenUp
@@ -72,6 +72,7 @@ def run(
         keep_freed_memory()
         if not is_url(settings.out):
             check_out(settings.out)
+        check_not_own(settings)
         try:
             destination = open_destination(
                 settings, warn=display.warn, stop=stop, prepare=lambda: check_sources(settings)
@@ -104,8 +105,9 @@ def _run(
     end = find_end(settings.out, settings.samples_per_chunk)
     if end is None:
         check_sources(settings)
-    encoding = encoding_of(settings.encoding)
+    form = known_form(settings, end)
     if end is None:
+        assert form is not None
         _raise_open_files()
         try:
             # Where nothing holds it back, the next rows are read while a chunk is published.
@@ -114,8 +116,8 @@ def _run(
                 settings.out,
                 settings.samples_per_chunk,
                 overlap=free,
-                arrays=encoding is not None,
-                encoding=encoding,
+                arrays=form.arrays,
+                encoding=form.encoding,
             )
         except StreamEnded:
             # A crash had left only the end to be written, which the writer has done.
@@ -123,7 +125,7 @@ def _run(
             if end is None:
                 raise
     if end is not None:
-        check_made_alike(settings.out, end, settings.samples_per_chunk, encoding, describe(settings), display.warn)
+        check_made_alike(settings.out, end, settings.samples_per_chunk, form, describe(settings), display.warn)
         complete_end(settings.out, end)
         if not destination.settle(end.chunks, display.wait):
             return Outcome(named_end(stop), settings.out, Tally.nothing(len(settings.sources)))

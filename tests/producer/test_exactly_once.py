@@ -100,7 +100,13 @@ def test_one_source(kind: str, recipe: str, nursery: Commands, tmp_path: Path) -
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "kinds", [["plain", "zstd", "parquet"], ["pipe", "gzip", "arrow"], ["generator", "stdin", "plain"]]
+    "kinds",
+    [
+        ["plain", "zstd", "parquet"],
+        ["pipe", "gzip", "arrow"],
+        ["generator", "stdin", "plain"],
+        ["live stream", "plain", "stream"],
+    ],
 )
 def test_mixed_by_weights(kinds: list[str], recipe: str, nursery: Commands, tmp_path: Path) -> None:
     sources = [KINDS[kind](tmp_path, MANY * number) for number, kind in enumerate(kinds)]

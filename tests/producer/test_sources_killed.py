@@ -15,7 +15,7 @@ from tests.harness.scenes.sources import KINDS, FedSource, PipedSource
 from tests.harness.scenes.streams import Stream
 from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
 
-FILES: Final = ["plain", "gzip", "zstd", "parquet", "arrow", "hugging face"]
+FILES: Final = ["plain", "gzip", "zstd", "parquet", "arrow", "hugging face", "foreign stream"]
 PIPES: Final = ["pipe", "stdin"]
 
 SKIPS: Final = ("--on-bad-row", "skip")
@@ -73,7 +73,7 @@ def test_another_source_is_refused_until_the_old_one_is_back(
     kind: str, options: tuple[str, ...], nursery: Commands, tmp_path: Path
 ) -> None:
     killed = Killed(kind, options, nursery, tmp_path)
-    others = lines(1000, bad=kind in ("plain", "gzip", "zstd", *PIPES))
+    others = lines(1000, bad=kind in ("plain", "gzip", "zstd", "foreign stream", *PIPES))
     for other in (others, others[:1]):
         killed.change(other)
         killed.check_refused("expected" if options == SKIPS else "")

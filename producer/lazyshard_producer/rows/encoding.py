@@ -15,7 +15,7 @@ import functools
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from lazyshard.format import EncodedRow, Encoding, check_encoding
 from lazyshard.format.arrays import pack_row
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.setting_checks import SWIFT
-from lazyshard_producer.configuration.settings import EncodingSettings
+from lazyshard_producer.configuration.settings import EncodingSettings, Settings
 from lazyshard_producer.errors import SettingInvalid
+from lazyshard_producer.opening import stream_form
+from lazyshard_producer.position import plain_name
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _SWIFT_OPENER: Final = "lazyshard_swift.encoding:open_encoder"
@@ -85,9 +87,53 @@ class Encoder:
             raise _refused(f"raised {name_error(error)}{where}") from error
 
 
-def encoding_of(settings: EncodingSettings | None) -> Encoding | None:
-    """Returns what these settings encode with, None where they do not. Raises as `load_encoder`."""
-    return None if settings is None else load_encoder(settings).encoding
+class Form(NamedTuple):
+    """What the rows of a stream are.
+
+    Attributes:
+        arrays: whether they may hold arrays.
+        encoding: what they are encoded with; None where they are not.
+        carried: whether rows of the sources may hold arrays.
+    """
+
+    arrays: bool
+    encoding: Encoding | None
+    carried: bool = False
+
+
+def form_of(settings: Settings) -> Form:
+    """Returns what the rows of a run will be, by its options, and by the streams among its sources.
+
+    Raises:
+        SettingInvalid: the encoder cannot be had; or rows would come together that are encoded in different ways, or
+            encoded twice.
+        SourceRefused: a stream among the sources cannot be opened.
+    """
+    streams = [stream_form(source) for source in settings.sources]
+    arrays = any(found is not None and found[0] for found in streams)
+    encodings = [None if found is None else found[1] for found in streams]
+    encoded = next((number for number, encoding in enumerate(encodings) if encoding is not None), None)
+    if settings.encoding is not None:
+        if encoded is not None:
+            name = plain_name(settings.sources[encoded].path)
+            reason = f"the rows of {name} are encoded already; leave it out, or take the rows before they were encoded"
+            raise SettingInvalid(f"--encode: {reason}", option="--encode")
+        return Form(True, load_encoder(settings.encoding).encoding, arrays)
+    if encoded is None or settings.transform is not None or settings.columns:
+        # What a function has made of encoded rows is no longer what the encoder made.
+        return Form(arrays, None, arrays)
+    encoding = encodings[encoded]
+    for number, other in enumerate(encodings):
+        if other != encoding:
+            names = [plain_name(settings.sources[index].path) for index in (encoded, number)]
+            raise SettingInvalid(
+                f"--source: the rows of {names[0]} are encoded otherwise than those of {names[1]}, and all rows of a "
+                f"stream are encoded alike; make a stream of each",
+                option="--source",
+            )
+    assert encoding is not None
+    cut = "split" if settings.split else "pad" if settings.pad else None
+    return Form(arrays, encoding if cut is None else {**encoding, "form": cut}, arrays)
 
 
 @functools.cache

@@ -64,8 +64,7 @@ class _PlainBatch:
         return self._book.position(self._book.spot(self._piece.after(index)))
 
     def refuse(self, index: int, error: RowInvalid) -> None:
-        line = self.lines[index]
-        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+        self._book.refusals.take(error, self.place(index), self.lines[index])
 
     def place(self, index: int) -> Place:
         return self._piece.place(index)

@@ -78,8 +78,7 @@ class _MadeBatch:
         return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
 
     def refuse(self, index: int, error: RowInvalid) -> None:
-        line = self.lines[index]
-        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+        self._book.refusals.take(error, self.place(index), self.lines[index])
 
     def place(self, index: int) -> Place:
         return self._rows[self._skipped + index].place
@@ -208,8 +207,7 @@ class RecipeFeed:
             if row.duplicate:
                 self._book.count_duplicate(place)
             if row.refused is not None:
-                line = piece.lines[index]
-                self._book.refusals.take(row.refused, place, line if isinstance(line, bytes) else None)
+                self._book.refusals.take(row.refused, place, piece.lines[index])
             before = self._last if index else Spot(piece.before, self._last.counts)
             self._last = self._book.spot(piece.after(index))
             rows = made_rows(row, place)

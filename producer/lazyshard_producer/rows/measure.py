@@ -35,7 +35,7 @@ class Measure:
     """
 
     def __init__(self, field: str, pack: int) -> None:
-        self._field = field
+        self.field = field
         self._pack = pack
 
     def tokens(self, row: dict[str, Any], line: bytes) -> int:
@@ -48,19 +48,19 @@ class Measure:
         Raises:
             RowInvalid: it does not tell them, has more than go into a pack, or is nested too deep to lie in one.
         """
-        tokens = row.get(self._field)
+        tokens = row.get(self.field)
         if not self._pack:
             if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
-                found = reprlib.repr(tokens) if self._field in row else f"none among its keys ({key_names(row)})"
+                found = reprlib.repr(tokens) if self.field in row else f"none among its keys ({key_names(row)})"
                 expected = f"expected a whole number of tokens from 1 to {MAX_TOKENS}"
-                raise _refuse(f"--length-field {self._field}: {expected}, found {found}")
-            _check_ids("--balance", row, tokens, f"under {self._field!r}")
+                raise _refuse(f"--length-field {self.field}: {expected}, found {found}")
+            _check_ids("--balance", row, tokens, f"under {self.field!r}")
             return tokens
         if type(tokens) is not int or tokens < 1:
-            found = repr(tokens)[:_SHOWN] if self._field in row else "none"
-            raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self._field!r}, found {found}")
-        self._check_pack(tokens, f"under {self._field!r}", line)
-        _check_ids("--pack", row, tokens, f"under {self._field!r}")
+            found = repr(tokens)[:_SHOWN] if self.field in row else "none"
+            raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self.field!r}, found {found}")
+        self._check_pack(tokens, f"under {self.field!r}", line)
+        _check_ids("--pack", row, tokens, f"under {self.field!r}")
         return tokens
 
     def encoded_tokens(self, row: EncodedRow) -> int:

@@ -15,6 +15,7 @@ from lazyshard_producer.opening import open_source, source_kind, source_size
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
 from lazyshard_producer.rows.blocks import Blocks, packing, shuffling
 from lazyshard_producer.rows.book import Book
+from lazyshard_producer.rows.encoding import form_of
 from lazyshard_producer.rows.feed import Feed, PlainFeed
 from lazyshard_producer.rows.making import RecipeFeed
 from lazyshard_producer.rows.mixing import Mixer
@@ -75,6 +76,7 @@ class Pipeline:
         start = resume(start, names, paths)
         # How many source rows a unit of these has shows only as they are made.
         by_length = settings.pack > 0 or settings.balance is not None
+        form = form_of(settings)
         recipe = Recipe(
             columns=settings.columns,
             where=settings.where,
@@ -85,6 +87,7 @@ class Pipeline:
             length_field=settings.length_field if by_length else None,
             split=settings.split > 0,
             padding=settings.padding,
+            arrays=form.carried,
         )
         blocks = _blocks(settings)
         weights = [source.weight for source in settings.sources if source.weight is not None] or None
@@ -124,7 +127,7 @@ class Pipeline:
             stripes = Splitter(
                 self.book,
                 settings.splitting,
-                arrays=settings.encode is not None,
+                arrays=form.arrays,
                 follows=samples > 0,
                 begun=begun,
                 cut=start.cut,

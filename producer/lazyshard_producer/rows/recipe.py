@@ -17,8 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
+from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, PadSettings
 from lazyshard_producer.rows.encoding import Encoder, load_encoder
@@ -49,6 +52,8 @@ class Recipe:
             nobody asks for them.
         split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.splitting`.
         padding: how the rows made are padded; None where they are not.
+        arrays: whether rows of the sources may hold arrays, and with them those that are made, though nothing encodes
+            them.
     """
 
     columns: tuple[tuple[str, str], ...] = ()
@@ -60,6 +65,7 @@ class Recipe:
     length_field: str | None = None
     split: bool = False
     padding: PadSettings | None = None
+    arrays: bool = False
 
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
@@ -94,6 +100,7 @@ class Maker:
         self._columns = recipe.columns
         self._max_row_bytes = recipe.max_row_bytes
         self._split = recipe.split
+        self._arrays = recipe.arrays
         self._padded = Padded(recipe.padding) if recipe.padding else None
         field = recipe.length_field
         self._measure = None if field is None else Measure(field, recipe.pack)
@@ -101,7 +108,7 @@ class Maker:
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
         self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
-    def make(self, line: bytes | RowInvalid, index: int) -> Made:
+    def make(self, line: Line | RowInvalid, index: int) -> Made:
         """Returns what becomes of a row; what the user's functions raise is a reason to refuse it.
 
         Args:
@@ -112,12 +119,15 @@ class Maker:
         try:
             if isinstance(line, RowInvalid):
                 raise line
-            row = check_row(line)
-            duplicate = has_duplicate_keys(line, row)
+            text = line if isinstance(line, bytes) else line.line
+            row = check_row(text)
+            duplicate = has_duplicate_keys(text, row)
+            if isinstance(line, EncodedRow) and self._arrays:
+                # Writable, as the arrays of rows that are read for training.
+                fill_row(row, np.frombuffer(bytearray(line.arrays), np.uint8))
             if self._transform is None and not self._columns and self._encoder is None:
-                # As it is, to the byte.
                 kept = self._where is None or _call("--where", self._where, row, index)
-                return self._made([line.rstrip(b"\r\n") + b"\n"] if kept else [], [row], duplicate)
+                return self._made([self._as_it_is(line, row)] if kept else [], [row], duplicate)
             rows = list(self._rows(row, index))
             return self._made([self._encode(made) for made in rows], rows, duplicate)
         except RowInvalid as refused:
@@ -132,11 +142,28 @@ class Maker:
             return Made([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
         if self._measure is None:
             return Made(lines, None, duplicate)
-        tokens = [
-            self._measure.tokens(row, line) if isinstance(line, bytes) else self._measure.encoded_tokens(line)
-            for row, line in zip(rows, lines, strict=False)
-        ]
+        tokens = [self._tokens(self._measure, row, line) for row, line in zip(rows, lines, strict=False)]
+        if not self._arrays and self._encoder is None:
+            lines = [line if isinstance(line, bytes) else line.line for line in lines]
         return Made(lines, None, duplicate, tokens)
+
+    def _tokens(self, measure: Measure, row: dict[str, Any], line: Line) -> int:
+        """Returns the tokens of a row: those that its encoder tells, or that stand in its field, or in its seal."""
+        if isinstance(line, bytes):
+            return measure.tokens(row, line)
+        if self._encoder is None and (line.tokens is None or measure.field in row):
+            return measure.tokens(row, line.line)
+        return measure.encoded_tokens(line)
+
+    def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
+        """Returns a row as it came, to the byte."""
+        if isinstance(line, EncodedRow):
+            return line.line if not self._arrays and (self._split or self._padded) else line
+        line = line.rstrip(b"\r\n") + b"\n"
+        if not self._arrays:
+            return line
+        refuse_array_key(row)
+        return EncodedRow(line, b"")
 
     def _rows(self, row: dict[str, Any], index: int) -> Iterable[Any]:
         if self._columns:
@@ -153,11 +180,15 @@ class Maker:
         if self._encoder is None:
             return self._line(made)
         # What a transform has made need not be JSON yet, but a dict.
-        row = self._encoder.encode(made if isinstance(made, dict) else check_row(self._line(made)))
+        row = self._encoder.encode(made if isinstance(made, dict) else self._as_dict(made))
         size = len(row.line) - 1 + len(row.arrays)
         if size > self._max_row_bytes:
             raise _too_long("--encode", size, self._max_row_bytes)
         return row
+
+    def _as_dict(self, made: Any) -> dict[str, Any]:
+        line = self._line(made)
+        return check_row(line if isinstance(line, bytes) else line.line)
 
     def _pad(self, padded: Padded, row: dict[str, Any], line: Line) -> tuple[Line, int]:
         made, tokens = padded.make(row, line)
@@ -166,17 +197,18 @@ class Maker:
             raise _too_long("--pad", size, self._max_row_bytes)
         return made, tokens
 
-    def _line(self, made: Any) -> bytes:
+    def _line(self, made: Any) -> Line:
         option = "--columns" if self._transform is None else "--transform"
         try:
-            line = encode_row(made)
+            line, arrays = pack_row(made) if self._arrays else (encode_row(made), b"")
         except RowInvalid as cause:
             # What is wrong is not the line that it was made of.
             reason = f"{option} made what is no row: {cause.reason}"
             raise RowInvalid(f"not a row: {reason}", reason=reason) from cause
-        if len(line) - 1 > self._max_row_bytes:
-            raise _too_long(option, len(line) - 1, self._max_row_bytes)
-        return line
+        size = len(line) - 1 + len(arrays)
+        if size > self._max_row_bytes:
+            raise _too_long(option, size, self._max_row_bytes)
+        return EncodedRow(line, arrays) if self._arrays else line
 
     def _choose(self, row: dict[str, Any]) -> dict[str, Any]:
         try:

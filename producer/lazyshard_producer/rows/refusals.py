@@ -22,6 +22,7 @@ from typing import Final, Literal
 import pybase64
 
 from lazyshard.errors import LazyShardError, RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard.format.names import QUARANTINE
 from lazyshard.store.durable import create, open_own, rename, sync, sync_directory, write_all
 from lazyshard_producer.sources.source import Place
@@ -212,8 +213,8 @@ class Refusals:
         # What earlier runs have kept there stays, whatever this one does.
         return self._quarantine.size if self._quarantine is not None else self._quarantine_bytes
 
-    def take(self, error: RowInvalid, place: Place, line: bytes | None) -> None:
-        """Takes a refused row.
+    def take(self, error: RowInvalid, place: Place, line: bytes | EncodedRow | RowInvalid | None) -> None:
+        """Takes a refused row; its line is kept if there is one, and all of the row is in it.
 
         Raises:
             RowInvalid: with its place; the run ends.
@@ -234,10 +235,11 @@ class Refusals:
             ) from error
         self.count += 1
         self._first = self._first or (error, place)
+        text = _text_of(line)
         if self._quarantine is not None:
-            self._quarantine.add(place, error.reason or str(error), line)
+            self._quarantine.add(place, error.reason or str(error), text)
         if self._tell is not None:
-            self._tell(error, place, line)
+            self._tell(error, place, text)
 
     def check_empty(self, rows: int) -> None:
         """Looks, before a stream without any row ends, whether it is empty because rows were refused.
@@ -286,6 +288,12 @@ def locate(error: RowInvalid, place: Place) -> RowInvalid:
         line=place.line,
         byte=byte,
     )
+
+
+def _text_of(line: bytes | EncodedRow | RowInvalid | None) -> bytes | None:
+    if isinstance(line, EncodedRow):
+        return None if line.arrays else line.line
+    return line if isinstance(line, bytes) else None
 
 
 def _found(error: RowInvalid, place: Place) -> str:

@@ -123,8 +123,7 @@ class _CutBatch:
         return unit.position(self._book, row, offset)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
-        line = self.lines[index]
-        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+        self._book.refusals.take(error, self.place(index), self.lines[index])
 
     def place(self, index: int) -> Place:
         return self._made[index].place

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard_producer.sources.source import Mark, Place, Rows
 
 
@@ -41,7 +42,7 @@ class Piece:
     source: int
     rows: Rows
     first: int
-    lines: Sequence[bytes | RowInvalid]
+    lines: Sequence[bytes | EncodedRow | RowInvalid]
     before: Standing
 
     def place(self, index: int) -> Place:

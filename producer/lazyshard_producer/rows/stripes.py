@@ -95,8 +95,7 @@ class _DealtBatch:
         return self._start.position(self._book, stop, self._digest)
 
     def refuse(self, index: int, error: RowInvalid) -> None:
-        line = self.lines[index]
-        self._book.refusals.take(error, self.place(index), line if isinstance(line, bytes) else None)
+        self._book.refusals.take(error, self.place(index), self.lines[index])
 
     def place(self, index: int) -> Place:
         return self._rows[index].place

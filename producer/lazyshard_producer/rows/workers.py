@@ -21,6 +21,7 @@ from multiprocessing import resource_tracker
 from typing import Final, TypeAlias
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard_producer.errors import WorkerFailed
 from lazyshard_producer.rows.recipe import Made, Maker, Recipe
 
@@ -62,7 +63,7 @@ class Workers:
         self.most: Final = count * _PER_WORKER
         self.rows = 1
 
-    def submit(self, lines: Sequence[bytes | RowInvalid], index: int) -> Work:
+    def submit(self, lines: Sequence[bytes | EncodedRow | RowInvalid], index: int) -> Work:
         """Sends rows off; the first has this index."""
         try:
             return self._pool.submit(_make, list(lines), index)
@@ -131,7 +132,7 @@ def _begin(recipe: Recipe, parent: int) -> None:
     _maker = Maker(recipe)
 
 
-def _make(lines: list[bytes | RowInvalid], index: int) -> tuple[list[Made], float]:
+def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[Made], float]:
     assert _maker is not None
     started = time.perf_counter()
     made = [_maker.make(line, index + number) for number, line in enumerate(lines)]

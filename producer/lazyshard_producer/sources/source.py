@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 
 Mark: TypeAlias = Any
 """Where a source stands between two rows. Only the source that gave it can read it."""
@@ -51,8 +52,10 @@ class Rows(Protocol):
     """Rows that were read in one go, in order."""
 
     @property
-    def lines(self) -> Sequence[bytes | RowInvalid]:
+    def lines(self) -> Sequence[bytes | EncodedRow | RowInvalid]:
         """The rows: each the bytes of one line, with or without its line end, nothing checked; or why there is none.
+
+        One that comes with arrays, or of which the length in tokens is known, is an `EncodedRow`.
 
         A `RowInvalid` stands for a row that the source itself could not give (longer than `max_row_bytes`), so that
         the rows after it can still be had. Empty: there is nothing at the moment.

@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import orjson
 import pytest
 
+from lazyshard import ChunkWriter
 from tests.harness.scenes.rows import lines, text
+from tests.stream.streams import foreign
 
 Entry = dict[str, Any]
 """A source's position in a seal."""
@@ -147,6 +151,44 @@ class FollowedSource(FedSource):
         yield (directory / "_END").touch
 
 
+class StreamSource(FedSource):
+    """A stream of ours; where it is live its producer publishes while a run reads it, and is stopped with the run."""
+
+    def __init__(self, directory: Path, rows: list[bytes], *, live: bool, arrays: bool) -> None:
+        super().__init__(str(directory), rows)
+        self._directory = directory
+        self._arrays = arrays
+        shutil.rmtree(directory, ignore_errors=True)
+        ChunkWriter(directory, 11, arrays=arrays).close(end=False)
+        if not live:
+            self._feed(threading.Event(), 0.0)
+
+    @contextmanager
+    def fed(self, entry: Entry | None) -> Iterator[None]:
+        over = threading.Event()
+        feeder = threading.Thread(target=self._feed, args=(over, 0.001))
+        feeder.start()
+        try:
+            yield
+        finally:
+            over.set()
+            feeder.join()
+
+    def _feed(self, over: threading.Event, pause: float) -> None:
+        if (self._directory / "stream.end").exists():
+            return
+        writer = ChunkWriter(self._directory, 11, arrays=self._arrays)
+        for line in self.rows[writer.published_samples :]:
+            if over.is_set():
+                writer.close(end=False)
+                return
+            row = orjson.loads(line)
+            tokens = len(row["text"]) + 1
+            writer.write(row | {"mel": np.full(tokens, row["id"], np.int32)} if self._arrays else line, tokens)
+            time.sleep(pause)
+        writer.close()
+
+
 def _append(path: Path, part: bytes) -> None:
     with path.open("ab") as file:
         file.write(part)
@@ -229,6 +271,27 @@ def marked(folder: Path, base: int) -> FedSource:
     return FollowedSource(folder / f"{base}", base, "marker")
 
 
+def stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=False, arrays=False)
+
+
+def live_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=True, arrays=False)
+
+
+def array_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=False, arrays=True)
+
+
+def foreign_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
+    rows = rows or lines(base)
+    directory = folder / f"{base}"
+    shutil.rmtree(directory, ignore_errors=True)
+    parts = [rows[begin : begin + 9] for begin in range(0, len(rows), 9)]
+    foreign(directory, *(b"\r\n".join(part) + b"\n\n" for part in parts), end=True)
+    return FedSource(str(directory), rows)
+
+
 def _table(rows: list[bytes]) -> tuple[list[bytes], Any]:
     return rows, pytest.importorskip("pyarrow").Table.from_pylist([orjson.loads(row) for row in rows])
 
@@ -244,6 +307,10 @@ KINDS: Final[dict[str, Callable[..., FedSource]]] = {
     "parquet": parquet,
     "arrow": arrow,
     "hugging face": hugging_face,
+    "stream": stream,
+    "live stream": live_stream,
+    "stream with arrays": array_stream,
+    "foreign stream": foreign_stream,
     "followed": renamed,
     "followed while it grows": marked,
 }

@@ -91,6 +91,10 @@ def _parquet(folder: Path) -> list[FedSource]:
     return [killed_sources.parquet(folder, 0, lines(0, 8, bad=False))]
 
 
+def _stream(folder: Path) -> list[FedSource]:
+    return [killed_sources.array_stream(folder, 0, lines(0, 8, bad=False))]
+
+
 def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:
     return lambda folder: [FollowedSource(folder / "0", 0, finished_by, _rows(8), per_file=4)]
 
@@ -107,6 +111,7 @@ POINTS: Final[dict[str, Scene]] = {
     "gzip": Scene(_one("gzip")),
     "zstd": Scene(_one("zstd")),
     "parquet": Scene(_parquet),
+    "stream": Scene(_stream),
     "pipe": Scene(_one("pipe"), live=True),
     "stdin": Scene(_one("stdin"), live=True),
     "made": Scene(_one("plain", count=16), _MAKES),

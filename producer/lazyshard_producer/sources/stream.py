@@ -1,0 +1,382 @@
+"""A stream as a source of rows: one of ours, or the chunk files of another program; in a directory or an object store.
+
+Rows come in order from chunk 0 to the stream's end. They keep their bytes, and where the stream has them their arrays
+and their lengths in tokens. A stream that is still produced is waited for.
+
+The position is the number of samples read. Of a stream of ours its identity is kept beside it, since what is sealed
+never changes; of a foreign directory, which has none, a digest of the last row that was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from lazyshard.errors import (
+    ChunkCorrupt,
+    ChunkMissing,
+    FileRefused,
+    LazyShardError,
+    RowInvalid,
+    SealInvalid,
+    StoreRefused,
+    StoreUnavailable,
+)
+from lazyshard.format import EncodedRow, Seal
+from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.store.files import read_file
+from lazyshard.store.urls import UrlPath, is_url, stream_path
+from lazyshard.stream.listing import scan_chunks
+from lazyshard.stream.opening import rows_of_first_chunk
+from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, describe_producer, expected_wait, next_poll
+from lazyshard.stream.published import Published
+from lazyshard.stream.reader import GRACE_S, StreamReader
+from lazyshard.stream.retire import read_retired
+from lazyshard_producer.configuration.settings import SourceSettings
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import plain_name, refuse_position
+from lazyshard_producer.sources.source import Context, Place
+from lazyshard_producer.sources.source_file import refuse_os_error, refuse_source
+
+KIND: Final = "stream"
+
+Line = bytes | EncodedRow | RowInvalid
+"""A row: its line; with arrays or a length an encoded row; or why it cannot be had."""
+
+_LOST: Final = (ChunkCorrupt, SealInvalid, FileRefused)
+"""What a chunk raises of which no row can be read, unless somebody restores its files."""
+
+_BLANKS: Final = b" \t\r"
+
+
+class StreamMark(NamedTuple):
+    """Where the source stands between two rows.
+
+    Attributes:
+        sample: samples before it.
+        size: bytes of the rows before it, arrays included.
+    """
+
+    sample: int
+    size: int
+
+
+class StreamRows:
+    """Rows of one chunk, in order: see `lazyshard_producer.sources.source.Rows`."""
+
+    __slots__ = ("_before", "_directory", "_samples_per_chunk", "lines")
+
+    def __init__(self, directory: Path, samples_per_chunk: int, before: StreamMark, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        self._directory = directory
+        self._samples_per_chunk = samples_per_chunk
+        self._before = before
+
+    def mark(self, index: int) -> StreamMark:
+        """Returns where the source stands after the row of this index."""
+        count = range(len(self.lines))[index] + 1
+        size = sum(_size(line) for line in self.lines[:count])
+        return StreamMark(self._before.sample + count, self._before.size + size)
+
+    def place(self, index: int) -> Place:
+        """Returns the chunk's data file, and the row's number in it from 1."""
+        number, row = divmod(self._before.sample + range(len(self.lines))[index], self._samples_per_chunk)
+        return Place(str(self._directory / chunk_name(number)), row + 1, None)
+
+
+class StreamSource:
+    """A source of rows: see `lazyshard_producer.sources.source.Source`.
+
+    A row that is damaged is a bad row, and so is each row of a chunk of which nothing can be read. Rows whose chunk
+    was deleted are not: a copy that lacks them is not what was asked for.
+
+    Args:
+        settings: of which only the path counts.
+        position: where to go on, None at the start.
+        context: what sources are told about the run.
+        clock: returns seconds of a monotonic clock.
+
+    Raises:
+        SourceRefused: there is no stream, it is another one than before, or the rows to be read are deleted.
+        StoreRefused, StoreUnavailable: the object store cannot be read; `read` may raise these too.
+    """
+
+    blank: Final = 0
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        position: dict[str, Any] | None,
+        context: Context,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name: Final = plain_name(settings.path)
+        self._directory = stream_path(settings.path)
+        self._most = context.max_row_bytes
+        self._clock = clock
+        self._reader = open_reader(settings.path)
+        self.live: Final = not self._reader.seen.ended
+        self._ending = False
+        self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
+        self._looked_at = self._row_at = clock()
+        self._missing_since: float | None = None
+        self._seal: Seal | None = None
+        self.start: Final = StreamMark(0, 0) if position is None else self._decode(position)
+        self._mark = self.start
+        self._check_retained()
+
+    @property
+    def reached(self) -> StreamMark:
+        """Where it stands after all that was given."""
+        return self._mark
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """(bytes read, bytes there are): of a stream that has ended as many as its rows are by what was read."""
+        sample, size = self._mark
+        seen = self._reader.seen
+        return size, size * seen.samples // sample if seen.ended and sample else None
+
+    def read(self) -> StreamRows | None:
+        """Returns the next rows, none where none is published now; None where the stream has ended.
+
+        Raises:
+            SourceRefused: it cannot be read on, or another stream is in its place.
+        """
+        with _refusing(self.name):
+            published = self._look()
+            first = self._mark.sample
+            lines: Sequence[Line] = ()
+            if first < published.samples:
+                lines = self._take(first, published.samples)
+            elif published.ended and first > published.samples:
+                raise refuse_source(self.name, f"at least the {first} samples that were read", str(published.samples))
+            elif published.ended or self._ending:
+                return None
+        rows = StreamRows(self._directory, self._reader.samples_per_chunk, self._mark, lines)
+        if lines:
+            self._mark = rows.mark(len(lines) - 1)
+            self._row_at = self._clock()
+        return rows
+
+    def wait(self, seconds: float) -> None:
+        """Returns when the stream is to be looked at again, or when so many seconds have passed."""
+        time.sleep(max(0.0, min(seconds, self._due() - self._clock())))
+
+    def waits_for(self) -> str:
+        """Returns in words what it waits for, and what the stream's producer is doing."""
+        sample = self._mark.sample
+        if self._missing_since is not None:
+            return f"the files of chunk {sample // self._reader.samples_per_chunk} of {self.name} to appear"
+        return f"sample {sample} of {self.name}: {describe_producer(self._reader.seen, sample + 1, time.time())}"
+
+    def position(self, mark: StreamMark) -> dict[str, Any]:
+        """Returns the position at a mark."""
+        identity = {"stream_id": self._reader.stream_id, "xxh3": self._digest(mark.sample)}
+        return {"kind": KIND, "path": self.name, "sample": mark.sample, "bytes": mark.size} | identity
+
+    def end(self) -> None:
+        """Asks it to finish: what is published by now is given, and then None."""
+        self._ending = True
+        self._looked_at = float("-inf")
+
+    def close(self) -> None:
+        """Does nothing: the reader closes its files as it is let go."""
+
+    def _look(self) -> Published:
+        """Looks what is published, if rows are wanted beyond what is known, and it is time to."""
+        seen = self._reader.seen
+        if self._mark.sample < seen.samples or seen.ended or self._clock() < self._due():
+            return seen
+        found = self._reader.refresh()
+        self._looked_at = self._clock()
+        return found
+
+    def _due(self) -> float:
+        expected = expected_wait(self._mark.sample + 1, self._reader.seen)
+        waited = max(0.0, self._looked_at - self._row_at)
+        return self._looked_at + next_poll(waited, expected, self._least_poll)
+
+    def _take(self, first: int, stop: int) -> list[Line]:
+        """Returns rows of [first, stop) from the first on: at least one, of one chunk; none while its files lack."""
+        size = self._reader.samples_per_chunk
+        number = first // size
+        stop = min(stop, (number + 1) * size)
+        try:
+            self._open(number)
+        except ChunkMissing as cause:
+            self._missing_since = self._missing_since or self._clock()
+            if self._clock() - self._missing_since < GRACE_S:
+                # A network filesystem may remember for a while that a name was not there.
+                self._looked_at = self._clock()
+                return []
+            return [_bad_row(cause) for _ in range(first, stop)]
+        except _LOST as cause:
+            return [_bad_row(cause) for _ in range(first, stop)]
+        self._missing_since = None
+        try:
+            return [self._checked(line) for line in self._lines(first, stop)]
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return [_bad_row(cause)]
+
+    def _open(self, number: int) -> None:
+        """Opens a chunk and reads its seal, if that has not been done."""
+        self._reader.chunk(number)
+        if self._reader.stream_id is not None and (self._seal is None or self._seal.chunk != number):
+            path = self._directory / seal_name(number)
+            self._seal = Seal.decode(read_file(path), number, str(path))
+
+    def _lines(self, first: int, stop: int) -> list[bytes] | list[EncodedRow]:
+        """Returns rows up to a bad one. Raises ChunkCorrupt, RowInvalid: that is the first."""
+        reader = self._reader
+        if reader.arrays:
+            stop = reader.stop_for_arrays(first, stop)
+        lines = reader.lines_published(first, stop)
+        if reader.stream_id is None:
+            return [plain_line(line) for line in lines]
+        assert self._seal is not None
+        parts = self._arrays(first, len(lines)) if reader.arrays else [b""] * len(lines)
+        row = first % reader.samples_per_chunk
+        if self._seal.tokens is not None:
+            lengths = self._seal.tokens[row : row + len(parts)].tolist()
+            return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, lengths, strict=True)]
+        if reader.arrays:
+            return [EncodedRow(*of) for of in zip(lines[: len(parts)], parts, strict=True)]
+        return lines
+
+    def _arrays(self, first: int, count: int) -> list[bytes]:
+        """Returns the bytes of the arrays of rows up to the first whose arrays are bad; raises if that is the first."""
+        try:
+            found = self._reader.arrays_published(first, first + count)
+        except ChunkCorrupt as cause:
+            good = 0 if cause.row is None else cause.row - first % self._reader.samples_per_chunk
+            if not good:
+                raise
+            found = self._reader.arrays_published(first, first + good)
+        ends = found.ends.tolist()
+        return [found.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _checked(self, line: bytes | EncodedRow) -> Line:
+        size = _size(line) - 1
+        if size <= self._most:
+            return line
+        reason = f"longer than the {self._most} bytes of --max-row-bytes: {size} bytes, its arrays included"
+        return RowInvalid(f"not a row: {reason}", reason=reason)
+
+    def _check_retained(self) -> None:
+        if self._reader.stream_id is None:
+            return
+        with _refusing(self.name):
+            retired = read_retired(self._directory, self._reader.stream_id)
+        if self._mark.sample // self._reader.samples_per_chunk < retired:
+            raise refuse_source(
+                self.name,
+                f"all chunks from {self._mark.sample // self._reader.samples_per_chunk} on",
+                f"those below {retired} deleted by its producer",
+                "; take a stream that is produced with --retain all",
+            )
+
+    def _digest(self, samples: int) -> str:
+        """Returns the XXH3 of the row before a place in a foreign stream, empty where there is none that can be read.
+
+        Of a stream of ours it is empty: its identity tells more.
+        """
+        if not samples or self._reader.stream_id is not None:
+            return ""
+        try:
+            return xxhash.xxh3_64_hexdigest(plain_line(self._reader.line(samples - 1)))
+        except (*_LOST, RowInvalid, ChunkMissing, IndexError):
+            return ""
+
+    def _decode(self, position: dict[str, Any]) -> StreamMark:
+        for field, expected in (("kind", KIND), ("path", self.name)):
+            if position.get(field) != expected:
+                raise refuse_position(self.name, f"{field} {expected!r}", repr(position.get(field))[:120])
+        sample, size = position.get("sample"), position.get("bytes")
+        for count in (sample, size):
+            if type(count) is not int or count < 0:
+                raise refuse_position(self.name, "numbers of samples and bytes", repr(count)[:120])
+        assert isinstance(sample, int)
+        assert isinstance(size, int)
+        if sample:
+            self._check_same("stream_id", position.get("stream_id"), self._reader.stream_id)
+            if self._reader.stream_id is None and position.get("xxh3"):
+                self._check_same("XXH3 of the last row read", position.get("xxh3"), self._digest(sample))
+        return StreamMark(sample, size)
+
+    def _check_same(self, what: str, expected: Any, actual: Any) -> None:
+        if expected != actual:
+            hint = "; put back the stream that was read, or choose another --out"
+            raise refuse_source(self.name, f"{what} {expected}", str(actual or "none"), hint)
+
+
+def is_stream(path: str) -> bool:
+    """Whether a path stands for a stream: a URL, or a directory with `stream.json`, or chunk files with markers.
+
+    Raises:
+        LazyShardError, OSError: the directory cannot be listed.
+    """
+    if is_url(path):
+        return True
+    return os.path.lexists(os.path.join(path, MANIFEST)) or scan_chunks(Path(path)).seals > 0
+
+
+def plain_line(line: bytes) -> bytes:
+    r"""Returns a row of a foreign chunk as a stream of ours holds it, without the blank lines around it.
+
+    >>> plain_line(b' \n{"id": 1} \r\n\n'), plain_line(b'{"id": 2}')
+    (b'{"id": 1}\n', b'{"id": 2}\n')
+    """
+    return next(part for part in line.split(b"\n") if part.strip(_BLANKS)).rstrip(_BLANKS) + b"\n"
+
+
+def open_reader(path: str) -> StreamReader:
+    """Opens the stream at a path or URL.
+
+    Raises:
+        SourceRefused: there is none, or it cannot be read.
+        StoreRefused, StoreUnavailable: the object store cannot be read.
+    """
+    directory = stream_path(path)
+    with _refusing(plain_name(path)):
+        rows = None if isinstance(directory, UrlPath) else rows_of_first_chunk(directory)
+        reader = StreamReader(directory, rows, max_wait=0.0)
+    # Whoever asks this source tells what it waits for.
+    reader.quiet = True
+    return reader
+
+
+@contextlib.contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Has what a stream raises say that it is refused as a source; what an object store raises stays."""
+    try:
+        yield
+    except (SourceRefused, StoreRefused, StoreUnavailable):
+        raise
+    except LazyShardError as cause:
+        expected, actual = (getattr(cause, field, None) for field in ("expected", "actual"))
+        raise SourceRefused(str(cause), file=name, expected=expected, actual=actual) from cause
+    except OSError as cause:
+        raise refuse_os_error(name, cause, "a readable stream") from cause
+
+
+def _size(line: Line) -> int:
+    if isinstance(line, RowInvalid):
+        return 0
+    return len(line) if isinstance(line, bytes) else len(line.line) + len(line.arrays)
+
+
+def _bad_row(cause: LazyShardError) -> RowInvalid:
+    if isinstance(cause, RowInvalid):
+        reason = cause.reason or str(cause)
+    elif isinstance(cause, ChunkCorrupt):
+        reason = f"damaged: expected {cause.expected}, found {cause.actual}"
+    else:
+        reason = f"its chunk cannot be read: {cause}"
+    return RowInvalid(f"not a row: {reason}", reason=reason)

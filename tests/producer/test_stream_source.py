@@ -1,0 +1,437 @@
+"""A stream as a source: native and foreign, arrays, lengths, damage, one that is still produced, going on, refusals.
+
+Runs that are killed: `test_exactly_once`, `test_sources_killed` and `tests/faults/test_points`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lazyshard import ChunkWriter, StreamReader
+from lazyshard.format import EncodedRow, encode_row
+from lazyshard.stream.retire import retire
+from lazyshard_producer.cli import main
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.sources import stream as stream_source
+from lazyshard_producer.sources.stream import StreamSource
+from tests.producer.commands import assert_one_line, run_arguments, seal, start, wait_until
+from tests.producer.reading import lines, mark_after, open_kind, take
+from tests.stream.damage import Damage, cut, delete, edit, flip, found, put, stream
+from tests.stream.foreign_seals import seal_rows
+from tests.stream.streams import foreign, head, produce, rows
+
+
+def row_lines(*groups: Sequence[int]) -> list[bytes]:
+    return [b"".join(b'{"id":%d}\n' % number for number in group) for group in groups]
+
+
+def chunks(directory: Path) -> list[bytes]:
+    """The chunks' rows; every one of them is as its seal says."""
+    assert not found(directory)
+    return [path.read_bytes() for path in sorted(directory.glob("chunk_*.jsonl"))]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def publish(out: Path, sources: Sequence[Path], per_chunk: int, *more: object) -> int:
+    return main(run_arguments(out, sources, per_chunk, *more))
+
+
+def open_source(path: Path, position: Any = None, **settings: Any) -> Any:
+    return open_kind(StreamSource, path, position, **settings)
+
+
+def encoded(row: dict[str, Any]) -> dict[str, Any]:
+    """An encoder."""
+    return {"id": row["id"], "length": 1, "input_ids": np.array([row["id"]], np.int32)}
+
+
+encoded.fingerprint = {"version": 3}  # type: ignore[attr-defined]
+
+
+def with_text(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"text": str(row["mel"].sum())}
+
+
+def is_odd(row: dict[str, Any]) -> bool:
+    return bool(row["id"] % 2)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
+@given(samples=st.integers(1, 40), old=st.integers(1, 12), new=st.integers(1, 12))
+def test_rows_are_the_same_whatever_the_chunks(
+    samples: int, old: int, new: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("streams")
+    before = contents(produce(directory / "old", samples, old))
+    assert publish(directory / "new", [directory / "old"], new) == 0
+    assert chunks(directory / "new") == row_lines(
+        *(range(start, min(start + new, samples)) for start in range(0, samples, new))
+    )
+    assert contents(directory / "old") == before
+    # Again there is nothing to do.
+    before = contents(directory / "new")
+    assert publish(directory / "new", [directory / "old"], new) == 0
+    assert contents(directory / "new") == before
+
+
+def test_bytes_of_the_rows_are_kept(tmp_path: Path) -> None:
+    odd = (b'{ "a" : 1.50,\t"b":"\\u00fc"}\n', '{"a":"ü"}\n'.encode())
+    seal_rows(stream(tmp_path / "old", 4), 0, *odd)
+    assert publish(tmp_path / "new", [tmp_path / "old"], 3) == 0
+    assert (tmp_path / "new" / "chunk_00000.jsonl").read_bytes() == b"".join(odd) + b'{"id":2}\n'
+
+
+@pytest.mark.parametrize("more", [(), ("--shuffle", "2"), ("--where", f"{__name__}:is_odd")], ids=" ".join)
+def test_lengths_are_kept_where_all_rows_of_a_chunk_have_them(more: tuple[str, ...], tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "old", 2) as writer:
+        for number in range(10):
+            writer.write({"id": number}, tokens=10 + number if number < 8 else None)
+    assert publish(tmp_path / "new", [tmp_path / "old"], 2, *more) == 0
+    for path in sorted((tmp_path / "new").glob("chunk_*.jsonl")):
+        chunk = int(path.name[6:11])
+        ids = [json.loads(line)["id"] for line in path.read_bytes().splitlines()]
+        sealed = [10 + number for number in ids] if max(ids) < 8 else None
+        with (tmp_path / "new" / f"{path.name}.completed").open("rb") as file:
+            assert (json.load(file)["tokens"] is None) == (sealed is None)
+        if sealed is not None:
+            assert StreamReader(tmp_path / "new").chunk(chunk) is not None
+            assert tokens_of(tmp_path / "new", chunk) == sealed
+
+
+def tokens_of(out: Path, chunk: int) -> list[int] | None:
+    from tests.stream.streams import seal as read_seal
+
+    tokens = read_seal(out, chunk).tokens
+    return None if tokens is None else tokens.tolist()
+
+
+def test_sealed_lengths_make_packs(tmp_path: Path) -> None:
+    with ChunkWriter(tmp_path / "old", 4) as writer:
+        for number in range(8):
+            writer.write({"id": number}, tokens=5)
+    assert publish(tmp_path / "new", [tmp_path / "old"], 2, "--pack", 10) == 0
+    packs = list(StreamReader(tmp_path / "new"))
+    assert [len(pack["pack"]) for pack in packs] == [2] * 4
+    assert tokens_of(tmp_path / "new", 0) == [10, 10]
+
+
+def mel(number: int) -> Any:
+    return np.arange(number % 4, dtype=np.float16)
+
+
+def with_arrays(directory: Path, samples: int = 9, **facts: Any) -> Path:
+    with ChunkWriter(directory, 4, arrays=True, encoding=facts or None) as writer:
+        for number in range(samples):
+            writer.write({"id": number, "mel": mel(number), "none": np.zeros((0, 3))}, tokens=number)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ((), True),
+        (("--shuffle", "3"), True),
+        (("--where", f"{__name__}:is_odd"), True),
+        (("--transform", f"{__name__}:with_text"), False),
+        (("--columns", "id,mel"), False),
+    ],
+)
+def test_arrays_are_kept_and_given_to_functions(more: tuple[str, ...], kept: bool, tmp_path: Path) -> None:
+    with_arrays(tmp_path / "old", kind="function", function="m:f")
+    assert publish(tmp_path / "new", [tmp_path / "old"], 2, *more) == 0
+    reader = StreamReader(tmp_path / "new")
+    assert reader.arrays
+    assert reader.encoding == ({"kind": "function", "function": "m:f"} if kept else None)
+    read = sorted(reader, key=lambda row: row["id"])
+    assert [row["id"] for row in read] == (list(range(9)) if "--where" not in more else [1, 3, 5, 7])
+    for row in read:
+        assert row["mel"].dtype == np.float16 and row["mel"].tolist() == mel(row["id"]).tolist()
+        assert ("text" in row) == ("--transform" in more)
+        assert ("none" in row) == ("--columns" not in more)
+    assert (tokens_of(tmp_path / "new", 0) is not None) == kept
+
+
+def test_arrays_beside_rows_that_have_none(tmp_path: Path) -> None:
+    produce(tmp_path / "plain", 5)
+    (tmp_path / "file.jsonl").write_bytes(b'{"id":100}\n{"$array":1}\n{"id":101}\n')
+    out, old = tmp_path / "new", with_arrays(tmp_path / "old")
+    sources = [tmp_path / "plain", old, tmp_path / "file.jsonl"]
+    assert publish(out, sources, 4, "--on-bad-row", "skip", "--shuffle", 5) == 0
+    read = {row["id"]: row for row in list(StreamReader(out))[5:]}
+    assert read.keys() == {*range(9), 100, 101}
+    assert read[7]["mel"].tolist() == mel(7).tolist()
+    assert "mel" not in read[101]
+
+
+def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    one, other = with_arrays(tmp_path / "one", kind="a"), with_arrays(tmp_path / "other", kind="b")
+    plain = produce(tmp_path / "plain", 5)
+    for sources in ([one, other], [one, plain], [plain, other]):
+        assert main(run_arguments(tmp_path / "new", sources)) == 2
+        assert_one_line(capfd.readouterr().err, "encoded otherwise")
+    assert main(run_arguments(tmp_path / "new", [one], 4, "--encode", f"{__name__}:encoded")) == 2
+    assert_one_line(capfd.readouterr().err, "encoded already")
+    assert not (tmp_path / "new").exists()
+
+
+def test_stream_is_encoded(tmp_path: Path) -> None:
+    assert publish(tmp_path / "new", [stream(tmp_path / "old")], 3, "--encode", f"{__name__}:encoded") == 0
+    reader = StreamReader(tmp_path / "new")
+    assert reader.encoding is not None and reader.encoding["version"] == 3
+    assert [row["input_ids"].tolist() for row in reader] == [[0], [1], [2], [3], [4]]
+    # An ended stream is looked at without its source too.
+    before = contents(tmp_path / "new")
+    (tmp_path / "old").rename(tmp_path / "away")
+    assert publish(tmp_path / "new", [tmp_path / "old"], 3, "--encode", f"{__name__}:encoded") == 0
+    assert contents(tmp_path / "new") == before
+
+
+def test_foreign_directory(tmp_path: Path) -> None:
+    """What our format does not hold is left out: a byte order mark, carriage returns, blank lines."""
+    old = foreign(
+        tmp_path / "old",
+        b'\xef\xbb\xbf\n \n {"id":0}\r\n\n{"id":1}',
+        b'{"id":2}\n{"id":3} \n\n',
+        b'{"id":4}\n',
+        end=True,
+    )
+    before = contents(old)
+    assert publish(tmp_path / "new", [old], 3) == 0
+    assert chunks(tmp_path / "new") == [b' {"id":0}\n{"id":1}\n{"id":2}\n', b'{"id":3}\n{"id":4}\n']
+    assert contents(old) == before
+
+
+@pytest.mark.parametrize("made", [stream, lambda path: foreign(path, *row_lines([0, 1], [2, 3], [4]), end=True)])
+def test_going_on_after_each_row(made: Callable[[Path], Path], tmp_path: Path) -> None:
+    old = made(tmp_path / "old")
+    given = take(open_source(old))
+    for count in range(6):
+        source = open_source(old)
+        position = json.loads(json.dumps(source.position(mark_after(source, given[:count]))))
+        assert position["sample"] == count
+        again = open_source(old, position)
+        assert lines(again) == [line for line, _, _ in given[count:]]
+        assert again.position(again.reached) == source.position(mark_after(source, given))
+
+
+def test_places_and_positions(tmp_path: Path) -> None:
+    source = open_source(stream(tmp_path / "old"))
+    given = take(source)
+    places = [rows.place(index) for _, rows, index in given]
+    assert [(Path(place.file).name, place.line) for place in places] == [
+        ("chunk_00000.jsonl", 1),
+        ("chunk_00000.jsonl", 2),
+        ("chunk_00001.jsonl", 1),
+        ("chunk_00001.jsonl", 2),
+        ("chunk_00002.jsonl", 1),
+    ]
+    assert publish(tmp_path / "new", [tmp_path / "old"], 3) == 0
+    stream_id = json.loads((tmp_path / "old" / "stream.json").read_bytes())["stream_id"]
+    assert [seal(tmp_path / "new", chunk)["source"]["sources"] for chunk in (0, 1)] == [
+        [
+            {"kind": "stream", "path": str(tmp_path / "old"), "sample": sample, "bytes": 9 * sample, "xxh3": ""}
+            | {"stream_id": stream_id}
+        ]
+        for sample in (3, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "bad", "reason"),
+    [
+        (flip("chunk_00001.jsonl", 3), [2], "damaged: expected XXH3"),
+        (flip("chunk_00001.jsonl", 12), [3], "damaged: expected XXH3"),
+        (cut("chunk_00001.jsonl", 3), [2, 3], "damaged: expected 18 bytes as sealed, found 3"),
+        (put("chunk_00003.jsonl.completed", b"{}"), [6, 7], "its chunk cannot be read: "),
+        (delete("chunk_00001.jsonl"), [2, 3], "its chunk cannot be read: "),
+    ],
+)
+def test_damaged_rows_are_bad_rows(
+    damage: Damage,
+    bad: list[int],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(stream_source, "GRACE_S", 0.0)
+    damage(stream(tmp_path / "old", 9))
+    before = row_lines(range(bad[0]))[0]
+    assert publish(tmp_path / "new", [tmp_path / "old"], 1) == 3
+    assert_one_line(capfd.readouterr().err, f"{tmp_path}/old/chunk_{bad[0] // 2:05d}.jsonl:{bad[0] % 2 + 1}: {reason}")
+    assert b"".join(chunks(tmp_path / "new")) == before
+    assert publish(tmp_path / "new", [tmp_path / "old"], 1, "--on-bad-row", "quarantine") == 0
+    assert b"".join(chunks(tmp_path / "new")) == row_lines([i for i in range(9) if i not in bad])[0]
+    kept = [json.loads(line) for line in (tmp_path / "new" / "quarantine.jsonl").read_bytes().splitlines()]
+    assert [entry["line"] for entry in kept] == [number % 2 + 1 for number in bad]
+    assert all(entry["reason"].startswith(reason) for entry in kept)
+
+
+def test_bad_arrays_and_long_rows_are_bad_rows(tmp_path: Path) -> None:
+    old = with_arrays(tmp_path / "old")
+    size = (old / "chunk_00000.arrays").stat().st_size
+    flip("chunk_00000.arrays", size - 1)(old)
+    with ChunkWriter(tmp_path / "long", 4, arrays=True) as writer:
+        writer.write({"id": 50, "mel": np.zeros(200)})
+    sources = [old, tmp_path / "long"]
+    assert publish(tmp_path / "new", sources, 4, "--on-bad-row", "quarantine", "--max-row-bytes", 1000) == 0
+    assert [row["id"] for row in StreamReader(tmp_path / "new")] == [0, 1, 2, 4, 5, 6, 7, 8]
+    kept = [json.loads(line)["reason"] for line in (tmp_path / "new" / "quarantine.jsonl").read_bytes().splitlines()]
+    assert len(kept) == 2 and kept[0].startswith("damaged") and kept[1].startswith("longer than the 1000 bytes")
+
+
+def test_bad_row_of_a_foreign_directory(tmp_path: Path) -> None:
+    foreign(tmp_path / "old", b'{"id":0}\n[1]\n', b'{"id":2}\n{"id":\n', end=True)
+    assert publish(tmp_path / "new", [tmp_path / "old"], 2, "--on-bad-row", "skip") == 0
+    assert chunks(tmp_path / "new") == row_lines([0, 2])
+
+
+def test_file_that_appears_late_is_waited_for(tmp_path: Path) -> None:
+    old = stream(tmp_path / "old")
+    (old / "chunk_00001.jsonl").rename(tmp_path / "away")
+    source = open_source(old)
+    assert [len(source.read().lines) for _ in range(3)] == [2, 0, 0]
+    assert "chunk 1" in source.waits_for()
+    (tmp_path / "away").rename(old / "chunk_00001.jsonl")
+    assert lines(source) == [b'{"id":2}\n', b'{"id":3}\n', b'{"id":4}\n']
+
+
+def test_stream_that_is_still_produced(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with ChunkWriter(old, 2) as writer:
+        process = start(*run_arguments(new, [old], 3))
+        for row in rows(0, 4):
+            writer.write(row)
+        wait_until(lambda: (new / "head.json").exists() and head(new).samples == 3, process)
+        wait_until(lambda: head(new).state == "waiting", process)
+        assert head(new).note.startswith(f"sample 4 of {old}: 4 samples are published")
+        writer.write({"id": 4})
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert chunks(new) == row_lines([0, 1, 2], [3, 4])
+
+
+def test_stopped_and_asked_to_end_while_it_waits(tmp_path: Path) -> None:
+    old, new = stream(tmp_path / "old", 4, end=False), tmp_path / "new"
+    process = start(*run_arguments(new, [old], 3))
+    wait_until(lambda: (new / "head.json").exists() and head(new).samples == 3, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (process.returncode, head(new).ended) == (0, False)
+    process = start(*run_arguments(new, [old], 3))
+    wait_until(lambda: head(new).state == "waiting", process)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert (process.returncode, head(new).ended) == (0, True)
+    assert chunks(new) == row_lines([0, 1, 2], [3])
+    # Looked at and not waited for, whether there is more.
+    assert publish(new, [old], 3) == 0
+    produce(old, 6)
+    assert main(run_arguments(new, [old], 3)) == 5
+
+
+def test_mixed_with_a_file_by_weights(tmp_path: Path) -> None:
+    old = produce(tmp_path / "old", 20, 3)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(encode_row({"id": 100 + number}) for number in range(10)))
+    arguments = ["--source", old, "--weight", 2, "--source", tmp_path / "a.jsonl", "--weight", 1]
+    assert publish(tmp_path / "new", [], 4, *arguments) == 0
+    read = [row["id"] for row in StreamReader(tmp_path / "new")]
+    assert [number for number in read if number < 100] == list(range(20))
+    assert [number for number in read if number >= 100] == list(range(100, 110))
+    assert all(sum(number >= 100 for number in read[at : at + 3]) == 1 for at in range(0, 30, 3))
+
+
+@pytest.mark.parametrize("target", ["old", "old/inner", "old/../old", "link", "link/inner"])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_the_streams_own_directory_is_refused(
+    command: str, target: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(stream(tmp_path / "old"))
+    (tmp_path / "link").symlink_to("old")
+    arguments = run_arguments(tmp_path / target, [tmp_path / "old"], 2)
+    assert main([command, *arguments[1:]]) == 4
+    assert_one_line(capfd.readouterr().err, "apart from --out")
+    assert contents(tmp_path / "old") == before
+    assert {path.name for path in (tmp_path / "old").iterdir()} == set(before)
+
+
+def test_a_chunk_beside_its_stream_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old = stream(tmp_path / "old")
+    assert main(run_arguments(tmp_path / "new", [old, old / "chunk_00001.jsonl"], 2)) == 4
+    assert_one_line(capfd.readouterr().err, "every source once")
+
+
+@pytest.mark.parametrize("what", ["no marker", "lost manifest", "other numbers of rows", "empty", "deleted"])
+def test_what_is_no_stream_that_can_be_read_is_refused(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old"
+    if what == "no marker":
+        (foreign(old, *row_lines([0, 1])) / "chunk_00000.jsonl.completed").unlink()
+    elif what == "lost manifest":
+        delete("stream.json")(stream(old))
+    elif what == "other numbers of rows":
+        foreign(old, *row_lines([0, 1], [2], [3, 4]))
+    elif what == "empty":
+        old.mkdir()
+    else:
+        stream(old, 6, end=False)
+        retire(old, 2, 3)
+        produce(old, 7)
+    assert main(run_arguments(tmp_path / "new", [old], 2)) == 4
+    assert_one_line(capfd.readouterr().err, str(old), "chunk_*.jsonl" if what in ("no marker", "empty") else "")
+
+
+def test_deleted_while_it_is_read(tmp_path: Path) -> None:
+    old = stream(tmp_path / "old", 8, end=False)
+    source = open_source(old)
+    assert len(source.read().lines) == 2
+    retire(old, 2, 4)
+    with pytest.raises(SourceRefused, match="deleted"):
+        lines(source)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit("stream.json", stream_id="0" * 32),
+        lambda old: [edit("head.json", chunks=1, samples=2)(old), edit("stream.end", chunks=1, samples=2)(old)],
+    ],
+    ids=["another stream", "fewer rows"],
+)
+def test_another_stream_is_not_gone_on_with(change: Damage, tmp_path: Path) -> None:
+    old = stream(tmp_path / "old")
+    source = open_source(old)
+    position = source.position(mark_after(source, take(source, 4)))
+    change(old)
+    with pytest.raises(SourceRefused):
+        lines(open_source(old, position))
+
+
+def test_foreign_directory_that_holds_other_rows_by_now(tmp_path: Path) -> None:
+    old = foreign(tmp_path / "old", *row_lines([0, 1], [2, 3]), end=True)
+    source = open_source(old)
+    position = source.position(mark_after(source, take(source, 3)))
+    foreign(old, *row_lines([0, 1], [7, 8]))
+    with pytest.raises(SourceRefused, match="XXH3 of the last row read"):
+        open_source(old, position)
+
+
+def test_what_is_read_is_all_of_one_kind(tmp_path: Path) -> None:
+    """Lines where there is nothing beside them, else encoded rows."""
+    kinds = [lines(open_source(path)) for path in (stream(tmp_path / "a"), with_arrays(tmp_path / "b"))]
+    assert [set(map(type, found)) for found in kinds] == [{bytes}, {EncodedRow}]
+    assert list(itertools.chain(*[[row.tokens for row in kinds[1]]])) == list(range(9))

@@ -309,6 +309,19 @@ def test_file_that_appears_late_is_waited_for(tmp_path: Path) -> None:
     assert lines(source) == [b'{"id":2}\n', b'{"id":3}\n', b'{"id":4}\n']
 
 
+@pytest.mark.parametrize("missing", ["chunk_00001.jsonl", "chunk_00001.jsonl.completed"])
+def test_gap_of_a_foreign_directory_is_waited_for(missing: str, tmp_path: Path) -> None:
+    old = foreign(tmp_path / "old", *row_lines([0, 1], [2, 3], [4, 5]))
+    (old / missing).rename(tmp_path / "away")
+    source = open_source(old)
+    assert [len(source.read().lines) for _ in range(4)] == [2, 0, 0, 0]
+    assert "chunk 1 lacks" in source.waits_for()
+    (tmp_path / "away").rename(old / missing)
+    (old / "stream.end").touch()
+    source.end()
+    assert lines(source) == [b'{"id":2}\n', b'{"id":3}\n', b'{"id":4}\n', b'{"id":5}\n']
+
+
 def test_stream_that_is_still_produced(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     with ChunkWriter(old, 2) as writer:

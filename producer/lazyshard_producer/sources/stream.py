@@ -27,6 +27,7 @@ from lazyshard.errors import (
     SealInvalid,
     StoreRefused,
     StoreUnavailable,
+    WaitTimeout,
 )
 from lazyshard.format import EncodedRow, Seal
 from lazyshard.format.names import MANIFEST, chunk_name, seal_name
@@ -194,7 +195,7 @@ class StreamSource:
         seen = self._reader.seen
         if self._mark.sample < seen.samples or seen.ended or self._clock() < self._due():
             return seen
-        found = self._reader.refresh()
+        found = self._reader.refresh(self._mark.sample + 1)
         self._looked_at = self._clock()
         return found
 
@@ -217,6 +218,10 @@ class StreamSource:
                 self._looked_at = self._clock()
                 return []
             return [_bad_row(cause) for _ in range(first, stop)]
+        except WaitTimeout:
+            # A chunk of a foreign directory lacks its marker although later ones have theirs; from now on it counts.
+            self._looked_at = self._clock()
+            return []
         except _LOST as cause:
             return [_bad_row(cause) for _ in range(first, stop)]
         self._missing_since = None

@@ -26,7 +26,7 @@ from lazyshard.filesystem.side import type_of
 from lazyshard.format.names import HEAD
 from lazyshard.store.durable import sync_directory
 from lazyshard.store.urls import is_url
-from lazyshard.stream.watch import Waker
+from lazyshard.stream.waiting import Waker
 
 __all__ = ["AREA", "EXTRAS", "NEEDED", "examine"]
 

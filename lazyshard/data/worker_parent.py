@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from lazyshard.stream.watch import Parent
+from lazyshard.stream.waiting import Parent
 
 __all__ = ["parent_of_worker", "watch_forks"]
 

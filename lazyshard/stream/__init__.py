@@ -2,9 +2,10 @@
 
 - `writer`: what a producer writes with; of that `lock`, `writer_opening`, `recovery`: how it begins; `publishing`,
   `open_chunk`: chunks; `head`: what readers are told
-- `chunk`, `chunk_files`, `listing`, `published`, `stream` with `native_stream` and `foreign_stream`, `pacing`, `watch`,
-  `waiting`, `open_chunks`, `reader`: the readers' side; `scattered`: rows in any order; `node_poll`: one process of a
-  node polls for all
+- `chunk`, `chunk_files`, `listing`, `published`, `stream` with `native_stream` and `foreign_stream`, `open_chunks`,
+  `reader`: the readers' side; `scattered`: rows in any order
+- `waiting`, `pacing`: waiting for a producer, and what is said meanwhile; `node_poll`: one process of a node polls for
+  all; `watchdog`: what somebody is stuck in
 - `cursor`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted; `run_state`: the
   state of a run and its course
 - `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now

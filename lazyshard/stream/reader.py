@@ -18,9 +18,16 @@ from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired, encode_retired
 from lazyshard.stream.open_chunks import OpenChunks
-from lazyshard.stream.pacing import next_poll, next_report
+from lazyshard.stream.pacing import (
+    ReaderWait,
+    chunk_missing,
+    chunk_retired,
+    ended_short,
+    next_poll,
+    next_report,
+    stream_gone,
+)
 from lazyshard.stream.published import Published
-from lazyshard.stream.reader_words import ReaderWait, chunk_missing, chunk_retired, ended_short, stream_gone
 from lazyshard.stream.stream import Stream, open_stream
 from lazyshard.stream.waiting import Waiting
 

@@ -1,21 +1,40 @@
-"""`Waiting`: what a reader does while a filesystem gives no answer, and while a producer has nothing new for it."""
+"""What a reader does while a filesystem gives no answer, and while a producer has nothing new for it.
+
+`Waiting` polls, with a back-off, and keeps an eye on the process for which it reads (`Parent`). The wake-up call from
+the local filesystem (`Waker`) is a shortcut only: inotify never fires for another machine's writes, and a machine can
+run out of watches.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import ClassVar, Final, TypeVar
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
 
 from lazyshard.errors import WaitTimeout
+from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.node_poll import NodePoll
-from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, expected_wait, next_poll, next_report
-from lazyshard.stream.patience import READERS
-from lazyshard.stream.reader_words import ReaderWait
-from lazyshard.stream.watch import Parent, Waker
+from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, ReaderWait, expected_wait, next_poll, next_report
+from lazyshard.stream.watchdog import READERS
+
+_FOLLOW_S: Final = 2.0
+_STUCK_S: Final = 10.0
+"""How often to look whether the process worked for is there; how long after its end this one may still be at work."""
+
+_LEAVE_S: Final = 1.0
+"""How long an orphan may take to leave in good order: flushing a pipe that nobody reads takes for ever."""
 
 _ASIDE_S: Final = 0.5
 """How often a waiting reader does what it does besides, such as a look whether its parent is still there; a look at the
@@ -147,3 +166,140 @@ class Waiting:
     def _clock(self) -> float:
         """Returns seconds for measuring waits: while the filesystem gives no answer, this clock stands still."""
         return time.monotonic() - self._hung_s
+
+
+class _StoppedEmitter(logging.Filter):
+    """Drops what watchdog reports as an error whenever an observer is stopped: its thread finds itself stopped."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tells whether to keep a record."""
+        return "thread is inactive" not in record.getMessage()
+
+
+logging.getLogger("watchdog.observers.inotify").addFilter(_StoppedEmitter())
+
+
+class Waker(FileSystemEventHandler):
+    """Wakes a sleeper when the head, the end or a marker of a stream is written.
+
+    Starts watching at the first sleep that finds the directory there. A context manager: leaving it ends the watching
+    thread. Nobody can be woken by an object store.
+    """
+
+    _refused: ClassVar[bool] = False
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._woken = threading.Event()
+        self._observer: BaseObserver | None = None
+        self._tried = isinstance(directory, UrlPath)
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps for so many seconds, or until something that matters is written.
+
+        Returns at once where it has only just begun to watch: what was written before that woke nobody, so the caller
+        has to look once more.
+
+        Returns:
+            Whether there is reason to look before the time is up.
+        """
+        if not self._tried and self._start():
+            return True
+        woken = self._woken.wait(seconds)
+        if woken:
+            self._woken.clear()
+        return woken
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Called by watchdog's thread."""
+        for path in (event.src_path, event.dest_path):
+            name = str(path).rpartition("/")[2]
+            if event.event_type not in ("opened", "closed_no_write") and (
+                name in (HEAD, END) or name.endswith(SEAL_SUFFIX)
+            ):
+                self._woken.set()
+
+    def _start(self) -> bool:
+        """Begins to watch; returns whether it does."""
+        if not self._directory.is_dir():
+            return False
+        self._tried = True
+        # No inotify instance left, or another platform's observer failing: polling alone will do. It is not tried
+        # again, since watchdog up to 6 loses three descriptors each time.
+        if Waker._refused:
+            return False
+        try:
+            self._observer = Observer()
+            self._observer.daemon = True
+            self._observer.schedule(self, str(self._directory), recursive=False)
+            self._observer.start()
+        except (OSError, RuntimeError):
+            Waker._refused = True
+        return not Waker._refused
+
+    def __enter__(self) -> Waker:
+        """Returns the waker."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the watching thread."""
+        if self._observer is not None:
+            # One that failed to start has to be stopped too: it holds descriptors, and a thread in watchdog 7.
+            self._observer.stop()
+            if self._observer.is_alive():
+                self._observer.join()
+
+
+class Parent:
+    """The process for which this one works. A worker that waits for data may otherwise outlive it by hours.
+
+    Args:
+        pid: process id of the parent, of which this process is a fork. None if it is not known: then make this soon
+            after this process has begun, since of a parent that was gone before, `os.getppid` tells nothing.
+        done: returns whether the parent wants nothing more of this process; None where it does not tell.
+
+    Attributes:
+        done: as given; returns False where None was.
+    """
+
+    def __init__(self, pid: int | None = None, done: Callable[[], bool] | None = None) -> None:
+        self.done = done or (lambda: False)
+        self._pid = os.getppid() if pid is None else pid
+        started_by = multiprocessing.parent_process()
+        # A fork server starts processes for another one, of which only multiprocessing's pipe tells whether it lives.
+        # Otherwise the number is surer: the pipe's other end is inherited by whatever is forked later.
+        self._served = None if started_by is None or started_by.pid == self._pid else started_by
+
+    def gone(self) -> bool:
+        """Returns whether the process has ended."""
+        return os.getppid() != self._pid or (self._served is not None and not self._served.is_alive())
+
+    def follow(self) -> None:
+        """Has this process end soon after the other one has, wherever it may be stuck then.
+
+        A DataLoader's workers leave by themselves, unless one of them was killed while it held the lock of the queue
+        that they share: then the others wait for that lock, and stay for ever with all their memory.
+        """
+        threading.Thread(target=self._follow, name="lazyshard-parent", daemon=True).start()
+
+    def _follow(self) -> None:
+        while not self.gone():
+            time.sleep(_FOLLOW_S)
+        time.sleep(_STUCK_S)
+        os._exit(1)
+
+    def leave_if_gone(self) -> None:
+        """Ends this process if the other one has ended, without a word: there is nobody to hear it.
+
+        Raises:
+            SystemExit: it has. If that does not end this process (it was raised in a thread or caught on its way, or a
+                queue is still being flushed), a timer does.
+        """
+        if not self.gone():
+            return
+        timer = threading.Timer(_LEAVE_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(1)

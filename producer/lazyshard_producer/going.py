@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display
@@ -55,7 +55,7 @@ class Going:
         self._clock = clock
         # What another program left there is no position, and is refused as such.
         committed = (writer.source or {}) if writer.published_chunks else None
-        self._patience = Patience(display.warn)
+        self._patience = Watchdog(display.warn)
         self._pipeline = Pipeline(
             settings,
             committed,

@@ -13,7 +13,7 @@ import numpy as np
 from lazyshard.errors import RowInvalid
 from lazyshard.format import CheckedLines, EncodedRow, check_encoded, check_lines
 from lazyshard.stream import ChunkWriter
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.loop_interfaces import Gate, Reason, Watch
 from lazyshard_producer.pace import Pace
 from lazyshard_producer.rows.book import Book
@@ -63,7 +63,7 @@ class RowLoop:
         gate: Gate | None,
         stop: Stop,
         watch: Watch,
-        patience: Patience,
+        patience: Watchdog,
         reload: Callable[[], None],
         every_s: float,
         clock: Callable[[], float] = time.monotonic,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
-from lazyshard.stream.watch import Waker
+from lazyshard.stream.waiting import Waker
 from scripts.benchmarks.bench_harness import Failed, command, variables
 from scripts.benchmarks.bench_process import memory_mb, say
 

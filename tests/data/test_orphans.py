@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from lazyshard import LazyShardedDataset
 from lazyshard.data import dataset as dataset_module
 from lazyshard.errors import WaitTimeout
-from lazyshard.stream import StreamReader, watch
-from lazyshard.stream.watch import Parent
+from lazyshard.stream import StreamReader, waiting
+from lazyshard.stream.waiting import Parent
 from tests.stream.streams import DEADLINE_S, HERE, forked, produce
 
 pytestmark = pytest.mark.full
@@ -216,8 +216,8 @@ def test_exit_that_is_caught_does_not_keep_an_orphan(tmp_path: Path, monkeypatch
 
 
 def test_orphan_that_is_stuck_is_ended_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_FOLLOW_S", 0.01)
-    monkeypatch.setattr(watch, "_STUCK_S", 0.01)
+    monkeypatch.setattr(waiting, "_FOLLOW_S", 0.01)
+    monkeypatch.setattr(waiting, "_STUCK_S", 0.01)
     reading, writing = os.pipe()
 
     def train() -> None:
@@ -271,13 +271,13 @@ def test_parent_that_is_there_is_not_gone_and_costs_no_more_looks(
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=lambda seconds: sleep(None, seconds))
     monkeypatch.setattr("lazyshard.stream.reader.time", clock)
     monkeypatch.setattr("lazyshard.stream.waiting.time", clock)
-    monkeypatch.setattr("lazyshard.stream.watch.Waker.sleep", sleep)
+    monkeypatch.setattr("lazyshard.stream.waiting.Waker.sleep", sleep)
     looks: list[list[float]] = []
     refresh = StreamReader.refresh
 
-    def counted(self: StreamReader) -> Any:
+    def counted(self: StreamReader, *given: Any) -> Any:
         looks[-1].append(now[0])
-        return refresh(self)
+        return refresh(self, *given)
 
     monkeypatch.setattr(StreamReader, "refresh", counted)
     for parent in (None, Parent()):

@@ -16,8 +16,8 @@ from lazyshard.errors import ChunkRetired, LazyShardError, RetiredInvalid, Strea
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store import files
 from lazyshard.stream import listing, native_stream, read_retired, recovery
-from lazyshard.stream.patience import READERS
 from lazyshard.stream.retire import list_kept, retire
+from lazyshard.stream.watchdog import READERS
 from tests.harness.network.mounts import READING, WRITING, StaleCall
 from tests.producer.commands import ids
 from tests.stream.streams import foreign, forked, open_descriptors, produce, rows
@@ -260,7 +260,7 @@ def test_without_that_a_sealed_chunk_would_be_deleted(tmp_path: Path, monkeypatc
 
 def test_what_takes_too_long_is_told_ever_more_rarely_and_so_is_its_end() -> None:
     clock = World(again=True, advice="; the filesystem hangs, or its server is away")
-    clock.patience.ask(lambda: "reading a%b")
+    clock.watchdog.ask(lambda: "reading a%b")
     hangs = "reading a%b; the filesystem hangs, or its server is away"
     assert clock.look_at(59.9) == []
     assert clock.look_at(60.0) == [f"no answer for 60 s: {hangs}"]
@@ -268,12 +268,12 @@ def test_what_takes_too_long_is_told_ever_more_rarely_and_so_is_its_end() -> Non
     assert clock.look_at(120.0) == [f"no answer for 120 s: {hangs}"]
     assert clock.look_at(239.0) == []
     assert clock.look_at(240.0) == [f"no answer for 240 s: {hangs}"]
-    clock.patience.answered()
+    clock.watchdog.answered()
     assert clock.told == ["answered after 240 s: reading a%b"]
     clock.told.clear()
-    clock.patience.ask(lambda: "reading b")
+    clock.watchdog.ask(lambda: "reading b")
     assert clock.look_at(299.0) == []
-    clock.patience.answered()
+    clock.watchdog.answered()
     assert clock.told == []
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.store.objects import PATIENCE_VARIABLE
-from lazyshard.stream.patience import READERS, Patience
 from lazyshard.stream.retire import retire
+from lazyshard.stream.watchdog import READERS, Watchdog
 from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, told, without_rights
 from tests.stream.streams import produce
 
@@ -117,12 +117,12 @@ def manifest_gone() -> None:
 def no_answer() -> str:
     lines: list[str] = []
     now = [0.0]
-    patience = Patience(lines.append, clock=lambda: now[0], again=True, advice=READERS._advice)
-    patience.ask(lambda: "reading stream/head.json")
+    watchdog = Watchdog(lines.append, clock=lambda: now[0], again=True, advice=READERS._advice)
+    watchdog.ask(lambda: "reading stream/head.json")
     now[0] = 61.0
-    patience.look()
+    watchdog.look()
     now[0] = 75.0
-    patience.answered()
+    watchdog.answered()
     return "\n".join(lines)
 
 

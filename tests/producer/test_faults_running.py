@@ -9,7 +9,7 @@ read-only                                       test_full_disk.test_read_only,
 disk full                                       test_full_disk.test_disk_full, test_small_disk (at any write)
 no inodes                                       test_small_disk.test_no_inode_is_left_at_any_file
 EIO at fsync: not sealed, written anew          here (each one); test_exactly_once_errors (any call)
-a share hangs: "no answer for 60 s"             test_patience
+a share hangs: "no answer for 60 s"             test_watchdog
 the stream's directory is removed: stop         here; of readers: tests/stream/test_reader
 names with `..`, absolute, NUL, too long        here; names in files: test_follow_resume, tests/format/test_names
 a checkpoint that does not fit                  tests/stream/test_run_state, tests/data/test_state

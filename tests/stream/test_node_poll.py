@@ -36,7 +36,7 @@ from lazyshard.stream.node_poll import (
     file_name,
 )
 from lazyshard.stream.pacing import next_poll
-from lazyshard.stream.watch import Waker
+from lazyshard.stream.waiting import Waker
 from tests.stream.streams import DEADLINE_S, forked, needs_root, open_descriptors, produce, wait_until
 
 ID: Final = "0123456789abcdef" * 2

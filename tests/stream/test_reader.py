@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid, StreamMismatch, StreamMissing, WaitTimeout
-from lazyshard.stream.watch import Waker
+from lazyshard.stream.waiting import Waker
 from tests.stream.damage import edit
 from tests.stream.streams import DEADLINE_S, forked, open_descriptors, produce, rows, wait_until
 
@@ -398,7 +398,7 @@ def test_watching_that_is_refused_is_not_tried_again(tmp_path: Path, monkeypatch
         tried.append("observer")
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr("lazyshard.stream.watch.Observer", refuse)
+    monkeypatch.setattr("lazyshard.stream.waiting.Observer", refuse)
     monkeypatch.setattr(Waker, "_refused", False)
     for _ in range(3):
         with Waker(tmp_path) as waker:

@@ -15,7 +15,7 @@ from typing import Final
 import xxhash
 
 from lazyshard.errors import RowInvalid
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.blocks import Blocks, MadeRow, made_rows
 from lazyshard_producer.rows.book import Book, Spot
@@ -110,7 +110,7 @@ class RecipeFeed:
         measured: bool,
         stripes: Stripes | Splitter | None = None,
         warn: Callable[[str], None],
-        patience: Patience,
+        patience: Watchdog,
     ) -> None:
         self._book = book
         self._maker = maker

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
 from lazyshard_producer.rows.slot import Slot
 from lazyshard_producer.rows.standing import Piece, Standing
@@ -54,7 +54,7 @@ class Mixer:
         block: int,
         sizes: Sequence[int | None],
         ahead: bool,
-        patience: Patience,
+        patience: Watchdog,
         most: int | None = None,
         empty: Callable[[str], None],
     ) -> None:

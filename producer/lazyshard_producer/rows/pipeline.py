@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
@@ -60,10 +60,10 @@ class Pipeline:
         samples: int = 0,
         warn: Callable[[str], None],
         check_owner: Callable[[], Path] | None = None,
-        patience: Patience | None = None,
+        patience: Watchdog | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        patience = patience or Patience()
+        patience = patience or Watchdog()
         self._settings = settings
         self._context = Context(
             Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.format import Seal
-from lazyshard.stream.patience import READERS
+from lazyshard.stream.watchdog import READERS
 from tests.data.workers import ids as collate
 from tests.data.workers import loader
 from tests.producer.commands import ids, run_arguments

@@ -134,7 +134,7 @@ def _run(
 
     if no_answer_s is not None:
         going: Any = importlib.import_module("lazyshard_producer.going")
-        going.Patience = partial(going.Patience, no_answer_s=no_answer_s)
+        going.Watchdog = partial(going.Watchdog, no_answer_s=no_answer_s)
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)
     if point is not None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from lazyshard import LazyShardedDataset
 from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
 from lazyshard.simulation.setting import Setting
-from lazyshard.stream.watch import Waker
+from lazyshard.stream.waiting import Waker
 
 CONSUMER: Final = "simulated"
 

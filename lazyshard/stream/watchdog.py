@@ -30,7 +30,7 @@ class _Asked:
         self.told = False
 
 
-class Patience:
+class Watchdog:
     """Waits for answers together with those who ask, and says so when one takes too long.
 
     Args:
@@ -91,7 +91,7 @@ class Patience:
         """Begins to look now and then, if it does not already."""
         if self._thread is None:
             # A daemon: what it tells of may keep the process from ending, this must not.
-            self._thread = threading.Thread(target=self._run, name="lazyshard-patience", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="lazyshard-watchdog", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Patience:
             self.look()
 
 
-READERS: Final = Patience(_log.warning, again=True, advice="; the filesystem hangs, or its server is away")
+READERS: Final = Watchdog(_log.warning, again=True, advice="; the filesystem hangs, or its server is away")
 """That of all readers of this process."""
 
 os.register_at_fork(after_in_child=READERS.forget)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.stream.patience import Patience
+from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer import going
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.display.progress import Quiet
@@ -25,30 +25,30 @@ from tests.stream.waiting_by_hand import World
 
 def test_what_takes_too_long_is_told_once_and_so_is_its_end() -> None:
     world = World()
-    world.patience.ask(lambda: "reading a")
+    world.watchdog.ask(lambda: "reading a")
     assert world.look_at(59.9) == []
     assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
     assert world.look_at(200.0) == []
-    world.patience.answered()
+    world.watchdog.answered()
     assert world.told == ["answered after 200 s: reading a"]
 
 
 def test_what_comes_in_time_is_not_told() -> None:
     world = World()
     for number in range(5):
-        world.patience.ask(lambda: "reading a")
+        world.watchdog.ask(lambda: "reading a")
         assert world.look_at(50.0 * number) == []
         world.now += 49.0
-        world.patience.answered()
-        world.patience.answered()
+        world.watchdog.answered()
+        world.watchdog.answered()
     assert world.look_at(1000.0) == []
 
 
 def test_the_next_question_has_its_own_time() -> None:
     world = World()
-    world.patience.ask(lambda: "reading a")
+    world.watchdog.ask(lambda: "reading a")
     assert world.look_at(60.0) == ["no answer for 60 s: reading a"]
-    world.patience.ask(lambda: "reading b")
+    world.watchdog.ask(lambda: "reading b")
     assert world.look_at(119.0) == []
     assert world.look_at(120.0) == ["no answer for 60 s: reading b"]
 
@@ -76,7 +76,7 @@ class Listening(Quiet):
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(going, "Patience", lambda tell: Patience(tell, 0.05))
+    monkeypatch.setattr(going, "Watchdog", lambda tell: Watchdog(tell, 0.05))
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(

@@ -2,7 +2,7 @@
 
 - `main`: its entry point and the table of exit codes; imports neither typer nor rich, which may be missing
 - `command`: the subcommands together, and what becomes of errors; `exits`: error -> exit code
-- `adopt`, `doctor`, `forget`, `inspect`, `rechunk`, `status`, `verify`: the subcommands of these names
+- `doctor`, `forget`, `inspect`, `status`, `verify`: the subcommands of these names
 - `status_view`, `status_words`, `status_json`: what a look says; `units`: amounts for people
 - `inspect_view`, `inspect_json`, `shortening`: what rows and facts look like
 - `report`: a page with pictures; `report_findings` with `report_advice`, `report_advice_run`: what it says and

@@ -14,7 +14,6 @@ import typer
 
 from lazyshard import __version__
 from lazyshard.cli import (
-    adopt,
     audit,
     check_config,
     doctor,
@@ -23,7 +22,6 @@ from lazyshard.cli import (
     forget,
     inspect,
     measure,
-    rechunk,
     report,
     simulate,
     status,
@@ -48,7 +46,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("adopt", help=adopt.HELP, epilog=adopt.EPILOG)(adopt.command)
 app.command("audit", help=audit.HELP, epilog=audit.EPILOG)(audit.command)
 app.command("check-config", help=check_config.HELP, epilog=check_config.EPILOG)(check_config.command)
 app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
@@ -57,7 +54,6 @@ app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
 app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
-app.command("rechunk", help=rechunk.HELP, epilog=rechunk.EPILOG)(rechunk.command)
 app.command("report", help=report.HELP, epilog=report.EPILOG)(report.command)
 app.command("simulate", help=simulate.HELP, epilog=simulate.EPILOG)(simulate.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)

@@ -39,7 +39,6 @@ UNEXPECTED: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 OUT_OF_MEMORY: Final = 71
 """EX_OSERR of sysexits.h."""
-TIMED_OUT: Final = 75
 """EX_TEMPFAIL of sysexits.h: the same command can be tried again."""
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""

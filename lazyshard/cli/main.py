@@ -11,7 +11,6 @@
        3  `forget`: no consumer of this name                            choose one that the message lists
        3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
        3  `measure`: a row or the measure cannot be used                see what the message names
-       3  `rechunk`: the stream has not ended, or its start is deleted  see --follow, or take another one
        3  `report`: FILE is there and is no report                      choose another name, see --force
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
        3  `verify-filesystem`: it does not fit                          take another one, or set what is printed
@@ -25,7 +24,6 @@
        9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback
       71  not enough memory                                             raise the limit, run again
-      75  `rechunk --follow`: nothing came in time                      see to the producer, run again
      130  interrupted (SIGINT, Ctrl-C)                                  run the same command again
 
 They are those of `lazyshard-producer` where they mean the same; its 4 is a source, its 8 (a worker) has no counterpart.

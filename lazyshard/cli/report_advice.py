@@ -106,8 +106,9 @@ def lengths_finding(stream: str, lengths: Lengths, tokens: Lengths, *, native: b
         text = "Have the producer seal the lengths in tokens, so that packing and balance can be told"
         return Finding(found, (Change(LITTLE, text, "lazyshard-producer run … --encode …"),))
     if not native:
-        text = "Adopt the directory, then measure it, so that packing and balance can be told"
-        return Finding(found, (Change(LITTLE, text, f"lazyshard adopt {shlex.quote(stream)}"),))
+        text = "Make a stream of it with the lengths in tokens, so that packing and balance can be told"
+        command = f"lazyshard-producer run --source {shlex.quote(stream)} --out NEW --measure DIR"
+        return Finding(found, (Change(LITTLE, text, command),))
     text = "Measure the rows in tokens, so that packing and balance can be told"
     return Finding(found, (Change(LITTLE, text, f"lazyshard measure {shlex.quote(stream)} --tokenizer DIR"),))
 

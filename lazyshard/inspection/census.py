@@ -6,7 +6,6 @@ same fact takes its place. With a readable `head.json` the cost does not grow wi
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.inspection.disk_use import canonical_names, names_with_arrays
 from lazyshard.store.files import is_there, read_file, read_replaced_file
 from lazyshard.stream.listing import Listing, list_chunks
-from lazyshard.stream.manifest import read_manifest, stream_missing
+from lazyshard.stream.manifest import how_to_mark, read_manifest, stream_missing
 from lazyshard.stream.retire import read_retired
 
 _T = TypeVar("_T")
@@ -149,8 +148,7 @@ def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: 
     if not native and not listing.seals:
         raise StreamUnsealed(
             f"{directory}: {len(listing.data)} chunk files, but no .completed marker, so nothing tells which of them "
-            f"are complete. If nobody writes to them any more, mark them: "
-            f"`lazyshard adopt {shlex.quote(str(directory))}`",
+            f"are complete; {how_to_mark(directory)}",
             directory=str(directory),
         )
     if native and not is_there(directory / HEAD):

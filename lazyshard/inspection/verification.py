@@ -9,7 +9,6 @@ Memory: the names of the directory, and for each process what `lazyshard.inspect
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from lazyshard.inspection.verification_judgement import find_extent, judge_files
 from lazyshard.inspection.verification_names import ChunkNames, Extent, leftovers, missing_chunks, sort_names
 from lazyshard.inspection.verification_plan import plan_batches, unmarked_chunks
 from lazyshard.inspection.verification_processes import check_in_order
-from lazyshard.stream.manifest import read_manifest, stream_missing
+from lazyshard.stream.manifest import how_to_mark, read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.retire import read_retired
 
@@ -199,7 +198,7 @@ def _check_kind(directory: Path, facts: Facts, names: ChunkNames) -> None:
         raise stream_missing(directory)
     raise StreamUnsealed(
         f"{directory}: {len(names.data)} chunk files, but no {SEAL_SUFFIX} marker, so nothing tells which of them are "
-        f"complete. If nobody writes to them any more, mark them: `lazyshard adopt {shlex.quote(str(directory))}`",
+        f"complete; {how_to_mark(directory)}",
         directory=str(directory),
     )
 

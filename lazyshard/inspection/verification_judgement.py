@@ -17,7 +17,7 @@ _START: Final = "start the producer again, it puts that right"
 
 _EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"
 
-_LOST_MANIFEST: Final = "restore the file from a copy; or, if `lazyshard adopt` was interrupted, run that again"
+_LOST_MANIFEST: Final = "restore the file from a copy"
 
 
 def find_extent(facts: Facts, names: ChunkNames) -> Extent:

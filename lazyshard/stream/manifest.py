@@ -1,7 +1,8 @@
-"""The manifest of a directory, compared with what a caller asks for: one look for producers, readers and adoption."""
+"""The manifest of a directory, compared with what a caller asks for: one look for producers and readers."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch, StreamMissing
@@ -54,16 +55,25 @@ def stream_missing(directory: Path) -> StreamMissing:
     )
 
 
-def manifest_lost(directory: Path, beside: str, again: str = "") -> StreamInvalid:
+def how_to_mark(directory: Path) -> str:
+    """Returns in words what to do with chunk files that have no markers."""
+    files = shlex.quote(f"{directory}/chunk_*.jsonl")
+    return (
+        f"a producer makes an empty marker when its chunk is complete (`touch chunk_00000.jsonl.completed`); if nobody "
+        f"writes to them any more, make a stream of their rows: `lazyshard-producer run --source {files} --out NEW "
+        f"--samples-per-chunk N`"
+    )
+
+
+def manifest_lost(directory: Path, beside: str) -> StreamInvalid:
     """Returns the error of chunks of a stream of ours whose manifest is not there.
 
     Args:
         directory: the stream's directory.
         beside: the file by which it is known for one of ours.
-        again: what else may help, in words that go on.
     """
     return StreamInvalid(
-        f"{directory}: there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy{again}",
+        f"{directory}: there are chunks and {beside}, but {MANIFEST} is missing; restore it from a copy",
         directory=str(directory),
     )
 

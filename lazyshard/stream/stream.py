@@ -11,7 +11,7 @@ from lazyshard.format.names import HEAD, MANIFEST, OWNER
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.foreign_stream import ForeignStream, is_usual, look_foreign
-from lazyshard.stream.manifest import manifest_lost, read_manifest
+from lazyshard.stream.manifest import how_to_mark, manifest_lost, read_manifest
 from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.native_stream import NativeStream
 from lazyshard.stream.published import Published
@@ -104,19 +104,18 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     # An adoption that was interrupted leaves an owner too, and the directory as it was, for those who know its numbers.
     ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
     if ours is not None:
-        again = "" if ours == HEAD else "; or, if `lazyshard adopt` was interrupted, run that again"
-        raise manifest_lost(directory, ours, again)
+        raise manifest_lost(directory, ours)
     if not scan.seals:
         raise StreamUnsealed(
             f"{directory}: {scan.data} chunk files, but no .completed marker, so nothing tells which of them "
-            f"are complete. If nobody writes to them any more, mark them: "
-            f"`lazyshard adopt {directory}`; a producer should make each marker when its chunk is complete",
+            f"are complete; {how_to_mark(directory)}",
             directory=str(directory),
         )
     if isinstance(directory, UrlPath):
         raise StreamInvalid(
             f"{directory}: there is no {MANIFEST}, and in an object store only streams of ours are read, not what "
-            f"other programs put there. Copy it into a directory, run `lazyshard adopt` on that, and copy that back",
+            f"other programs put there. Copy it into a directory, and make a stream of that: "
+            f"`lazyshard-producer run --source DIR --out URL`",
             directory=str(directory),
         )
     if samples_per_chunk is None:

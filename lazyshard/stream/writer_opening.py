@@ -154,8 +154,7 @@ def _is_new(directory: Path, samples_per_chunk: int | None) -> bool:
                 raise manifest_lost(directory, HEAD)
             raise StreamInvalid(
                 f"{directory}: holds chunk files but no {MANIFEST}, so somebody else made them; choose another "
-                f"directory, or, to continue these chunks, first run "
-                f"`lazyshard adopt {shlex.quote(str(directory))} --no-end`",
+                f"directory, to which `lazyshard-producer run --source {shlex.quote(str(directory))}` takes their rows",
                 directory=str(directory),
             )
     return True

@@ -38,6 +38,8 @@ lazyshard-producer run --source 'data/*.jsonl' --out /shared/stream --samples-pe
 
 {_MIXED}
 
+lazyshard-producer run --source /shared/stream --out /shared/larger --samples-per-chunk 10000
+
 lazyshard-producer run --config stream.toml
 
 [bold]Signals[/bold]

@@ -1,6 +1,7 @@
 """Runs the command in a process of its own, on small directories of chunk files."""
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,31 @@ def fill(directory: Path, *chunks: bytes) -> Path:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def on_terminal(*arguments: object) -> tuple[int, str]:
+    """Runs the command on a terminal of its own; returns its exit code and what it showed there."""
+    ours, theirs = pty.openpty()
+    variables = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "TERM")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "lazyshard.cli", *map(str, arguments)],
+        env=variables | {"TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        # Reading fails once the last process that has the other side is gone.
+        while part := _read(ours):
+            shown += part
+        code = process.wait(DEADLINE_S)
+    os.close(ours)
+    return code, shown.decode()
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""

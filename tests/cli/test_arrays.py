@@ -67,12 +67,6 @@ def test_verified_stream_counts_the_bytes_of_side_files(stream: Path, capsys: py
     assert "2 chunks, 3 samples, 456 bytes, ended: all is well" in shown(capsys, "verify", stream)
 
 
-def test_rechunked_stream_holds_the_arrays(stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown(capsys, "rechunk", stream, tmp_path / "other", "--samples-per-chunk", 3)
-    assert "all is well" in shown(capsys, "verify", tmp_path / "other")
-    assert '"x": "array of int16' in shown(capsys, "inspect", tmp_path / "other", 2)
-
-
 def test_status_counts_side_files(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = sum(path.stat().st_size for path in stream.iterdir() if path.name.startswith("chunk_"))
     assert json.loads(shown(capsys, "status", stream, "--json"))["used_bytes"] == size

@@ -14,12 +14,14 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from lazyshard import ChunkWriter
 from lazyshard.cli.command import app
 from lazyshard.cli.main import main
 from lazyshard_producer.command import app as producer_app
 from lazyshard_producer.configuration.arguments import sort_arguments
-from tests.cli.commands import ROOT, environment, fill, lazyshard
+from tests.cli.commands import ROOT, environment, lazyshard
 from tests.stream.consuming import cursor
+from tests.stream.streams import produce
 
 PAGE: Final = ROOT / "docs" / "commands.md"
 
@@ -43,7 +45,6 @@ MORE: Final = {
     "export": ["out"],
     "forget": ["sft"],
     "measure": ["--function", "json:loads"],
-    "rechunk": ["out", "--samples-per-chunk", "2"],
     "report": ["-o", "report.html"],
     "trace": ["--sample", "0"],
 }
@@ -156,31 +157,8 @@ def test_a_directory_that_holds_no_stream_is_one_line_and_a_code(
     assert sorted(os.listdir(tmp_path / "empty")) == []
 
 
-def test_json_of_adopt_rechunk_and_forget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = fill(tmp_path / "s"), tmp_path / "t"
-    assert main(["adopt", str(old), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "stream": str(old),
-        "new": True,
-        "chunks": 3,
-        "samples": 5,
-        "samples_per_chunk": 2,
-        "bytes": 45,
-        "ended": True,
-    }
-    assert main(["rechunk", str(old), str(new), "--samples-per-chunk", "4", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made.pop("seconds") >= 0
-    assert made == {
-        "stream": str(new),
-        "new": True,
-        "chunks": 2,
-        "samples": 5,
-        "samples_per_chunk": 4,
-        "copied_samples": 5,
-        "copied_bytes": 45,
-        "damage": None,
-    }
+def test_json_of_forget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = produce(tmp_path / "t", 5, 4)
     cursor(new, "sft", consumed=4, chunks_before=1)
     assert main(["forget", str(new), "sft", "--yes", "--json"]) == 0
     shown = capsys.readouterr()
@@ -220,7 +198,7 @@ def complete(program: str, module: str, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("program", "module", "line", "offered"),
     [
-        ("lazyshard", "lazyshard.cli", "lazyshard re", ["rechunk", "report"]),
+        ("lazyshard", "lazyshard.cli", "lazyshard fo", ["forget"]),
         ("lazyshard", "lazyshard.cli", "lazyshard measure --on", ["--on-bad-row"]),
         ("lazyshard", "lazyshard.cli", "lazyshard measure --on-bad-row ", ["stop", "zero"]),
         ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer qu", ["quarantine"]),
@@ -253,8 +231,7 @@ def buffered() -> dict[str, str]:
 
 @pytest.mark.parametrize("told", [["--json"], []])
 def test_a_disk_that_takes_no_output_is_an_error(told: list[str], tmp_path: Path) -> None:
-    stream = fill(tmp_path / "s", b'{"id":0}\n')
-    assert main(["adopt", str(stream)]) == 0
+    stream = produce(tmp_path / "s", 1)
     for environ in (buffered(), buffered() | {"PYTHONUNBUFFERED": "1"}):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
@@ -275,8 +252,10 @@ def test_a_disk_that_takes_no_output_is_an_error(told: list[str], tmp_path: Path
     "arguments", [["inspect", "--chunk", "0", "--rows", "100000", "--full"], ["inspect", "--json"]]
 )
 def test_a_reader_that_goes_away_is_no_error(arguments: list[str], tmp_path: Path) -> None:
-    stream = fill(tmp_path / "s", b"".join(b'{"id":%d,"text":"%s"}\n' % (row, b"x" * 200) for row in range(3000)))
-    assert main(["adopt", str(stream)]) == 0
+    stream = tmp_path / "s"
+    with ChunkWriter(stream, 3000) as writer:
+        for row in range(3000):
+            writer.write({"id": row, "text": "x" * 200})
     read, write = os.pipe()
     os.close(read)
     try:

@@ -9,8 +9,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard.cli.main import main
-from tests.cli.commands import lazyshard, python
-from tests.cli.test_adopt import on_terminal
+from tests.cli.commands import lazyshard, on_terminal, python
 from tests.conversion.megatron_core import content
 from tests.conversion.test_exporting import ids, stream
 from tests.stream.damage import flip

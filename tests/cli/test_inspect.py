@@ -16,8 +16,7 @@ from lazyshard.cli.main import main
 from lazyshard.inspection import inspection
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main as produce
-from tests.cli.commands import contents, lazyshard
-from tests.cli.test_adopt import on_terminal
+from tests.cli.commands import contents, lazyshard, on_terminal
 from tests.stream import damage
 from tests.stream.damage import delete, flip, put, stream
 from tests.stream.foreign_seals import seal_rows

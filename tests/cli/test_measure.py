@@ -18,8 +18,7 @@ from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.format.names import tokens_name
 from lazyshard.stream.token_lengths import measuring
-from tests.cli.commands import DEADLINE_S, environment
-from tests.cli.test_adopt import on_terminal
+from tests.cli.commands import DEADLINE_S, environment, on_terminal
 from tests.stream.lengths import lengths_of
 from tests.stream.streams import foreign, names, produce, wait_until
 

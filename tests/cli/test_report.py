@@ -175,7 +175,7 @@ def test_streams_in_any_condition_have_a_page(tmp_path: Path, capsys: pytest.Cap
     retire(partly, 4, 6)
     assert "damage" not in written(capsys, partly)[0].parts
     other = foreign(tmp_path / "other", b'{"a":1}\n{"a":2}\n', b'{"a":3}\n')
-    assert "lazyshard adopt" in written(capsys, other)[0].text["lengths"]
+    assert "lazyshard-producer run --source" in written(capsys, other)[0].text["lengths"]
     damaged = produce(tmp_path / "damaged", 12)
     os.remove(damaged / "chunk_00002.jsonl.completed")
     (damaged / "head.json").write_text("{")

@@ -84,7 +84,7 @@ def test_lengths_in_tokens_leave_nothing_to_change() -> None:
     ("native", "objects", "command"),
     [
         (True, False, "lazyshard measure '/a b' --tokenizer DIR"),
-        (False, False, "lazyshard adopt '/a b'"),
+        (False, False, "lazyshard-producer run --source '/a b' --out NEW --measure DIR"),
         (True, True, "lazyshard-producer run … --encode …"),
     ],
 )

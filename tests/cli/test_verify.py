@@ -13,8 +13,7 @@ import pytest
 from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.stream.retire import retire
-from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard
-from tests.cli.test_adopt import on_terminal
+from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard, on_terminal
 from tests.stream.damage import cut, delete, each, flip, put, stream
 from tests.stream.foreign_seals import seal_rows
 from tests.stream.streams import foreign, forked, needs_root

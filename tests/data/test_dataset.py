@@ -323,5 +323,5 @@ def test_foreign_directory_is_read_with_samples_per_chunk(tmp_path: Path) -> Non
         assert (dataset.stream_id, dataset.leftover) == (None, 1)
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "chunk_00000.jsonl").write_bytes(chunks[0])
-    with pytest.raises(StreamUnsealed, match="lazyshard adopt"):
+    with pytest.raises(StreamUnsealed, match="lazyshard-producer run --source"):
         open_rank(tmp_path / "bare", samples_per_chunk=2)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.conversion.adoption import adopt
 from lazyshard.errors import StreamUnsealed
 from lazyshard.inspection.verification import verify
 from tests.stream.damage import Damage, delete, each, found, move, put
@@ -83,11 +82,5 @@ def test_quick_counts_rows_and_leaves_them_unparsed(tmp_path: Path) -> None:
 
 def test_no_marker_at_all(tmp_path: Path) -> None:
     delete(S0, S1, S2)(foreign(tmp_path, *ROWS))
-    with pytest.raises(StreamUnsealed, match=f"3 chunk files.*`lazyshard adopt {tmp_path}`"):
+    with pytest.raises(StreamUnsealed, match=r"3 chunk files.*`lazyshard-producer run --source"):
         verify(tmp_path)
-
-
-def test_adopted_directory(tmp_path: Path) -> None:
-    adopt(foreign(tmp_path, *ROWS))
-    assert not found(tmp_path)
-    assert verify(tmp_path).native

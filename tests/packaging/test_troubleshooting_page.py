@@ -38,8 +38,8 @@ EXITS: Final[dict[str, ModuleType]] = {
 ROOTS: Final = {"LazyShardError", "FormatInvalid"}
 """Not raised themselves, so there is no example of them."""
 
-CAUGHT: Final = {("WaitTimeout", "`lazyshard`"): 75, ("ConfigInvalid", "`lazyshard`"): 3}
-"""Codes that one command gives by itself: `rechunk --follow` and `check-config`."""
+CAUGHT: Final = {("ConfigInvalid", "`lazyshard`"): 3}
+"""Codes that one command gives by itself: `check-config`."""
 
 FEWEST_LINES: Final = 60
 """Of lines that are found in the code: fewer mean that they are no longer found."""

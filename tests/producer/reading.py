@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.source import Context, Mark, Rows, Source
 
@@ -18,9 +19,9 @@ def open_kind(
     return kind(SourceSettings(path=str(path), **settings), position, Context(out=out, max_row_bytes=limit))
 
 
-def take(source: Source, count: int | None = None) -> list[tuple[bytes | RowInvalid, Rows, int]]:
+def take(source: Source, count: int | None = None) -> list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]]:
     """So many rows of a source that has them, or all: each with the rows it came in, and its index there."""
-    taken: list[tuple[bytes | RowInvalid, Rows, int]] = []
+    taken: list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]] = []
     nothing = 0
     while count is None or len(taken) < count:
         rows = source.read()
@@ -32,11 +33,11 @@ def take(source: Source, count: int | None = None) -> list[tuple[bytes | RowInva
     return taken[:count]
 
 
-def lines(source: Source, count: int | None = None) -> list[bytes | RowInvalid]:
+def lines(source: Source, count: int | None = None) -> list[bytes | EncodedRow | RowInvalid]:
     return [line for line, _, _ in take(source, count)]
 
 
-def mark_after(source: Source, taken: list[tuple[bytes | RowInvalid, Rows, int]]) -> Mark:
+def mark_after(source: Source, taken: list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]]) -> Mark:
     if not taken:
         return source.start
     _, rows, index = taken[-1]

@@ -176,7 +176,7 @@ def test_a_directory_of_foreign_chunks_is_refused(
     assert main(run_arguments(out, [source])) == 5
     shown = capsys.readouterr().err
     assert_one_line(shown, "somebody else made them")
-    assert f"`lazyshard adopt {out} --no-end`" in shown
+    assert f"`lazyshard-producer run --source {out}`" in shown
 
 
 def test_several_files_after_one_source_keep_their_order(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.conversion.adoption import adopt
 from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.inspection.verification import verify
@@ -199,16 +198,6 @@ def test_pieces_of_a_ray_write_are_plain_files_with_names_of_ours(tmp_path: Path
         plant(folder / f"0000001{number}.piece")
         with pytest.raises(FileRefused):
             PieceReader(folder / f"0000001{number}.piece")
-
-
-def test_adopting_follows_no_link(tmp_path: Path, elsewhere: Path) -> None:
-    directory = tmp_path / "chunks"
-    directory.mkdir()
-    (directory / "chunk_00000.jsonl").symlink_to(elsewhere / "secret")
-    with pytest.raises(LazyShardError, match="a link"):
-        adopt(directory, None, end=True)
-    assert unchanged(elsewhere)
-    assert [path.name for path in directory.iterdir() if not path.name.startswith(".")] == ["chunk_00000.jsonl"]
 
 
 def test_checkpoint_may_be_a_link_but_no_pipe(tmp_path: Path, elsewhere: Path) -> None:

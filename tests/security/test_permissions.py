@@ -11,8 +11,6 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.conversion.adoption import adopt
-from lazyshard.conversion.rechunking import rechunk
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.stream import CursorOwner
 from lazyshard.stream.consumers import write_reading
@@ -66,10 +64,8 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         assert write_reading(place / "live", ReadingMark("sft", writer.stream_id, 1, 0, 1, 1.0))
         assert retire(place / "live", 2, 3) == 2
         writer.close()
-        rechunk(stream, place / "rechunked", 2)
-        (place / "foreign").mkdir()
-        (place / "foreign" / "chunk_00000.jsonl").write_bytes(b'{"id":0}\n')
-        adopt(place / "foreign", None, end=True)
+        run = ("run", "--source", stream, "--samples-per-chunk", 2)
+        assert producer(*run, "--out", place / "rechunked") == 0, capfd.readouterr().err
         Journal(place / "journals", "in").close()
         piece = PieceWriter(place, 1)
         piece.add([b"{}\n"])

@@ -80,12 +80,6 @@ def test_json_of_a_bucket_is_that_of_a_directory(
     assert len(told[0]) > 3
 
 
-@pytest.mark.parametrize("command", ["adopt", "rechunk"])
-def test_what_writes_a_directory_takes_none(bucket: UrlPath, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    more = ("x", "--samples-per-chunk", "2") if command == "rechunk" else ()
-    assert run(capsys, command, bucket, *more)[0] == 2
-
-
 def test_verify_finds_damage_in_the_store_whatever_was_copied(
     folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.conversion.adoption import adopt
-from lazyshard.conversion.rechunking import rechunk
-from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamInvalid, StreamMismatch, WriterFailed
+from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamMismatch, WriterFailed
 from lazyshard.format import check_lines
 from lazyshard.inspection.census import take_census
 from lazyshard.inspection.disk_use import measure_disk
-from lazyshard.inspection.verification import verify
 from lazyshard.store import durable
 from lazyshard.stream import list_kept
 from lazyshard.stream.retire import retire
 from tests.stream.arrays import expected, produce, row, values
-from tests.stream.damage import cut, flip
+from tests.stream.damage import cut
 from tests.stream.streams import names
 
 A0, A1 = "chunk_00000.arrays", "chunk_00001.arrays"
@@ -227,34 +224,6 @@ def test_retiring_deletes_side_files_and_completes_what_was_interrupted(tmp_path
     assert A0 not in names(tmp_path)
 
 
-def test_rechunked_rows_keep_bytes_digests_and_arrays(tmp_path: Path) -> None:
-    source, target = produce(tmp_path / "source", 7, 3), tmp_path / "target"
-    assert rechunk(source, target, 2).samples == 7
-    assert read(target) == expected(0, 7)
-    assert b"".join((target / f"chunk_0000{n}.arrays").read_bytes() for n in range(4)) == b"".join(
-        (source / f"chunk_0000{n}.arrays").read_bytes() for n in range(3)
-    )
-    assert verify(target).findings == ()
-    assert not rechunk(source, target, 2).new
-
-
-def test_rechunking_ends_before_arrays_that_are_damaged(tmp_path: Path) -> None:
-    source = produce(tmp_path / "source", 6, 3)
-    flip(A1, 16)(source)  # of sample 4
-    with pytest.raises(ChunkCorrupt, match=r"chunk_00001.arrays: row 1 \(byte 16\)"):
-        rechunk(source, tmp_path / "target", 1)
-    done = rechunk(source, tmp_path / "target", 1, end_at_damage=True)
-    assert (done.samples, read(tmp_path / "target")) == (4, expected(0, 4))
-
-
-def test_directory_with_side_files_is_not_adopted(tmp_path: Path) -> None:
-    produce(tmp_path, 2)
-    for name in ("stream.json", "head.json", "stream.owner"):
-        (tmp_path / name).unlink()
-    with pytest.raises(StreamInvalid, match=r"chunk_00000.arrays: holds the arrays of rows.* restore its stream.json"):
-        adopt(tmp_path)
-
-
 def test_size_on_disk_counts_side_files(tmp_path: Path) -> None:
     produce(tmp_path, 4)
     wanted = sum(path.stat().st_size for path in tmp_path.iterdir() if path.name.startswith("chunk_"))
@@ -310,11 +279,3 @@ def test_encoding_that_is_none_or_comes_without_arrays_makes_nothing(tmp_path: P
     with pytest.raises(ValueError, match="give arrays=True with encoding"):
         ChunkWriter(tmp_path / "a", 2, encoding=FACTS)
     assert not (tmp_path / "a").exists()
-
-
-def test_rechunked_stream_keeps_encoding_rows_and_arrays(tmp_path: Path) -> None:
-    write(tmp_path / "old", 5, end=True, encoding=FACTS)
-    rechunk(tmp_path / "old", tmp_path / "new", 3)
-    reader = StreamReader(tmp_path / "new")
-    assert reader.encoding == FACTS
-    assert [len(reader.read(number)["input_ids"]) for number in range(5)] == [0, 1, 2, 3, 4]

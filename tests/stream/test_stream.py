@@ -142,7 +142,7 @@ def test_foreign_stream_needs_samples_per_chunk(tmp_path: Path) -> None:
 
 def test_foreign_stream_without_markers_is_refused_and_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "chunk_0.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(StreamUnsealed, match=f"`lazyshard adopt {tmp_path}`") as caught:
+    with pytest.raises(StreamUnsealed, match=r"`lazyshard-producer run --source") as caught:
         StreamReader(tmp_path, 1)
     assert caught.value.directory == str(tmp_path)
 

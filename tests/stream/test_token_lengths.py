@@ -10,7 +10,6 @@ import pytest
 
 import lazyshard
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.conversion.rechunking import rechunk
 from lazyshard.errors import FileRefused, LengthsMissing, MeasureLocked, StreamInvalid, StreamMissing, TokensInvalid
 from lazyshard.format import Tokens, seal_digest
 from lazyshard.format.names import seal_name, tokens_name
@@ -163,13 +162,6 @@ def test_lengths_of_a_chunk_that_was_deleted_meanwhile_do_not_stay(tmp_path: Pat
     assert tokens_name(0) not in names(directory)
     with pytest.raises(LengthsMissing, match="chunk 0 was deleted by the stream's producer"):
         lengths_of(directory)
-
-
-def test_rechunked_stream_has_them_in_its_seals(stream: Path, tmp_path: Path) -> None:
-    measured(stream, [10, 20], [30, 40], [50])
-    rechunk(stream, tmp_path / "new", 3)
-    assert [name for name in names(tmp_path / "new") if name.endswith(".tokens")] == []
-    assert lengths_of(tmp_path / "new") == [10, 20, 30, 40, 50]
 
 
 def test_one_measures_at_a_time_and_clears_what_was_left(stream: Path) -> None:

@@ -15,8 +15,9 @@ from lazyshard_producer.configuration.options import OPTIONS
 from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 
 _SOURCE_HELP: Final = (
-    "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, - "
-    "for standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), "
+    "Where rows come from: JSON lines (.gz and .zst too), Parquet, Arrow, the directory of a Hugging Face data set, a "
+    "stream (a directory with stream.json, or with chunk files and their .completed markers; a URL), - for "
+    "standard input, a named pipe, python:MODULE:FUNCTION (which runs that code, with all rights of this command), "
     "PREFIX.idx or megatron:PREFIX for Megatron's IndexedDataset, megatron-blend:FILE for a file of such prefixes. "
     "Repeat it, or give several files after it, or a quoted pattern; they are read in this order."
 )

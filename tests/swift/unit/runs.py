@@ -1,18 +1,25 @@
-"""Arguments, plans and streams of small runs, that the tests share."""
+"""Arguments, plans, checkpoints and streams of small runs, that the tests share."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
+
+import pytest
 
 from lazyshard import StreamReader
 from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
-from lazyshard_swift.opening import GroupedStream, read_lengths
+from lazyshard_swift import parallel
+from lazyshard_swift.checkpoints import save_position
+from lazyshard_swift.opening import GroupedStream, open_train_stream, read_lengths
 from lazyshard_swift.parallel import Facts
 from lazyshard_swift.planning import decide
 from lazyshard_swift.position import Position
@@ -23,15 +30,16 @@ from lazyshard_swift.stream import TrainStream
 from tests.data import swift_samplers
 from tests.swift.defaults import DEFAULTS
 
-_load = functools.cache(swift_samplers.load)
+load = functools.cache(swift_samplers.load)
+DIRECTORY = "/streams/one"
 
 
 class TrainArguments(SimpleNamespace):
     """Stands for ms-swift's class of this name, by which arguments of training are known."""
 
 
-_OURS = DEFAULTS | {"sharded_lazy": True}
-_BOTH = {
+_BOTH = DEFAULTS | {
+    "sharded_lazy": True,
     "dataset": ["/one"],
     "output_dir": "/runs/one",
     "data_seed": 42,
@@ -41,6 +49,10 @@ _BOTH = {
     "save_strategy": "steps",
     "eval_strategy": "steps",
     "group_by_length": False,
+    "columns": None,
+    "strict": False,
+    "remove_unused_columns": True,
+    "max_length": 512,
 }
 
 
@@ -57,7 +69,7 @@ def megatron(**changes: Any) -> Any:
         "adapters": [],
         "model": None,
     }
-    return TrainArguments(**{**_OURS, **_BOTH, **own, **changes})
+    return TrainArguments(**{**_BOTH, **own, **changes})
 
 
 def hugging_face(n_gpu: int = 1, **changes: Any) -> Any:
@@ -78,7 +90,7 @@ def hugging_face(n_gpu: int = 1, **changes: Any) -> Any:
         "resume_only_model": False,
         "ignore_data_skip": False,
     }
-    return TrainArguments(**{**_OURS, **_BOTH, **own, **changes})
+    return TrainArguments(**{**_BOTH, **own, **changes})
 
 
 def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) -> Facts:
@@ -89,7 +101,7 @@ def position(**changes: Any) -> Position:
     """Returns what a run that had the same ranks all the time has saved."""
     values: dict[str, Any] = {
         "stream": "0123456789abcdef" * 2,
-        "directory": "/streams/one",
+        "directory": DIRECTORY,
         "samples_per_chunk": 4,
         "consumed": 48,
         "step": 3,
@@ -113,6 +125,20 @@ def position(**changes: Any) -> Position:
     return replace(found, state=state)
 
 
+MARKS = {"megatron": "latest_checkpointed_iteration.txt", "swift": "trainer_state.json"}
+"""What each trainer writes last into a checkpoint."""
+
+
+def checkpoint(folder: Path, saved: Position | None = None) -> str:
+    """Makes a checkpoint that is whole for both trainers, as far as it is looked at."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for mark in MARKS.values():
+        (folder / mark).touch()
+    if saved is not None:
+        save_position(saved, folder)
+    return str(folder)
+
+
 def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
     """Returns what a reader finds of a stream, as `open_train_stream` does."""
     reader = StreamReader(directory, samples_per_chunk, max_wait=0)
@@ -121,20 +147,24 @@ def facts_of(directory: Path, samples_per_chunk: int | None = None) -> Facts:
     return Facts(reader.stream_id, reader.samples_per_chunk, published.samples, published.ended)
 
 
+def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2, per_chunk: int = 4) -> RunPlan:
+    """Plans a run over a stream of which the facts alone are known."""
+    return decide(args, DIRECTORY, facts(samples, ended, per_chunk), Rank(0, dp))
+
+
 def plan(args: Any, directory: Path, rank: int, dp: int) -> RunPlan:
-    facts = facts_of(directory)
-    lengths = None
+    found, lengths = facts_of(directory), None
     if groups_by_length(args):
-        lengths = read_lengths(args, str(directory), facts, sampler_of(is_megatron(args))).digest
-    return decide(args, str(directory), facts, Rank(rank, dp), lengths)
+        lengths = read_lengths(args, str(directory), found, sampler_of(is_megatron(args))).digest
+    return decide(args, str(directory), found, Rank(rank, dp), lengths)
 
 
 def sampler_of(megatron: bool) -> type[Any]:
     """Returns ms-swift's real sampler, without ms-swift around it."""
     if megatron:
-        found: type[Any] = _load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
+        found: type[Any] = load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
     else:
-        found = _load("dataloader/shard.py").BatchSamplerShard
+        found = load("dataloader/shard.py").BatchSamplerShard
     return found
 
 
@@ -146,3 +176,39 @@ def open_stream(run: RunPlan, *, max_wait: float = 0.0) -> TrainStream:
         tokens = lengths_by_sample(StreamReader(run.directory, max_wait=max_wait), run.total)
         return GroupedStream(run, encoder, tokens, **options)
     return TrainStream(run, encoder, **options)
+
+
+def open_streams(args: Any, directory: Path, dp: int) -> list[TrainStream]:
+    """Opens the stream on all ranks."""
+    return [open_stream(plan(args, directory, rank, dp)) for rank in range(dp)]
+
+
+class Template:
+    """Stands for ms-swift's: encodes to what it was given."""
+
+    packing = padding_free = False
+
+    def encode(self, row: dict[str, Any], return_length: bool = False) -> dict[str, Any]:
+        return row
+
+
+def opened(directory: Path, make: Any = megatron, template: Any = None, **changes: Any) -> TrainStream:
+    """Opens a stream by the arguments alone, as ms-swift's pipeline does. Nothing is waited for."""
+    common: dict[str, Any] = {"dataset": [str(directory)], "sharded_lazy_max_wait": 0.01}
+    if make is megatron:
+        common |= {"train_iters": 7, "global_batch_size": 1}
+    return open_train_stream(make(**{**common, **changes}), template or Template())
+
+
+@contextlib.contextmanager
+def refused(kind: type[BaseException], *words: str, **fields: Any) -> Iterator[None]:
+    """Expects an error of this class, with these fields, whose message has these words."""
+    with pytest.raises(kind) as found:
+        yield
+    assert {name: getattr(found.value, name) for name in fields} == fields
+    assert all(word in str(found.value) for word in words), str(found.value)
+
+
+def as_rank(rank: int) -> Any:
+    """Has this process pass for one rank: the first one alone writes."""
+    return mock.patch.object(parallel, "is_first", lambda: rank == 0)

@@ -16,27 +16,28 @@ from lazyshard.plan import Part, Rules
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint
-from lazyshard_swift.position import Position
-from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.settings import Progress
 from tests.data.swift_samplers import megatron_batches
 from tests.stream.streams import produce
-from tests.swift.unit.runs import facts, hugging_face, megatron, open_stream, plan, position
+from tests.swift.unit.runs import (
+    DIRECTORY,
+    checkpoint,
+    decided,
+    facts,
+    hugging_face,
+    megatron,
+    open_stream,
+    plan,
+    position,
+    refused,
+)
 
-DIRECTORY = "/streams/one"
 
-
-def checkpoint(folder: Path, saved: Position | None = None) -> str:
-    """Makes what Megatron saves, as far as it is looked at."""
-    folder.mkdir(parents=True)
-    (folder / "latest_checkpointed_iteration.txt").write_text("3")
-    if saved is not None:
-        save_position(saved, folder)
-    return str(folder)
-
-
-def decided(args: Any, samples: int = 100, ended: bool = True, dp: int = 2) -> RunPlan:
-    return decide(args, DIRECTORY, facts(samples, ended), Rank(0, dp))
+def resumed(folder: Path, **changes: Any) -> Any:
+    """Arguments of a run that goes on from a checkpoint in this folder, of a position with these changes."""
+    saved = {name: changes.pop(name) for name in ("window", "layout", "consumer") if name in changes}
+    where = checkpoint(folder / "checkpoint-3", position(**saved))
+    return megatron(train_iters=7, finetune=False, mcore_model=where, **changes)
 
 
 @pytest.mark.parametrize(
@@ -53,121 +54,95 @@ def test_batch_sizes(args: Any, dp: int, sizes: tuple[int, int]) -> None:
     assert batch_sizes(args, dp) == sizes
 
 
-@pytest.mark.parametrize(
-    ("args", "ended", "expected"),
-    [
-        (megatron(train_iters=7), False, ("strided", 2)),
-        (megatron(train_iters=7), True, ("strided", 8)),
-        (megatron(train_iters=7, train_dataloader_shuffle=False), False, ("strided", 0)),
-        (megatron(train_iters=7, train_dataloader_shuffle=False), True, ("strided", 0)),
-        (megatron(train_iters=7, sharded_lazy_shuffle_window=3), False, ("strided", 3)),
-        (megatron(train_iters=7, sharded_lazy_shuffle_window=0), True, ("strided", 0)),
-        (megatron(train_iters=7, data_sharding=True), True, ("block", 0)),
-        (megatron(train_iters=7, data_sharding=True, sharded_lazy_shuffle_window=3), True, ("strided", 3)),
-        (megatron(train_iters=7, data_sharding=True, sharded_lazy_shuffle_window=0), True, ("strided", 0)),
-        (megatron(train_iters=7, data_sharding=True, train_dataloader_shuffle=False), True, ("strided", 0)),
-        (hugging_face(max_steps=7), False, ("strided", 2)),
-        (hugging_face(), True, ("strided", 8)),
-        (hugging_face(train_dataloader_shuffle=False), True, ("strided", 0)),
-    ],
-)
-def test_order_of_a_new_run(args: Any, ended: bool, expected: tuple[str, int], notices: list[str]) -> None:
-    run = decided(args, ended=ended)
-    assert (run.layout, run.window) == expected
-    assert run.course.rules == Rules(4, expected[1] * 4, 42)
-    assert run.course.parts == (Part(2),)
+# Of Megatron in 7 steps or of the other trainer: what changes, whether the stream has ended, and the window; None for
+# ms-swift's own shuffle.
+ORDERS: list[tuple[dict[str, Any], bool, int | None]] = [
+    ({}, False, 2),
+    ({}, True, 8),
+    ({"train_dataloader_shuffle": False}, False, 0),
+    ({"train_dataloader_shuffle": False}, True, 0),
+    ({"sharded_lazy_shuffle_window": 3}, False, 3),
+    ({"sharded_lazy_shuffle_window": 0}, True, 0),
+    ({"data_sharding": True}, True, None),
+    ({"data_sharding": True, "sharded_lazy_shuffle_window": 3}, True, 3),
+    ({"data_sharding": True, "sharded_lazy_shuffle_window": 0}, True, 0),
+    ({"data_sharding": True, "train_dataloader_shuffle": False}, True, 0),
+]
+
+
+@pytest.mark.parametrize(("changes", "ended", "window"), ORDERS)
+def test_order_of_a_new_run(changes: dict[str, Any], ended: bool, window: int | None, notices: list[str]) -> None:
+    made = [megatron(train_iters=7, **changes)]
+    if "data_sharding" not in changes:
+        made.append(hugging_face(max_steps=7, **changes))
+    for args in made:
+        run = decided(args, ended=ended)
+        assert (run.layout, run.window) == (("block", 0) if window is None else ("strided", window))
+        assert (run.course.rules, run.course.parts) == (Rules(4, (window or 0) * 4, 42), (Part(2),))
     assert notices == []
 
 
 @pytest.mark.parametrize(
-    ("args", "expected", "told"),
+    ("args", "window", "told"),
     [
-        (megatron(train_iters=7), ("strided", 0), True),
-        (megatron(train_iters=7, data_sharding=True), ("strided", 0), True),
-        (hugging_face(max_steps=7), ("strided", 0), True),
+        (megatron(train_iters=7), 0, True),
+        (megatron(train_iters=7, data_sharding=True), 0, True),
+        (hugging_face(max_steps=7), 0, True),
         # What the user names counts; the data set then says what it undoes.
-        (megatron(train_iters=7, sharded_lazy_shuffle_window=3), ("strided", 3), False),
-        (megatron(train_iters=7, train_dataloader_shuffle=False), ("strided", 0), False),
+        (megatron(train_iters=7, sharded_lazy_shuffle_window=3), 3, False),
+        (megatron(train_iters=7, train_dataloader_shuffle=False), 0, False),
     ],
 )
 def test_a_stream_that_was_dealt_by_cost_is_not_shuffled_once_more(
-    args: Any, expected: tuple[str, int], told: bool, notices: list[str]
+    args: Any, window: int, told: bool, notices: list[str], tmp_path: Path
 ) -> None:
-    run = decide(args, DIRECTORY, facts()._replace(dealt=True), Rank(0, 2))
-    assert (run.layout, run.window) == expected
-    assert ["dealt by cost" in text for text in notices] == [True] * told
-
-
-@pytest.mark.parametrize("window", [0, 8])
-def test_a_run_over_a_stream_that_was_dealt_by_cost_keeps_its_window(
-    window: int, tmp_path: Path, notices: list[str]
-) -> None:
-    folder = checkpoint(tmp_path / "out", position(window=window))
-    run = decide(
-        megatron(train_iters=7, mcore_model=folder, finetune=False),
-        DIRECTORY,
-        facts()._replace(dealt=True),
-        Rank(0, 2),
-    )
+    dealt = facts()._replace(dealt=True)
+    run = decide(args, DIRECTORY, dealt, Rank(0, 2))
     assert (run.layout, run.window) == ("strided", window)
+    assert ["dealt by cost" in text for text in notices] == [True] * told
+    for begun in (0, 8):
+        run = decide(resumed(tmp_path, window=begun), DIRECTORY, dealt, Rank(0, 2))
+        assert (run.layout, run.window) == ("strided", begun), "a run keeps the window that it began with"
 
 
 @pytest.mark.parametrize(
-    ("args", "ended", "window", "told"),
+    ("args", "ended", "told"),
     [
         # Chunks of 4: (3 * 4 + 1) / 3 > 4 > (2 * 4 + 1) / 3.
-        (megatron(train_iters=7), True, 3, "neighbours are 4 apart"),
-        (hugging_face(max_steps=20), False, 3, "training begins with 6 chunks"),
+        (megatron(train_iters=7), True, "neighbours are 4 apart"),
+        (hugging_face(max_steps=20), False, "training begins with 6 chunks"),
         # Named by the user, as a window would be.
-        (megatron(train_iters=7, data_sharding=True), True, 3, "windows of 3 chunks"),
+        (megatron(train_iters=7, data_sharding=True), True, "windows of 3 chunks"),
     ],
 )
-def test_distance_chooses_the_window(args: Any, ended: bool, window: int, told: str, notices: list[str]) -> None:
+def test_distance_chooses_the_window(args: Any, ended: bool, told: str, notices: list[str]) -> None:
     args.sharded_lazy_shuffle_distance = 4
     run = decided(args, ended=ended)
-    assert (run.layout, run.window) == ("strided", window)
-    assert run.course.rules == Rules(4, window * 4, 42)
-    assert len(notices) == 1
-    assert told in notices[0]
+    assert (run.layout, run.window, run.course.rules) == ("strided", 3, Rules(4, 12, 42))
+    assert len(notices) == 1 and told in notices[0]
 
 
 @pytest.mark.parametrize(
-    ("args", "ended", "largest", "why"),
+    ("args", "samples", "ended", "largest"),
     [
-        # 100 samples for 2 ranks: (50 + 1) / 3.
-        (megatron(train_iters=7), True, 17, "has ended with 100 samples, 50 for each of 2"),
-        # 7 steps of 4: 14 on each rank.
-        (megatron(train_iters=7, global_batch_size=4), False, 5, "this run trains 28 samples at the most, 14 on each"),
+        # 100 samples for 2 ranks: (50 + 1) / 3. 7 steps of 4: 14 on each rank.
+        (megatron(train_iters=7), 100, True, 17),
+        (megatron(train_iters=7, global_batch_size=4), 100, False, 5),
+        # One sample a rank; and past all numbers.
+        (megatron(train_iters=1), 2, True, 0),
+        (megatron(train_iters=1), 2**62, True, 2**61 // 3),
     ],
 )
 def test_distance_that_cannot_be_reached_is_refused_with_the_largest_that_can(
-    args: Any, ended: bool, largest: int, why: str
+    args: Any, samples: int, ended: bool, largest: int
 ) -> None:
-    args.sharded_lazy_shuffle_distance = largest
-    decided(args, ended=ended)
-    args.sharded_lazy_shuffle_distance = largest + 1
-    with pytest.raises(SettingsRefused) as refused:
-        decided(args, ended=ended)
-    assert refused.value.argument == "sharded_lazy_shuffle_distance"
-    assert f"give {largest} at the most" in str(refused.value)
-    assert why in str(refused.value)
-
-
-def test_distance_of_a_stream_with_a_sample_a_rank_is_refused() -> None:
-    with pytest.raises(SettingsRefused, match="leave it out"):
-        decided(megatron(train_iters=1, sharded_lazy_shuffle_distance=1), samples=2)
-
-
-def test_distance_past_all_numbers_is_refused() -> None:
-    with pytest.raises(SettingsRefused, match="give a smaller one"):
-        decided(megatron(train_iters=1, sharded_lazy_shuffle_distance=2**61))
-
-
-def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[str]) -> None:
-    run = decided(megatron(train_iters=7, data_sharding=True), ended=False)
-    assert (run.layout, run.window) == ("strided", 2)
-    assert len(notices) == 1
-    assert "--data_sharding true is put aside" in notices[0]
+    if 0 < largest < 100:
+        args.sharded_lazy_shuffle_distance = largest
+        decided(args, samples, ended)
+    args.sharded_lazy_shuffle_distance = largest + 1 if largest < 100 else 2**61
+    words = [f"give {largest} at the most"] if 0 < largest < 100 else []
+    with refused(SettingsRefused, *words, argument="sharded_lazy_shuffle_distance"):
+        decided(args, samples, ended)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +170,14 @@ def test_ms_swifts_shuffle_over_all_is_put_aside_on_a_live_stream(notices: list[
 def test_order_of_a_resumed_run(
     tmp_path: Path, saved: dict[str, Any], changes: dict[str, Any], ended: bool, expected: tuple[str, int] | None
 ) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-3", position(**saved))
-    args = megatron(train_iters=7, finetune=False, mcore_model=folder, **changes)
+    args = resumed(tmp_path, **saved, **changes)
     if expected is None:
-        with pytest.raises(ResumeRefused, match="this run has window"):
+        with refused(ResumeRefused, checkpoint=args.mcore_model, expected=str(saved["window"])):
             decided(args, ended=ended)
         return
     run = decided(args, ended=ended)
     assert (run.layout, run.window) == expected
-    assert (run.checkpoint, run.saved) == (folder, position(**saved))
+    assert (run.checkpoint, run.saved) == (args.mcore_model, position(**saved))
 
 
 @pytest.mark.parametrize(
@@ -235,8 +209,7 @@ def test_run_in_ms_swifts_own_shuffle_goes_on_exactly_or_is_refused(tmp_path: Pa
     common: dict[str, Any] = {"num_train_epochs": 1, "micro_batch_size": 2, "global_batch_size": 8}
     first = megatron(**common, data_sharding=True)
     trained = [i for rank in range(2) for i in batches(first, rank, 0)[:8]]
-    where = plan(first, directory, 0, 2).position(16, 2)
-    folder = checkpoint(tmp_path / "checkpoint-2", where)
+    folder = checkpoint(tmp_path / "checkpoint-2", plan(first, directory, 0, 2).position(16, 2))
     args = megatron(**common, finetune=False, mcore_model=folder, **changes)
     try:
         rest = [i for rank in range(2) for i in batches(args, rank, 16)]
@@ -246,11 +219,13 @@ def test_run_in_ms_swifts_own_shuffle_goes_on_exactly_or_is_refused(tmp_path: Pa
     assert sorted(trained + rest) == list(range(48))
 
 
-def test_sharding_that_was_not_there_before_is_put_aside(tmp_path: Path, notices: list[str]) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-3", position(window=2))
-    args = megatron(train_iters=7, finetune=False, mcore_model=folder, data_sharding=True)
-    assert decided(args).layout == "strided"
-    assert [text for text in notices if "--data_sharding true is put aside" in text]
+def test_data_sharding_is_put_aside_on_a_live_stream_and_where_it_was_not_there_before(
+    tmp_path: Path, notices: list[str]
+) -> None:
+    run = decided(megatron(train_iters=7, data_sharding=True), ended=False)
+    assert (run.layout, run.window) == ("strided", 2)
+    assert decided(resumed(tmp_path, window=2, data_sharding=True)).layout == "strided"
+    assert ["--data_sharding true is put aside" in text for text in notices] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +238,7 @@ def test_sharding_that_was_not_there_before_is_put_aside(tmp_path: Path, notices
         (megatron(train_iters=7), 101, True, 2, 100, Progress(7, None), True),
         (megatron(train_iters=7, sharded_lazy_on_end="repeat"), 100, True, 2, 100, Progress(7, None), False),
         (megatron(train_iters=7), 0, False, 2, 112, Progress(7, None), True),
+        (megatron(train_iters=7), 0, False, 8, 112, Progress(7, None), True),
         (megatron(train_iters=7, sharded_lazy_on_end="repeat"), 0, False, 2, 112, Progress(7, None), False),
         (hugging_face(), 101, True, 2, 100, Progress(None, 3.0), False),
         (hugging_face(max_steps=7), 101, True, 2, 100, Progress(7, None), True),
@@ -278,19 +254,13 @@ def test_length_of_an_epoch_and_what_ends_the_run(
     assert run.position(16, 1).by_steps is (progress.steps is not None)
 
 
-def test_epochs_are_taken_from_megatrons_arguments_on_a_live_stream(notices: list[str]) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_epochs_are_taken_from_megatrons_arguments_on_a_live_stream(ended: bool, notices: list[str]) -> None:
     args = megatron(train_iters=7, num_train_epochs=2)
-    assert decided(args, ended=False).progress == Progress(7, None)
+    assert decided(args, ended=ended).progress == (Progress(None, 2) if ended else Progress(7, None))
     # Or ms-swift would count them before the iterations.
-    assert args.num_train_epochs is None
-    assert len(notices) == 1
-    assert "--num_train_epochs 2 is put aside" in notices[0]
-
-
-def test_epochs_stay_in_megatrons_arguments_once_the_stream_has_ended() -> None:
-    args = megatron(train_iters=7, num_train_epochs=2)
-    assert decided(args).progress == Progress(None, 2)
-    assert args.num_train_epochs == 2
+    assert args.num_train_epochs == (2 if ended else None)
+    assert len(notices) == (not ended)
 
 
 @pytest.mark.parametrize(
@@ -304,18 +274,8 @@ def test_epochs_stay_in_megatrons_arguments_once_the_stream_has_ended() -> None:
     ],
 )
 def test_stream_with_less_than_a_micro_batch_a_rank_is_refused(args: Any, samples: int, dp: int) -> None:
-    with pytest.raises(StreamTooShort, match=f"{DIRECTORY}: the stream has ended with {samples} samples") as refused:
+    with refused(StreamTooShort, directory=DIRECTORY, samples=samples):
         decided(args, samples, dp=dp)
-    assert (refused.value.directory, refused.value.samples) == (DIRECTORY, samples)
-
-
-def test_live_stream_without_samples_is_waited_for() -> None:
-    assert decided(megatron(train_iters=7), 0, ended=False, dp=8).epoch_samples == 112
-
-
-def test_live_stream_without_a_length_is_refused() -> None:
-    with pytest.raises(SettingsRefused, match="--train_iters N"):
-        decided(megatron(num_train_epochs=1), ended=False)
 
 
 @pytest.mark.parametrize(("data_seed", "seed"), [(None, 0), (0, 0), (42, 42), (-1, 2**63 - 1), (2**64 + 5, 5)])
@@ -325,44 +285,30 @@ def test_seed_is_one_that_the_plan_takes(data_seed: int | None, seed: int) -> No
 
 
 def test_consumer_is_the_users_else_that_of_the_checkpoint_else_that_of_the_folder(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-3", position(consumer="before"))
-    resumed = {"finetune": False, "mcore_model": folder}
     assert decided(megatron(train_iters=7)).consumer == "one-0436b62a"
-    assert decided(megatron(train_iters=7, **resumed)).consumer == "before"
-    assert decided(megatron(train_iters=7, sharded_lazy_consumer="mine", **resumed)).consumer == "mine"
+    assert decided(resumed(tmp_path, consumer="before")).consumer == "before"
+    assert decided(resumed(tmp_path, consumer="before", sharded_lazy_consumer="mine")).consumer == "mine"
 
 
-def test_all_ranks_decide_the_same() -> None:
+def test_all_ranks_decide_the_same_and_a_plan_survives_pickling() -> None:
     runs = [decide(megatron(train_iters=7), DIRECTORY, facts(), Rank(rank, 4)) for rank in range(4)]
     assert len({dataclasses.replace(run, rank=Rank(0, 4)) for run in runs}) == 1
-
-
-def test_plan_survives_pickling() -> None:
-    run = decided(megatron(train_iters=7))
-    assert pickle.loads(pickle.dumps(run)) == run
+    assert pickle.loads(pickle.dumps(runs)) == runs
 
 
 def test_position_holds_what_the_plan_decided() -> None:
     run = decided(megatron(train_iters=7, micro_batch_size=2, sharded_lazy_shuffle_window=3), ended=False)
     found = run.position(32, 2)
-    expected = position(
-        consumed=32,
-        step=2,
-        batch_size=2,
-        window=3,
-        epoch_samples=112,
-        by_steps=True,
-        consumer="one-0436b62a",
-        saved_at=found.saved_at,
-    )
-    assert found == expected
+    own = {"consumed": 32, "step": 2, "batch_size": 2, "window": 3, "epoch_samples": 112, "by_steps": True}
+    assert found == position(**own, consumer="one-0436b62a", saved_at=found.saved_at)
 
 
 def test_position_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-3")
-    (tmp_path / "checkpoint-3" / "lazyshard.json").write_bytes(b"{")
-    with pytest.raises(PositionInvalid, match=r"\), torn perhaps\. This checkpoint cannot be gone on from"):
-        decided(megatron(train_iters=7, finetune=False, mcore_model=folder))
+    args = resumed(tmp_path)
+    file = tmp_path / "checkpoint-3" / "lazyshard.json"
+    file.write_bytes(b"{")
+    with refused(PositionInvalid, file=str(file)):
+        decided(args)
 
 
 @pytest.mark.parametrize(
@@ -378,44 +324,43 @@ def test_position_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_epoch_of_a_resumed_hugging_face_run(
     tmp_path: Path, saved: dict[str, Any], max_steps: int, epoch_samples: int
 ) -> None:
-    save_position(position(consumed=6, **saved), tmp_path / "checkpoint-3")
-    (tmp_path / "checkpoint-3" / "trainer_state.json").touch()
-    args = hugging_face(max_steps=max_steps, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    run = decided(args)
+    folder = checkpoint(tmp_path / "checkpoint-3", position(consumed=6, **saved))
+    run = decided(hugging_face(max_steps=max_steps, resume_from_checkpoint=folder))
     assert (run.epoch_samples, run.one_pass, run.index_offset) == (epoch_samples, False, 0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("make", "changes", "found"),
     [
-        ({}, None),
-        ({"finetune": False}, None),
-        ({"finetune": False, "model": "/models/hf"}, None),
-        ({"finetune": False, "mcore_model": "A"}, "A"),
-        ({"finetune": True, "mcore_model": "A"}, None),
-        ({"finetune": False, "mcore_model": "A", "mcore_adapter": "B"}, "B"),
-        ({"finetune": False, "mcore_model": "A", "adapters": ["B"]}, "A"),
-        ({"finetune": False, "adapters": ["B"], "model": "A"}, "B"),
-        ({"finetune": False, "model": "A"}, "A"),
-        ({"finetune": False, "mcore_model": "plain"}, None),
-        ({"finetune": False, "mcore_adapter": "plain", "mcore_model": "A"}, "A"),
+        (megatron, {}, None),
+        (megatron, {"finetune": False}, None),
+        (megatron, {"finetune": False, "model": "/models/hf"}, None),
+        (megatron, {"finetune": False, "mcore_model": "A"}, "A"),
+        (megatron, {"finetune": True, "mcore_model": "A"}, None),
+        (megatron, {"finetune": False, "mcore_model": "A", "mcore_adapter": "B"}, "B"),
+        (megatron, {"finetune": False, "mcore_model": "A", "adapters": ["B"]}, "A"),
+        (megatron, {"finetune": False, "adapters": ["B"], "model": "A"}, "B"),
+        (megatron, {"finetune": False, "model": "A"}, "A"),
+        (megatron, {"finetune": False, "mcore_model": "plain"}, None),
+        (megatron, {"finetune": False, "mcore_adapter": "plain", "mcore_model": "A"}, "A"),
+        (hugging_face, {}, None),
+        (hugging_face, {"resume_from_checkpoint": ""}, None),
+        (hugging_face, {"resume_from_checkpoint": "A"}, "A"),
+        (hugging_face, {"resume_from_checkpoint": "A", "resume_only_model": True}, "A"),
+        (hugging_face, {"resume_from_checkpoint": "A", "resume_only_model": True, "ignore_data_skip": True}, None),
     ],
 )
-def test_checkpoint_that_megatron_goes_on_from(tmp_path: Path, changes: dict[str, Any], found: str | None) -> None:
+def test_checkpoint_that_ms_swift_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, changes: dict[str, Any], found: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in "AB":
-        checkpoint(tmp_path / name)
-    (tmp_path / "plain").mkdir()
-
-    def place(value: Any) -> Any:
-        if isinstance(value, list):
-            return [place(name) for name in value]
-        return str(tmp_path / value) if value in ("A", "B", "plain") else value
-
-    args = megatron(**{name: place(value) for name, value in changes.items()})
-    assert resume_checkpoint(args) == (None if found is None else str(tmp_path / found))
+        checkpoint(Path(name))
+    Path("plain").mkdir()
+    assert resume_checkpoint(make(**changes)) == found
 
 
-MARKS = {
+PARTS = {
     "megatron": ["latest_checkpointed_iteration.txt"],
     "async": ["latest_checkpointed_iteration.txt", "iter_0000003/__0_0.distcp", "iter_0000003/metadata.json"],
     "swift": ["trainer_state.json"],
@@ -426,10 +371,7 @@ MARKS = {
 @pytest.mark.parametrize(
     ("option", "kind"),
     [
-        ("mcore_model", "megatron"),
-        ("mcore_adapter", "megatron"),
-        ("adapters", "megatron"),
-        ("model", "megatron"),
+        *((option, "megatron") for option in ("mcore_model", "mcore_adapter", "adapters", "model")),
         ("mcore_model", "async"),
         ("resume_from_checkpoint", "swift"),
     ],
@@ -448,7 +390,7 @@ def test_checkpoint_whose_save_was_killed_is_refused_naming_the_newest_whole_one
     ]
     for folder, saved, whole in made:
         save_position(saved, folder)
-        for name in MARKS[kind] if whole else MARKS[kind][:-1]:
+        for name in PARTS[kind] if whole else PARTS[kind][:-1]:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
     torn, newest = str(made[-1][0]), str(made[1][0])
@@ -458,30 +400,12 @@ def test_checkpoint_whose_save_was_killed_is_refused_naming_the_newest_whole_one
             return hugging_face(resume_from_checkpoint=checkpoint)
         return megatron(finetune=False, **{option: [checkpoint] if option == "adapters" else checkpoint})
 
-    with pytest.raises(ResumeRefused) as refused:
+    with refused(ResumeRefused, f"--{option} {newest}", checkpoint=torn, expected=newest):
         resume_checkpoint(args(torn))
-    assert (refused.value.checkpoint, refused.value.expected) == (torn, newest)
-    assert f"give --{option} {newest}" in str(refused.value)
     assert resume_checkpoint(args(newest)) == newest
     for folder, _, _ in made[:-1]:
         shutil.rmtree(folder)
-    with pytest.raises(ResumeRefused, match=f"start anew, without --{option}") as refused:
+    with refused(ResumeRefused, f"--{option}", checkpoint=torn, expected=None):
         resume_checkpoint(args(torn))
-    assert refused.value.expected is None
     # From weights alone it starts anew anyway.
-    if kind != "swift":
-        assert resume_checkpoint(megatron(mcore_model=torn)) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({}, None),
-        ({"resume_from_checkpoint": ""}, None),
-        ({"resume_from_checkpoint": "/c"}, "/c"),
-        ({"resume_from_checkpoint": "/c", "resume_only_model": True}, "/c"),
-        ({"resume_from_checkpoint": "/c", "resume_only_model": True, "ignore_data_skip": True}, None),
-    ],
-)
-def test_checkpoint_that_the_hugging_face_trainer_goes_on_from(changes: dict[str, Any], found: str | None) -> None:
-    assert resume_checkpoint(hugging_face(**changes)) == found
+    assert resume_checkpoint(megatron(mcore_model=torn)) is None

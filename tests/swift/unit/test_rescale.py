@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import orjson
@@ -17,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.data.rank import Rank
-from lazyshard_swift import parallel
-from lazyshard_swift.checkpoints import load_position, save_position
+from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.planning import decide
 from lazyshard_swift.run_plan import RunPlan
 from tests.stream.streams import produce
-from tests.swift.unit.runs import facts_of, hugging_face, megatron, plan
-from tests.swift.unit.trainers import Trained, opened, train_hugging_face, train_megatron
+from tests.swift.unit.runs import checkpoint, facts_of, hugging_face, megatron, plan, refused
+from tests.swift.unit.trainers import Trained, resumed, train
 
 PER_CHUNK = 3
+STEPS = {"swift": "max_steps", "megatron": "train_iters"}
+
+both = pytest.mark.parametrize("kind", ["swift", "megatron"])
 
 
 class Shape(NamedTuple):
@@ -39,6 +38,19 @@ class Shape(NamedTuple):
     @property
     def step(self) -> int:
         return self.dp * self.batch * self.accumulation
+
+
+def shaped(kind: str, shape: Shape, checkpoint: Path | None, **options: Any) -> Any:
+    """Arguments of a start, which saves after every step unless `save_steps` says otherwise."""
+    save_steps, folder = options.pop("save_steps", 1), None if checkpoint is None else str(checkpoint)
+    if kind == "swift":
+        changes = {"per_device_train_batch_size": shape.batch, "gradient_accumulation_steps": shape.accumulation}
+        args = hugging_face(**options, **changes, resume_from_checkpoint=folder)
+    else:
+        changes = {"micro_batch_size": shape.batch, "global_batch_size": shape.step}
+        args = megatron(**options, **changes, finetune=folder is None, mcore_model=folder)
+    args.save_steps = save_steps
+    return args
 
 
 class History:
@@ -60,37 +72,17 @@ class History:
         self.last: list[Trained] = []
 
     def args(self, shape: Shape, **more: Any) -> Any:
-        common = {**self.options, **more}
-        if self.kind == "swift":
-            changes = {
-                "per_device_train_batch_size": shape.batch,
-                "gradient_accumulation_steps": shape.accumulation,
-                "resume_from_checkpoint": None if self.checkpoint is None else str(self.checkpoint),
-            }
-            args = hugging_face(**{**common, **changes})
-        else:
-            changes = {
-                "micro_batch_size": shape.batch,
-                "global_batch_size": shape.step,
-                "finetune": self.checkpoint is None,
-                "mcore_model": None if self.checkpoint is None else str(self.checkpoint),
-            }
-            args = megatron(**{**common, **changes})
-        args.save_steps = common.get("save_steps", 1)
-        return args
+        return shaped(self.kind, shape, self.checkpoint, **{**self.options, **more})
+
+    def plan(self, shape: Shape, **more: Any) -> RunPlan:
+        """What the first rank of such a start plans."""
+        return plan(self.args(shape, **more), self.directory, 0, shape.dp)
 
     def start(self, shape: Shape, steps: int | None = None, **more: Any) -> bool:
         """Trains so many steps, or to the end; returns whether the run has come to its end."""
-        train = train_hugging_face if self.kind == "swift" else train_megatron
-        plans, found = [], []
         begun = 0 if self.checkpoint is None else step_of(self.checkpoint)
-        for rank in range(shape.dp):
-            args = self.args(shape, **more)
-            plans.append(plan(args, self.directory, rank, shape.dp))
-            with mock.patch.object(parallel, "is_first", functools.partial(operator.eq, rank, 0)):
-                found.append(train(plans[-1], args, kill=None if steps is None else begun + steps))
-        assert len({tuple(each.steps) for each in found}) == 1, "steps that the ranks have trained"
-        assert len({(tuple(each.saved), each.ended) for each in found}) == 1
+        kill = None if steps is None else begun + steps
+        plans, found = train(self.kind, self.directory, self.args(shape, **more), shape.dp, kill=kill)
         self.plans, self.last = plans, found
         saved = found[0].saved[-1] if found[0].saved else begun
         # Of the last start nothing is lost: it is not killed.
@@ -164,9 +156,8 @@ def test_epochs_through_any_chain_of_starts(
 
 def steps_there(history: History, shape: Shape) -> int:
     """How many steps such a start can train of what is published."""
-    run = plan(history.args(shape), history.directory, 0, shape.dp)
-    published = run.facts.samples
-    return max(0, run.course.drawable(published) - run.draws) // (shape.batch * shape.accumulation)
+    run = history.plan(shape)
+    return max(0, run.course.drawable(run.facts.samples) - run.draws) // (shape.batch * shape.accumulation)
 
 
 @settings(max_examples=12, deadline=None)
@@ -176,15 +167,13 @@ def test_live_stream_through_any_chain_of_starts_to_its_end(
 ) -> None:
     choose, folder = random.Random(seed), tmp_path_factory.mktemp("run")
     directory, published = folder / "stream", 0
-    options: dict[str, Any] = {"max_steps": 500} if kind == "swift" else {"train_iters": 500}
     history = History(
         kind,
         directory,
         folder / "output",
         sharded_lazy_shuffle_window=choose.randint(0, 2),
         sharded_lazy_unit=choose.choice([None, "sample", "2", "7", "auto"]),
-        save_steps=1,
-        **options,
+        **{STEPS[kind]: 500},
     )
     for _ in range(choose.randint(1, 4)):
         published += PER_CHUNK * choose.randint(2, 14)
@@ -200,14 +189,12 @@ def test_live_stream_through_any_chain_of_starts_to_its_end(
     assert last is not None and last.consumed == len(history.trained)
 
 
-@pytest.mark.parametrize("kind", ["swift", "megatron"])
+@both
 def test_repeated_stream_goes_on_through_its_epochs_with_other_ranks(
     tmp_path: Path, streams: dict[int, Path], kind: str
 ) -> None:
-    options = {"max_steps": 20} if kind == "swift" else {"train_iters": 20}
-    history = History(
-        kind, streams[25], tmp_path, sharded_lazy_on_end="repeat", sharded_lazy_shuffle_window=1, **options
-    )
+    options: dict[str, Any] = {"sharded_lazy_on_end": "repeat", "sharded_lazy_shuffle_window": 1, STEPS[kind]: 20}
+    history = History(kind, streams[25], tmp_path, **options)
     assert not history.start(Shape(2, 2, 1), 8)
     assert not history.start(Shape(3, 1, 1), 6)
     assert history.start(Shape(1, 2, 2))
@@ -265,7 +252,7 @@ def test_fractions_of_epochs_end_where_they_would(
     assert len(history.trained) == len(whole.trained)
 
 
-@pytest.mark.parametrize("kind", ["swift", "megatron"])
+@both
 def test_trained_to_the_end_nothing_is_trained_again(tmp_path: Path, streams: dict[int, Path], kind: str) -> None:
     history = History(kind, streams[48], tmp_path, num_train_epochs=1)
     assert history.start(Shape(4, 1, 1))
@@ -287,20 +274,17 @@ def test_steps_of_megatron_are_told_where_epochs_decide(
     assert history.start(Shape(2, 1, 1))
     # 24 samples in 6 steps; 72 are left.
     assert max(history.last[0].steps) == 6 + 36 - 1
-    assert "lazyshard: 36 steps are left of 2 epochs: training ends after step 42, not 48" in notices
+    assert [text for text in notices if "36 steps are left of 2 epochs" in text]
 
 
 def test_run_of_ms_swifts_own_shuffle_goes_on_with_the_same_ranks_only(
     tmp_path: Path, streams: dict[int, Path]
 ) -> None:
     history = History("megatron", streams[48], tmp_path, num_train_epochs=1, data_sharding=True)
-    run = plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4)
-    save_position(run.position(16, 4), tmp_path / "checkpoint-4")
-    (tmp_path / "checkpoint-4" / "latest_checkpointed_iteration.txt").write_text("4")
-    history.checkpoint = tmp_path / "checkpoint-4"
-    assert plan(history.args(Shape(4, 1, 1)), streams[48], 0, 4).saved == load_position(history.checkpoint)
-    with pytest.raises(ResumeRefused, match=r"saved with dp size 4, this run has dp size 2: .* started without"):
-        plan(history.args(Shape(2, 1, 2)), streams[48], 0, 2)
+    history.checkpoint = Path(checkpoint(tmp_path / "checkpoint-4", history.plan(Shape(4, 1, 1)).position(16, 4)))
+    assert history.plan(Shape(4, 1, 1)).saved == load_position(history.checkpoint)
+    with refused(ResumeRefused, expected="4", actual="2"):
+        history.plan(Shape(2, 1, 2))
 
 
 def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams: dict[int, Path]) -> None:
@@ -314,10 +298,8 @@ def test_checkpoint_of_format_1_goes_on_with_other_ranks(tmp_path: Path, streams
     assert history.start(Shape(3, 2, 1))
     assert_once(history, 48, 1, 6)
     parts = history.plans[0].state.parts
-    assert [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in parts] == [
-        (2, 6, 0, 2),
-        (3, 0, 3, 2),
-    ]
+    found = [(part.dp, part.draws, part.first_step, part.draws_per_step) for part in parts]
+    assert found == [(2, 6, 0, 2), (3, 0, 3, 2)]
 
 
 def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: dict[int, Path]) -> None:
@@ -327,5 +309,5 @@ def test_stream_that_was_cut_is_refused(tmp_path: Path, streams: dict[int, Path]
     assert history.checkpoint is not None
     for samples in (1, 12, 51):
         facts = facts_of(streams[61])._replace(samples=samples)
-        with pytest.raises(ResumeRefused, match=f"it stands at sample 52, the stream has ended with {samples}: was it"):
-            opened(decide(history.args(Shape(1, 1, 1)), str(streams[61]), facts, Rank(0, 1)))
+        with refused(ResumeRefused, checkpoint=str(history.checkpoint), actual=str(samples)):
+            resumed(decide(history.args(Shape(1, 1, 1)), str(streams[61]), facts, Rank(0, 1)))

@@ -6,7 +6,6 @@ The samplers and the loader are ms-swift's real ones; the loops around them are 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 import math
@@ -20,10 +19,7 @@ from unittest import mock
 from lazyshard_swift import huggingface, megatron
 from lazyshard_swift.run_plan import RunPlan
 from lazyshard_swift.stream import TrainStream
-from tests.data import swift_samplers
-from tests.swift.unit.runs import open_stream
-
-load = functools.cache(swift_samplers.load)
+from tests.swift.unit.runs import as_rank, load, open_stream, plan
 
 
 @dataclass
@@ -35,12 +31,26 @@ class Trained:
     ended: bool = False
 
 
-def opened(plan: RunPlan) -> TrainStream:
+def resumed(plan: RunPlan) -> TrainStream:
     """Opens the stream as `open_train_stream` does, with its checks."""
     found = open_stream(plan)
     if plan.saved is not None:
         found.check_resume(plan.saved.consumed, plan.saved.step)
     return found
+
+
+def train(
+    kind: str, directory: Path, args: Any, dp: int, *, kill: int | None = None
+) -> tuple[list[RunPlan], list[Trained]]:
+    """Trains on all ranks, one after the other; returns their plans, and what they have trained."""
+    trainer = train_hugging_face if kind == "swift" else train_megatron
+    plans = [plan(args, directory, rank, dp) for rank in range(dp)]
+    found = []
+    for rank, each in enumerate(plans):
+        with as_rank(rank):
+            found.append(trainer(each, args, kill=kill))
+    assert len({(tuple(each.steps), tuple(each.saved), each.ended) for each in found}) == 1, "ranks that differ"
+    return plans, found
 
 
 def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trained:
@@ -63,7 +73,7 @@ def train_hugging_face(plan: RunPlan, args: Any, *, kill: int | None = None) -> 
         output_dir=args.output_dir,
         group_by_length=args.group_by_length,
     )
-    trainer.train_dataset, trainer.batch_size, trainer.callbacks = opened(plan), plan.batch_size, []
+    trainer.train_dataset, trainer.batch_size, trainer.callbacks = resumed(plan), plan.batch_size, []
     trainer.state = SimpleNamespace(global_step=0, max_steps=0)
     trainer.add_callback = trainer.callbacks.append
     accumulation = own.gradient_accumulation_steps
@@ -175,7 +185,7 @@ def train_megatron(plan: RunPlan, args: Any, *, kill: int | None = None) -> Trai
     """Trains as `megatron sft`, up to step `kill`; arguments as of `train_hugging_face`."""
     module, found = _megatron(), Trained()
     trainer = module.BaseMegatronTrainer()
-    dataset, rank = opened(plan), plan.rank
+    dataset, rank = resumed(plan), plan.rank
     own = SimpleNamespace(**{**vars(args), "async_save": False})
     step_batch = own.micro_batch_size * rank.dp_size
     if own.num_train_epochs is not None:

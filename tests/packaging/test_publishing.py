@@ -132,7 +132,7 @@ def git_files(*options: str) -> set[str]:
 
 def test_source_distribution_holds_every_file_but_those_of_the_repository_itself(built: Path) -> None:
     tracked = git_files()
-    assert tracked - members(built) == {".ci/nightly", ".ci/run", ".editorconfig"}
+    assert tracked - members(built) == {".ci/nightly", ".ci/run", ".editorconfig", ".gitattributes"}
     # What somebody is just writing counts as ours.
     ours = tracked | git_files("--others", "--exclude-standard")
     assert members(built) - ours == {"PKG-INFO"}

@@ -69,6 +69,177 @@ _FILE_TRIES: Final = 3
 """How often in a wait to try whether there can be a file; what fails is a moment's bad luck, or fails again."""
 
 
+class NodePoll:
+    """What one wait shares with others. A context manager: leaving it closes the file.
+
+    Args:
+        stream_id: the stream's identity; None shares nothing.
+        identify: returns the status of the stream's directory; is called at the first look that can be shared.
+        clock: returns seconds of CLOCK_MONOTONIC.
+
+    Attributes:
+        head: what is published, as the bytes of `head.json`.
+        retired: which chunks were deleted, see `encode_retired`.
+    """
+
+    def __init__(
+        self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: Callable[[], float]
+    ) -> None:
+        self._file = _LazyFile(stream_id, identify)
+        self.head = SingleFlight(self._file, 0, clock)
+        self.retired = SingleFlight(self._file, 1, clock)
+
+    def close(self) -> None:
+        """Closes the file, for good."""
+        self._file.close()
+
+    def __enter__(self) -> NodePoll:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the file."""
+        self.close()
+
+
+class _LazyFile:
+    """The file of a stream, opened when it is first asked for.
+
+    Apart from `NodePoll`, so that nothing refers in a circle to the reader that waits: it is let go with its last user.
+    """
+
+    def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result]) -> None:
+        self._stream_id = stream_id
+        self._identify = identify
+        self._tries = 0 if stream_id is None else _FILE_TRIES
+        self.opened: NodeFile | None = None
+
+    def get(self) -> NodeFile | None:
+        """Returns the file, None where there is none to be had."""
+        if self.opened is None and self._tries > 0:
+            self._tries -= 1
+            with contextlib.suppress(OSError):
+                self.opened = NodeFile(file_name(str(self._stream_id), self._identify()))
+        return self.opened
+
+    def close(self) -> None:
+        """Closes the file, for good."""
+        self._tries = 0
+        file, self.opened = self.opened, None
+        if file is not None:
+            file.close()
+
+
+class SingleFlight:
+    """One thing that is polled for: asked by one process of the node at a time, as a rule."""
+
+    def __init__(self, file: _LazyFile, slot: int, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._slot = slot
+        self._clock = clock
+        self._at = -math.inf
+        self._own = True
+        self._asking = False
+        self._refused_at: float | None = None
+
+    def renew(self, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
+        """Sees to it that what is known is not older than it may be; if another process is just asking, not yet.
+
+        Args:
+            age: how many seconds old it may be; 0 asks in any case.
+            ask: asks the filesystem, and returns the answer for the others, None if it is none for them.
+            adopt: takes the answer of another process and returns True, or refuses it and returns False.
+
+        Raises:
+            LazyShardError, OSError: what `ask` raises.
+        """
+        self._asking = False
+        if age <= 0:
+            self._ask(self._file.opened, ask)
+            return
+        file = self._file.get()
+        if file is None:
+            self._ask(None, ask)
+            return
+        if self._take(file, age, adopt):
+            return
+        locked = file.lock(self._slot)
+        if not locked and self._keeps_waiting():
+            self._asking = True
+            return
+        try:
+            if locked:
+                self._refused_at = None
+                # Somebody may have asked since.
+                if self._take(file, age, adopt):
+                    return
+            self._ask(file, ask)
+        finally:
+            if locked:
+                file.unlock(self._slot)
+
+    def pause(self, age: float) -> float:
+        """Returns in how many seconds to come again, if what is known may be so many seconds old."""
+        now = self._clock()
+        later = min(LATER_S, age / 4)
+        if self._asking and self._refused_at is not None:
+            return max(_SOON_S, later, (now - self._refused_at) / 10)
+        return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
+
+    def _keeps_waiting(self) -> bool:
+        now = self._clock()
+        if self._refused_at is None:
+            self._refused_at = now
+        return now < self._refused_at + ASKING_S
+
+    def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
+        """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
+        try:
+            answer = file.read(self._slot)
+        except OSError:
+            answer = None
+        now = self._clock()
+        # One from the future was written under another clock.
+        if answer is not None and self._at < answer.at <= now and adopt(answer.data):
+            self._at = answer.at
+            self._own = False
+            self._refused_at = None
+        return now < self._at + age - _SOON_S
+
+    def _ask(self, file: NodeFile | None, ask: Callable[[], bytes | None]) -> None:
+        data = ask()
+        self._at = self._clock()
+        self._own = True
+        if file is not None and data is not None:
+            # Where that fails, each of the others asks.
+            with contextlib.suppress(OSError):
+                file.write(self._slot, Answer(self._at, data))
+
+
+def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
+    """Returns what another process has found in `head.json`, None if that cannot be."""
+    try:
+        head = Head.decode(data)
+    except FormatInvalid:
+        return None
+    short = head.chunks * samples_per_chunk - head.samples
+    if not 0 <= short < samples_per_chunk or (short and not head.ended):
+        return None
+    return Published(head.chunks, head.samples, head.ended, head)
+
+
+def encode_retired(retired: int) -> bytes:
+    """Returns the answer which says that the chunks of the half-open range [0, retired) were deleted."""
+    return b"%d" % retired
+
+
+def decode_retired(data: bytes) -> int | None:
+    """Reads that, None if it is no such answer."""
+    return int(data) if data.isdigit() and len(data) < 20 else None
+
+
 class Answer(NamedTuple):
     """What a process was told.
 
@@ -206,173 +377,3 @@ def _check(found: os.stat_result, kind: int, name: str) -> None:
     """Refuses what is of another kind than it should be, another user's, or what others may write to."""
     if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(errno.EPERM, "is not of the user's own making", name)
-
-
-class _LazyFile:
-    """The file of a stream, opened when it is first asked for."""
-
-    def __init__(self, stream_id: str | None, identify: Callable[[], os.stat_result]) -> None:
-        self._stream_id = stream_id
-        self._identify = identify
-        self._tries = 0 if stream_id is None else _FILE_TRIES
-        self.opened: NodeFile | None = None
-
-    def get(self) -> NodeFile | None:
-        """Returns the file, None where there is none to be had."""
-        if self.opened is None and self._tries > 0:
-            self._tries -= 1
-            try:
-                self.opened = NodeFile(file_name(str(self._stream_id), self._identify()))
-            except OSError:
-                return None
-        return self.opened
-
-    def close(self) -> None:
-        """Closes the file, for good."""
-        self._tries = 0
-        file, self.opened = self.opened, None
-        if file is not None:
-            file.close()
-
-
-class NodePoll:
-    """What one wait shares with others. A context manager: leaving it closes the file.
-
-    Args:
-        stream_id: the stream's identity; None shares nothing.
-        identify: returns the status of the stream's directory; is called at the first look that can be shared.
-        clock: returns seconds of CLOCK_MONOTONIC.
-
-    Attributes:
-        head: what is published, as the bytes of `head.json`.
-        retired: which chunks were deleted, see `encode_retired`.
-    """
-
-    def __init__(
-        self, stream_id: str | None, identify: Callable[[], os.stat_result], clock: Callable[[], float]
-    ) -> None:
-        self._file = _LazyFile(stream_id, identify)
-        self.head = SingleFlight(self._file, 0, clock)
-        self.retired = SingleFlight(self._file, 1, clock)
-
-    def close(self) -> None:
-        """Closes the file, for good."""
-        self._file.close()
-
-    def __enter__(self) -> NodePoll:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the file."""
-        self.close()
-
-
-class SingleFlight:
-    """One thing that is polled for: asked by one process of the node at a time, as a rule."""
-
-    def __init__(self, file: _LazyFile, slot: int, clock: Callable[[], float]) -> None:
-        self._file = file
-        self._slot = slot
-        self._clock = clock
-        self._at = -math.inf
-        self._own = True
-        self._asking = False
-        self._refused_at: float | None = None
-
-    def renew(self, age: float, ask: Callable[[], bytes | None], adopt: Callable[[bytes], bool]) -> None:
-        """Sees to it that what is known is not older than it may be; if another process is just asking, not yet.
-
-        Args:
-            age: how many seconds old it may be; 0 asks in any case.
-            ask: asks the filesystem, and returns the answer for the others, None if it is none for them.
-            adopt: takes the answer of another process and returns True, or refuses it and returns False.
-
-        Raises:
-            LazyShardError, OSError: what `ask` raises.
-        """
-        self._asking = False
-        if age <= 0:
-            self._ask(self._file.opened, ask)
-            return
-        file = self._file.get()
-        if file is None:
-            self._ask(None, ask)
-            return
-        if self._take(file, age, adopt):
-            return
-        locked = file.lock(self._slot)
-        if not locked and self._has_patience():
-            self._asking = True
-            return
-        try:
-            if locked:
-                self._refused_at = None
-                # Somebody may have asked since.
-                if self._take(file, age, adopt):
-                    return
-            self._ask(file, ask)
-        finally:
-            if locked:
-                file.unlock(self._slot)
-
-    def pause(self, age: float) -> float:
-        """Returns in how many seconds to come again, if what is known may be so many seconds old."""
-        now = self._clock()
-        later = min(LATER_S, age / 4)
-        if self._asking and self._refused_at is not None:
-            return max(_SOON_S, later, (now - self._refused_at) / 10)
-        return max(_SOON_S, self._at - now + age + (0.0 if self._own else later))
-
-    def _has_patience(self) -> bool:
-        now = self._clock()
-        if self._refused_at is None:
-            self._refused_at = now
-        return now < self._refused_at + ASKING_S
-
-    def _take(self, file: NodeFile, age: float, adopt: Callable[[bytes], bool]) -> bool:
-        """Takes another's answer if there is a newer one; returns whether what is known then is young enough."""
-        try:
-            answer = file.read(self._slot)
-        except OSError:
-            answer = None
-        now = self._clock()
-        # One from the future was written under another clock.
-        if answer is not None and self._at < answer.at <= now and adopt(answer.data):
-            self._at = answer.at
-            self._own = False
-            self._refused_at = None
-        return now < self._at + age - _SOON_S
-
-    def _ask(self, file: NodeFile | None, ask: Callable[[], bytes | None]) -> None:
-        data = ask()
-        self._at = self._clock()
-        self._own = True
-        if file is not None and data is not None:
-            # Where that fails, each of the others asks.
-            with contextlib.suppress(OSError):
-                file.write(self._slot, Answer(self._at, data))
-
-
-def decode_head(data: bytes, samples_per_chunk: int) -> Published | None:
-    """Returns what another process has found in `head.json`, None if that cannot be."""
-    try:
-        head = Head.decode(data)
-    except FormatInvalid:
-        return None
-    short = head.chunks * samples_per_chunk - head.samples
-    if not 0 <= short < samples_per_chunk or (short and not head.ended):
-        return None
-    return Published(head.chunks, head.samples, head.ended, head)
-
-
-def encode_retired(retired: int) -> bytes:
-    """Returns the answer which says that the chunks of the half-open range [0, retired) were deleted."""
-    return b"%d" % retired
-
-
-def decode_retired(data: bytes) -> int | None:
-    """Reads that, None if it is no such answer."""
-    return int(data) if data.isdigit() and len(data) < 20 else None

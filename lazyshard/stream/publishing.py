@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 from lazyshard.errors import LazyShardError, ProducerFenced, WriterFailed
 from lazyshard.format import CheckedLines, End, Manifest, ProducerState
-from lazyshard.format.arrays import PackedRow
 from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_bytes, rename, sync_directory
 from lazyshard.store.files import MAX_PLAIN_BYTES
@@ -114,16 +113,13 @@ class ChunkSequence:
         if self._finalizer is not None:
             self._finalizer.detach()
 
-    def append(self, line: bytes, tokens: int | None, source: Any) -> None:
-        """Adds a row; see `ChunkWriter.write`."""
+    def append(self, line: bytes, arrays: bytes | None, tokens: int | None, source: Any) -> None:
+        """Adds a row, with the bytes of its arrays where rows may hold some; see `ChunkWriter.write`."""
+        if arrays is not None:
+            assert self._chunk.arrays is not None
+            self._chunk.arrays.append(arrays)
         self._chunk.append(line, tokens)
         self._added(source)
-
-    def append_packed(self, row: PackedRow, tokens: int | None, source: Any) -> None:
-        """Adds a row with its arrays; see `ChunkWriter.write`."""
-        assert self._chunk.arrays is not None
-        self._chunk.arrays.append(row.arrays)
-        self.append(row.line, tokens, source)
 
     def extend(self, rows: CheckedLines, source: Any) -> None:
         """Adds rows, as many as there is room for at the most; see `ChunkWriter.write_lines`."""

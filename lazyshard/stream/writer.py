@@ -24,7 +24,7 @@ from lazyshard.format import (
     check_lines,
     encode_row,
 )
-from lazyshard.format.arrays import PackedRow, may_hold_arrays, pack_row, refuse_array_key
+from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import without_array_keys
 from lazyshard.stream.head import check_state
 from lazyshard.stream.open_chunk import Steps, StepsAtOnce, StepsInThread
@@ -148,11 +148,13 @@ class ChunkWriter:
         self._check_open()
         if tokens is not None and not 0 <= (tokens := operator.index(tokens)) <= _MAX_TOKENS:
             raise ValueError(f"tokens is from 0 to {_MAX_TOKENS}, got {tokens}")
+        arrays = None
         if self.arrays:
-            return self._write_packed(row, tokens, source)
-        line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
+            line, arrays, parsed = _packed(row)
+        else:
+            line, parsed = check_line(row) if isinstance(row, bytes) else (encode_row(row), row)
         try:
-            self._chunks.append(line, tokens, source)
+            self._chunks.append(line, arrays, tokens, source)
         except BaseException as cause:
             self._fail(cause)
         self._beat()
@@ -349,21 +351,6 @@ class ChunkWriter:
         failed = isinstance(error, Exception)
         self.close(end=kind is None, state="failed" if failed else "idle", note=_why(error) if failed else "")
 
-    def _write_packed(self, row: dict[str, Any] | bytes, tokens: int | None, source: Any) -> dict[str, Any]:
-        if isinstance(row, bytes):
-            line, parsed = check_line(row)
-            if may_hold_arrays(line):
-                refuse_array_key(parsed)
-            packed = PackedRow(line, b"")
-        else:
-            parsed, packed = row, pack_row(row)
-        try:
-            self._chunks.append_packed(packed, tokens, source)
-        except BaseException as cause:
-            self._fail(cause)
-        self._beat()
-        return parsed
-
     def _fail(self, cause: BaseException) -> NoReturn:
         """Ends this writer's work, and tells the readers at once: whoever catches the error may never close it."""
         try:
@@ -396,6 +383,17 @@ class ChunkWriter:
             f"{self.directory}: this writer belongs to process {self._pid}, of which this one is a fork; only that one "
             f"can write and end the stream"
         )
+
+
+def _packed(row: dict[str, Any] | bytes) -> tuple[bytes, bytes, dict[str, Any]]:
+    """Returns the line of a row that may hold arrays, the bytes of these, and its object."""
+    if not isinstance(row, bytes):
+        packed = pack_row(row)
+        return packed.line, packed.arrays, row
+    line, parsed = check_line(row)
+    if may_hold_arrays(line):
+        refuse_array_key(parsed)
+    return line, b"", parsed
 
 
 def _why(error: BaseException | None) -> str:

@@ -55,7 +55,7 @@ _ALONE: Final = sys.getrefcount(_PROBE[0])
 _OPEN_FILES: Final = 8
 """Held open at the most: as many chunks as workers usually read at a time."""
 
-_open_files: dict[str, OpenFile] = {}
+_open_files: dict[str, CompleteFile] = {}
 """By path, in the order of use."""
 
 
@@ -108,6 +108,10 @@ class CompleteFile:
                 return done
             done += read
         return done
+
+    def is_deleted(self) -> bool:
+        """Returns whether no name leads to what is open here."""
+        return not os.fstat(self._file.fd).st_nlink
 
     def _ask(self, call: Callable[[int, _Given, int], _T], given: _Given, start: int) -> _T:
         """Calls `os.pread` or `os.preadv`, and again where the server has forgotten the file."""
@@ -341,13 +345,13 @@ def read_place(place: Place) -> bytes:
     """
     # Twice, as a file that is open may be one that another has replaced since, or that its server has forgotten.
     try:
-        line = _read_at(place)
+        line = _file_of(place).read(place.start, place.size)
     except OSError:
         line = b""
     if xxhash.xxh3_64_digest(line) == place.digest:
         return line
     _open_files.pop(place.path, None)
-    line = _read_at(place)
+    line = _file_of(place).read(place.start, place.size)
     if (found := xxhash.xxh3_64_digest(line)) == place.digest:
         return line
     actual = found.hex() if len(line) == place.size else f"{len(line)} bytes"
@@ -364,24 +368,12 @@ def read_place(place: Place) -> bytes:
     )
 
 
-def _read_at(place: Place) -> bytes:
-    """Returns the bytes of a row, fewer where the file ends."""
-    file = _file_of(place)
-    data = b""
-    while len(data) < place.size:
-        part = os.pread(file.fd, place.size - len(data), place.start + len(data))
-        if not part:
-            break
-        data = data + part if data else part
-    return data
-
-
-def _file_of(place: Place) -> OpenFile:
+def _file_of(place: Place) -> CompleteFile:
     # Each step is atomic, so threads need no lock, which a fork could leave locked.
     file = _open_files.pop(place.path, None)
     if file is None:
         try:
-            file = open_file(Path(place.path))
+            file = CompleteFile(open_file(Path(place.path)))
         except FileNotFoundError as cause:
             raise ChunkMissing(
                 f"{place.path}: row {place.row} was read by a DataLoader worker, and the file is gone since, before "
@@ -398,5 +390,5 @@ def _file_of(place: Place) -> OpenFile:
 def _close_unused() -> None:
     """Closes what was used longest ago, and what was deleted, which takes room on the disk while it is open."""
     for path, file in list(_open_files.items()):
-        if len(_open_files) >= _OPEN_FILES or not os.fstat(file.fd).st_nlink:
+        if len(_open_files) >= _OPEN_FILES or file.is_deleted():
             _open_files.pop(path, None)

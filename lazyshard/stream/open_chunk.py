@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -257,8 +257,8 @@ class PieceFile:
             os.close(fd)
 
 
-class Steps(Protocol):
-    """Does steps in order."""
+class Steps:
+    """Does steps in order: here each at once, in the caller's thread."""
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
         """Does a step, or sees to it that it will be done. Returns its number.
@@ -270,6 +270,8 @@ class Steps(Protocol):
         Raises:
             BaseException: what this step raised, or an earlier one; no other will be done.
         """
+        step()
+        return 0
 
     def wait(self, number: int | None = None) -> None:
         """Returns when the step of that number and those before it are done, all of them if it is None.
@@ -284,26 +286,11 @@ class Steps(Protocol):
         Returns:
             Whether that is so: False where an interrupt has ended the wait.
         """
-
-
-class StepsAtOnce:
-    """Each step is done when `do` returns."""
-
-    def do(self, step: Callable[[], object], size: int = 0) -> int:
-        """See `Steps`."""
-        step()
-        return 0
-
-    def wait(self, number: int | None = None) -> None:
-        """See `Steps`."""
-
-    def stop(self) -> bool:
-        """See `Steps`."""
         return True
 
 
-class StepsInThread:
-    """Steps are done in a thread that lives until `stop`, at the latest until the interpreter ends."""
+class StepsInThread(Steps):
+    """Does them in a thread that lives until `stop`, at the latest until the interpreter ends."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="lazyshard-writer")
@@ -315,7 +302,7 @@ class StepsInThread:
         self._stopped = False
 
     def do(self, step: Callable[[], object], size: int = 0) -> int:
-        """See `Steps`."""
+        """Hands a step to the thread, as soon as no more than `_BACKLOG_BYTES` wait for it."""
         while self._pending and (self._pending[0][2].done() or self._bytes + size > _BACKLOG_BYTES):
             self._take()
         self._number += 1
@@ -331,12 +318,12 @@ class StepsInThread:
         return self._number
 
     def wait(self, number: int | None = None) -> None:
-        """See `Steps`."""
+        """Waits for the thread, up to a step."""
         while self._pending and (number is None or self._pending[0][0] <= number):
             self._take()
 
     def stop(self) -> bool:
-        """See `Steps`."""
+        """Ends the thread once all is done."""
         if not self._stopping:
             self._stopping = True
             self._executor.shutdown(wait=True)

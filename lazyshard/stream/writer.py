@@ -27,7 +27,7 @@ from lazyshard.format import (
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
 from lazyshard.format.batch import without_array_keys
 from lazyshard.stream.head import check_state
-from lazyshard.stream.open_chunk import Steps, StepsAtOnce, StepsInThread
+from lazyshard.stream.open_chunk import Steps, StepsInThread
 from lazyshard.stream.publishing import ChunkSequence, WriterFailure
 from lazyshard.stream.writer_opening import check_still_ours, open_for_writing
 
@@ -106,7 +106,7 @@ class ChunkWriter:
         self.samples_per_chunk = self._opened.manifest.samples_per_chunk
         self._lock = self._opened.lock
         self._failure = WriterFailure(self.directory, self._lock)
-        self._steps: Steps = StepsInThread() if overlap else StepsAtOnce()
+        self._steps = StepsInThread() if overlap else Steps()
         self._chunks = ChunkSequence(self.directory, self._opened, self._steps, clock)
         try:
             # Looking through a long stream takes its time: another producer may have come meanwhile.

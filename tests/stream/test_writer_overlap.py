@@ -15,7 +15,7 @@ from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, WriterFailed
 from lazyshard.store import durable
 from lazyshard.stream import open_chunk
-from lazyshard.stream.open_chunk import Steps, StepsAtOnce, StepsInThread
+from lazyshard.stream.open_chunk import Steps, StepsInThread
 from tests.stream.streams import DEADLINE_S, head, names, produce, python, rows, wait_until
 from tests.stream.test_writer_faults import STEPS, check_prefix
 
@@ -228,7 +228,7 @@ def test_owner_is_checked_without_touching_the_stream(tmp_path: Path) -> None:
             writer.close()
 
 
-@pytest.fixture(params=[StepsAtOnce, StepsInThread])
+@pytest.fixture(params=[Steps, StepsInThread])
 def steps(request: pytest.FixtureRequest) -> Iterator[Steps]:
     made: Steps = request.param()
     yield made
@@ -271,7 +271,7 @@ def test_nothing_is_done_after_a_step_that_failed(thread: StepsInThread) -> None
 
 def test_failure_of_a_step_at_once_is_raised_at_once() -> None:
     with pytest.raises(OSError, match="lost"):
-        StepsAtOnce().do(fail)
+        Steps().do(fail)
 
 
 def test_failure_of_a_step_in_the_thread_is_raised_by_a_later_call(thread: StepsInThread) -> None:

@@ -176,7 +176,7 @@ class Producer:
         steps: list[Step] = [("remove", path) for path in listed.below]
         return [*steps, ("sync_directory", STREAM)] if steps else []
 
-    # As `chunk_sequence.py` and `publishing.py` have it.
+    # As `publishing.py` has it.
 
     def going_on(self, chunk: int, position: int, token: str) -> list[Step]:
         """Tells the readers where it is, publishes all that is left of the source, and ends the stream."""

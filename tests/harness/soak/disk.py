@@ -80,7 +80,7 @@ def left_in_memory(small: Path) -> list[str]:
     """Returns what is left in /dev/shm, where that is one's own."""
     if not os.path.ismount(small) or SHARED_MEMORY in small.resolve().parents:
         return []
-    # The folder of shared looks stays, with at most the one file of the stream: whoever waits next removes it.
+    # The folder of polls per node stays, with at most the one file of the stream: whoever waits next removes it.
     looks = SHARED_MEMORY / f"lazyshard-{os.geteuid()}"
     found = {name for name in os.listdir(SHARED_MEMORY) if not _is_semaphore(name)}
     # torch too takes the name of what it shares away at once (`shm_open`, then `shm_unlink`), and leaves it where the

@@ -5,8 +5,7 @@
 - `doctor`, `forget`, `inspect`, `status`, `verify`: the subcommands of these names
 - `status_view`, `status_words`, `status_json`: what a look says; `units`: amounts for people
 - `inspect_view`, `inspect_json`, `shortening`: what rows and facts look like
-- `report`: a page with pictures; `report_findings` with `report_advice`, `report_advice_run`: what it says and
-  proposes; `report_page`, `report_sections`, `report_sections_run`, `report_json`: what it looks like;
-  `report_drawing`, `report_drawing_time`, `report_svg`: its pictures
+- `watch`: the page of a stream, live or as a file; `watch_page` with `watch_words`, `watch_pictures`: what is on it;
+  `watch_looks`: looks that viewers share; `watch_server`, `watch_metrics`: what is served
 - `progress`, `plain_flags`, `wording`: what is shown and said
 """

@@ -22,7 +22,6 @@ from lazyshard.cli import (
     forget,
     inspect,
     measure,
-    report,
     simulate,
     status,
     trace,
@@ -54,7 +53,6 @@ app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
 app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
 app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
 app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
-app.command("report", help=report.HELP, epilog=report.EPILOG)(report.command)
 app.command("simulate", help=simulate.HELP, epilog=simulate.EPILOG)(simulate.command)
 app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
 app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)

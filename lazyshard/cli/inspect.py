@@ -15,35 +15,17 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from lazyshard.cli import exits
-from lazyshard.cli.inspect_balance import (
-    BalanceOption,
-    CostOption,
-    LengthFieldOption,
-    MicroBatchSizeOption,
-    SquaredCostOption,
-    show_balance,
-)
 from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
-from lazyshard.cli.inspect_plot import check_plot, draw_lengths
-from lazyshard.cli.inspect_shuffle import (
-    WINDOWS,
-    BatchSizeOption,
-    RanksOption,
-    ShuffleOption,
-    UnitOption,
-    WindowOption,
-    show_shuffle,
-    unit_of,
-    windows_of,
-)
-from lazyshard.cli.inspect_view import chunk_lines, overview_lines, row_line
+from lazyshard.cli.inspect_view import advice_lines, chunk_lines, overview_lines, row_line
 from lazyshard.cli.shortening import shorten, with_lists
 from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
+from lazyshard.inspection.advice import advise, training_of
+from lazyshard.inspection.census import tolerate
 from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows
-from lazyshard.inspection.inspection_shuffle import Reading
 from lazyshard.store.urls import stream_path
+from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.stream import Stream
 
@@ -52,8 +34,8 @@ ROWS_OF_CHUNK: Final = 3
 HELP: Final = """Shows what a stream holds: its facts, how long its rows are, which keys they have; or rows of it.
 
 Without a number: an overview. Lengths come from the seals, so that no rows are read but the first ones; of a stream of
-many chunks evenly spaced ones are looked at. With a number: that sample. With --shuffle: how far apart neighbours are
-in the order in which ranks would read it. With --balance: how even the steps of ranks are.
+many chunks evenly spaced ones are looked at. What to change about chunks, lengths and shuffle stands at the end. With a
+number: that sample.
 
 Changes nothing, and waits for nothing: of a stream that is being written it shows what is published."""
 
@@ -67,17 +49,13 @@ lazyshard inspect /shared/stream 0 --rows 5 --full
 
 lazyshard inspect /shared/stream --chunk 17
 
-lazyshard inspect /shared/stream --all --plot lengths.svg
-
-lazyshard inspect /shared/stream --shuffle --dp-size 64 --batch-size 8 --window 0,2,8,all
-
-lazyshard inspect /shared/stream --balance 64 --micro-batch-size 2
+lazyshard inspect /shared/stream --all --json | jq .advice
 
 [bold]Exit codes[/bold]
 
   0  shown
 
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'; for --plot matplotlib: pip install 'lazyshard\\[plots]'
+  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
 
   2  usage; there is no such directory, sample or chunk
 
@@ -110,27 +88,7 @@ def command(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
-    every: Annotated[
-        bool, typer.Option("--all", help="Look at every chunk for the overview, and for --balance.")
-    ] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE",
-            help="Draw how long the rows are into this .png or .svg, in tokens where that is known. Needs matplotlib.",
-        ),
-    ] = None,
-    shuffle: ShuffleOption = False,
-    ranks: RanksOption = None,
-    window: WindowOption = None,
-    unit: UnitOption = None,
-    batch_size: BatchSizeOption = None,
-    balance: BalanceOption = None,
-    micro_batch_size: MicroBatchSizeOption = None,
-    length_field: LengthFieldOption = None,
-    cost_per_token: CostOption = None,
-    cost_per_token_squared: SquaredCostOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Look at every chunk for the overview.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line; rows are whole.")] = False,
     samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
@@ -142,52 +100,27 @@ def command(
         raise typer.BadParameter("goes with N or --chunk", param_hint="--rows")
     if every and not (sample is None and chunk is None):
         raise typer.BadParameter("goes with neither N nor --chunk", param_hint="--all")
-    picture = None
-    if plot is not None:
-        if shuffle or not (sample is None and chunk is None):
-            raise typer.BadParameter("goes with the overview alone", param_hint="--plot")
-        picture = check_plot(plot)
     directory = stream_path(stream)
-    if shuffle:
-        if every or full or balance is not None or not (sample is None and chunk is None):
-            raise typer.BadParameter(
-                "goes with none of N, --chunk, --all, --full and --balance", param_hint="--shuffle"
-            )
-        reading = Reading(ranks or 1, unit_of(unit or "chunk"), batch_size or 1)
-        windows = windows_of(WINDOWS if window is None else window)
-        return lambda: show_shuffle(directory, samples_per_chunk, reading, windows, as_json)
-    for name, value in (("--dp-size", ranks), ("--window", window), ("--unit", unit), ("--batch-size", batch_size)):
-        if value is not None:
-            raise typer.BadParameter("goes with --shuffle", param_hint=name)
-    given = (micro_batch_size, length_field, cost_per_token, cost_per_token_squared)
-    if balance is not None:
-        if full or not (sample is None and chunk is None):
-            raise typer.BadParameter("goes with none of N, --chunk, --shuffle and --full", param_hint="--balance")
-        return lambda: show_balance(directory, samples_per_chunk, balance, given, every, as_json)
-    names = ("--micro-batch-size", "--length-field", "--cost-per-token", "--cost-per-token-squared")
-    for name, one in zip(names, given, strict=True):
-        if one is not None:
-            raise typer.BadParameter("goes with --balance", param_hint=name)
     if chunk is not None:
         shown = ROWS_OF_CHUNK if rows is None else rows
         return lambda: _show_chunk(open_now(directory, samples_per_chunk), chunk, shown, full, as_json)
     if sample is not None:
         shown = 1 if rows is None else rows
         return lambda: _show_rows(open_now(directory, samples_per_chunk), sample, shown, full, as_json)
-    return lambda: _show_overview(directory, samples_per_chunk, every, as_json, picture)
+    return lambda: _show_overview(directory, samples_per_chunk, every, as_json)
 
 
-def _show_overview(
-    directory: Path, samples_per_chunk: int | None, every: bool, as_json: bool, picture: Path | None
-) -> int:
+def _show_overview(directory: Path, samples_per_chunk: int | None, every: bool, as_json: bool) -> int:
     found = overview(directory, samples_per_chunk, every=every)
-    if picture is not None:
-        draw_lengths(found, picture)
+    consumers = tolerate(lambda: list_consumers(directory, found.published.chunks), []) or ()
+    advice = advise(found, training_of(consumers, found.samples_per_chunk))
     if as_json:
-        say(json.dumps(overview_values(found)))
-    else:
-        for line in overview_lines(found):
-            say(line)
+        say(json.dumps(overview_values(found, advice)))
+        return exits.DONE
+    for line in overview_lines(found):
+        say(line)
+    for line in advice_lines(advice):
+        say(line)
     return exits.DONE
 
 

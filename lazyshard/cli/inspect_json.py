@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
+from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
 from lazyshard.inspection.lengths import Lengths
 
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 
 
-def overview_values(found: Overview) -> dict[str, Any]:
-    """Returns what is told of a stream."""
+def overview_values(found: Overview, advice: Sequence[Advice]) -> dict[str, Any]:
+    """Returns what is told of a stream, and what to change about it."""
     manifest, head = found.manifest, found.published.head
     return {
         "stream": str(found.directory),
@@ -54,6 +56,10 @@ def overview_values(found: Overview) -> dict[str, Any]:
                 key: {"rows": number, "kinds": found.keys.kinds[key]} for key, number in found.keys.rows_with.items()
             },
         },
+        "dealt": None
+        if found.dealt is None
+        else {"ranks": found.dealt.ranks, "micro_batch_size": found.dealt.micro_batch_size},
+        "advice": [{"text": one.text, "setting": one.setting} for one in advice],
     }
 
 

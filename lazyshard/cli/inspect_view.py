@@ -13,6 +13,7 @@ from lazyshard.cli.units import size
 from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
 from lazyshard.format.source_rows import SourceRows
+from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
 from lazyshard.inspection.lengths import Bin, Lengths
 from lazyshard.inspection.row_keys import Keys
@@ -59,6 +60,15 @@ def overview_lines(found: Overview) -> Iterator[str]:
         yield f"{count(found.unread, 'chunk')} could not be looked at, see `lazyshard verify`: {found.reason}"
 
 
+def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
+    """Yields what to change, each with the setting that does it."""
+    if advice:
+        yield ""
+        yield "what to change"
+    for one in advice:
+        yield f"  {one.text}: {one.setting}"
+
+
 def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     manifest, published = found.manifest, found.published
     if manifest is None:
@@ -73,6 +83,9 @@ def _facts(found: Overview) -> Iterator[tuple[str, str]]:
     yield "samples", f"{found.samples:,}{_packs(found) if found.packs else ''}"
     if found.source_rows is not None:
         yield "source rows", _source_rows(found.source_rows)
+    if found.dealt is not None:
+        made = found.dealt
+        yield "balance", f"dealt by cost for {count(made.ranks, 'rank')}, micro batches of {made.micro_batch_size:,}"
     if found.lengths.count or not found.chunks:
         yield "bytes", f"{'' if found.complete else 'about '}{size(found.size)}"
     if manifest is not None:

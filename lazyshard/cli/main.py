@@ -11,7 +11,7 @@
        3  `forget`: no consumer of this name                            choose one that the message lists
        3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
        3  `measure`: a row or the measure cannot be used                see what the message names
-       3  `report`: FILE is there and is no report                      choose another name, see --force
+       3  `watch --save`: FILE is there and is no page of watch         choose another name, or remove it
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
        3  `verify-filesystem`: it does not fit                          take another one, or set what is printed
        4  `verify-filesystem`: it could not be tried                    see what the message names

@@ -1,16 +1,18 @@
-"""`lazyshard watch`: a web page that shows how a stream is, live, and the same facts for Prometheus."""
+"""`lazyshard watch`: a web page that shows how a stream is, live or as a file, and the same facts for Prometheus."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,22 +20,39 @@ from lazyshard.cli import exits
 from lazyshard.cli.status import INTERVAL_S
 from lazyshard.cli.status_json import status_values
 from lazyshard.cli.stream_options import check_stream
+from lazyshard.cli.units import size
 from lazyshard.cli.watch_looks import Facts, SharedLooks
-from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback, page_answer
+from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback
 from lazyshard.cli.wording import complain, explain, say
-from lazyshard.store.urls import stream_path
+from lazyshard.errors import ExportExists
+from lazyshard.inspection.disk_use import LostChunks
+from lazyshard.inspection.history import History, take_history
+from lazyshard.inspection.outlook import Looks, Outlook
+from lazyshard.inspection.survey import take_survey
+from lazyshard.store.durable import publish_bytes, remove
+from lazyshard.store.urls import is_url, stream_path
+
+if TYPE_CHECKING:
+    from lazyshard.cli.watch_page import Shown, WatchPage
 
 PORT: Final = 8642
 HOST: Final = "127.0.0.1"
 
 _MIN_INTERVAL_S: Final = 0.5
 
+_HISTORY_S: Final = 20.0
+_HISTORY_LOOKS: Final = 10
+"""The history is read anew so seldom, and once in so many looks at the most: it takes some hundred seals."""
+
+_REQUIRED: Final = {"jinja2": "jinja2", "markupsafe": "jinja2", "prometheus_client": "prometheus-client"}
+"""Modules that the page needs, and what they are installed as."""
+
 HELP: Final = """Serves a page that shows how a stream is while it is produced and trained: what has become of each
-chunk and which rank reads it, what producer and consumers do and wait for, rates, lag, disk, and when something runs
-out.
+chunk and which rank reads it, what producer and consumers do and wait for, rates, lag, disk, lengths, refused rows, and
+when something runs out.
 
 The page needs nothing but a browser, and only looks. Only this machine can open it, unless [bold]--host[/bold] says
-otherwise."""
+otherwise. With [bold]--save[/bold] the same page becomes a file, and nothing is served."""
 
 EPILOG: Final = """[bold]Examples[/bold]
 
@@ -41,15 +60,25 @@ lazyshard watch /shared/stream
 
 lazyshard watch s3://bucket/prefix --interval 15
 
+lazyshard watch /shared/stream --save page.html
+
 ssh -L 8642:localhost:8642 node7    # then open http://localhost:8642/ here
 
 curl -s http://localhost:8642/status.json | jq .status.summary
 
 [bold]Exit codes[/bold]
 
-  1  typer, rich or prometheus-client is missing: pip install 'lazyshard\\[cli]'
+  0  --save: the page is written
+
+  1  typer, rich, jinja2 or prometheus-client is missing: pip install 'lazyshard\\[cli]'
 
   2  usage; STREAM is no directory and cannot become one, or the port is taken
+
+  3  --save: FILE is there and is no page of this command
+
+  5  --save: there is no stream, or none that can be read
+
+  7  --save: the filesystem or store failed: no permission, no answer, no room for FILE
 
  70  unexpected error
 
@@ -57,7 +86,8 @@ curl -s http://localhost:8642/status.json | jq .status.summary
 
 130  Ctrl-C, which is how it ends
 
-What goes wrong with the stream ends nothing: the page says so. It may be opened before there is a stream."""
+What goes wrong with the stream ends nothing while the page is served: it says so. It may be opened before there is a
+stream. For pictures in it matplotlib is needed: pip install 'lazyshard\\[plots]'; without it there are tables."""
 
 
 def command(
@@ -80,32 +110,138 @@ def command(
             "--interval", metavar="SECONDS", min=_MIN_INTERVAL_S, help="Seconds between two looks at the stream."
         ),
     ] = INTERVAL_S,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="FILE",
+            help="Write the page as it is now into this file, and serve nothing. A page that is there is replaced.",
+        ),
+    ] = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
-    check_stream(stream, may_come=True)
+    check_stream(stream, may_come=save is None)
     if not host:
         raise typer.BadParameter("an address is needed, such as 127.0.0.1 or 0.0.0.0", param_hint="--host")
+    if save is not None:
+        _check_target(save)
     try:
         from lazyshard.cli.watch_metrics import CONTENT_TYPE, metrics_page
+        from lazyshard.cli.watch_page import WatchPage
     except ModuleNotFoundError as cause:
-        if (cause.name or "").partition(".")[0] != "prometheus_client":
+        missing = _REQUIRED.get((cause.name or "").partition(".")[0])
+        if missing is None:
             raise
-        complain("watch needs prometheus-client, which is not installed: pip install 'lazyshard[cli]'")
+        complain(f"watch needs {missing}, which is not installed: pip install 'lazyshard[cli]'")
         raise typer.Exit(exits.NO_EXTRA) from None
+    directory, page = stream_path(stream), WatchPage()
+    if save is not None:
+        return lambda: _save(directory, page, save)
 
     def task() -> int:
-        looks = SharedLooks(stream_path(stream), interval)
-        answers = {
-            "/": page_answer(),
-            "/status.json": Answer("application/json", lambda: _encode(looks.stream, looks.interval, looks.facts())),
-            "/metrics": Answer(CONTENT_TYPE, metrics_page(looks.facts, time.time)),
-        }
-        return _serve(looks, answers, host, port)
+        looks, past = stream_looks(directory, interval), history_looks(directory, interval)
+        answers = page_answers(
+            page, lambda: watch_values(directory, interval, looks.facts(), time.time()), lambda: past.facts(0.0).last
+        )
+        answers["/metrics"] = Answer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
+        return _serve(directory, [looks, past], answers, host, port)
 
     return task
 
 
-def watch_values(stream: Path, interval: float, facts: Facts, now: float) -> dict[str, Any]:
+def stream_looks(stream: Path, interval: float) -> SharedLooks[Outlook]:
+    """Returns looks at how a stream is, to be started."""
+    looks, lost = Looks(), LostChunks()
+    return SharedLooks(lambda: looks.add(take_survey(stream, time.time(), lost)), interval)
+
+
+def history_looks(stream: Path, interval: float) -> SharedLooks[Shown]:
+    """Returns looks at how a stream came to be, with pictures, to be started; less often than those at how it is."""
+    from lazyshard.cli.watch_page import Shown
+
+    last: list[Shown] = []
+
+    def look() -> Shown:
+        before = last[-1] if last else None
+        history = take_history(stream, None if before is None else before.history)
+        if before is None or history != before.history:
+            last[:] = [Shown(history, _pictures(history), 1 if before is None else before.version + 1)]
+        return last[-1]
+
+    return SharedLooks(look, max(_HISTORY_S, _HISTORY_LOOKS * interval))
+
+
+def _pictures(history: History) -> dict[str, Any] | None:
+    """Returns the pictures of a history; None where matplotlib is not installed."""
+    try:
+        from lazyshard.cli.watch_pictures import draw
+    except ModuleNotFoundError as cause:
+        if (cause.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return None
+    return draw(history)
+
+
+def page_answers(
+    page: WatchPage, values: Callable[[], dict[str, Any]], shown: Callable[[], Shown | None]
+) -> dict[str, Answer]:
+    """Returns the answers of the page, by path.
+
+    Args:
+        page: makes it.
+        values: returns those of `/status.json`.
+        shown: returns the stream's history, None where nothing is known of it yet.
+    """
+    kind = "text/html; charset=utf-8"
+    return {
+        "/": Answer(kind, lambda: page.whole(values(), shown(), live=True), page.policy),
+        "/now": Answer(kind, lambda: page.now(values(), shown())),
+        "/history": Answer(kind, lambda: page.history(values(), shown())),
+        "/status.json": Answer("application/json", lambda: json.dumps(values()).encode()),
+    }
+
+
+def _check_target(save: str) -> None:
+    # What is there and no plain file, a device for instance, must not be replaced by one.
+    if not save or is_url(save) or (os.path.exists(save) and not os.path.isfile(save)):
+        raise typer.BadParameter(f"{save!r} is no name of a plain file on this machine", param_hint="--save")
+    parent = os.path.dirname(save) or "."
+    if not os.path.isdir(parent):
+        raise typer.BadParameter(f"{parent!r} is not a directory", param_hint="--save")
+
+
+def _save(stream: Path, page: WatchPage, save: str) -> int:
+    """Writes the page; it appears whole or not at all.
+
+    Raises:
+        ExportExists: there is something else under that name.
+        LazyShardError, OSError: the stream cannot be looked at, or the file not be written.
+    """
+    from lazyshard.cli.watch_page import BEGINNING, Shown
+
+    # Where a link leads to, not the link.
+    target, beginning = Path(os.path.realpath(save)), BEGINNING.encode()
+    with contextlib.suppress(FileNotFoundError), open(target, "rb") as file:
+        if file.read(len(beginning)) not in (b"", beginning):
+            raise ExportExists(
+                f"{target}: is there already and is no page of lazyshard watch; choose another name, or remove it",
+                file=str(target),
+            )
+    now = time.time()
+    facts = Facts(Looks().add(take_survey(stream, now)), None, now, None)
+    history = take_history(stream)
+    made = page.whole(watch_values(stream, 0.0, facts, now), Shown(history, _pictures(history), 1), live=False)
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
+    try:
+        publish_bytes(made, target, temporary)
+    except BaseException:
+        remove(temporary)
+        raise
+    say(f"{save}: {size(len(made))}")
+    return exits.DONE
+
+
+def watch_values(stream: Path, interval: float, facts: Facts[Outlook], now: float) -> dict[str, Any]:
     """Returns the values of `/status.json`; its fields are described in `docs/watch.md`."""
     return {
         "schema": 1,
@@ -116,15 +252,11 @@ def watch_values(stream: Path, interval: float, facts: Facts, now: float) -> dic
         "silent_since_s": facts.silent_since,
         "error": facts.error,
         "missing": facts.missing,
-        "status": None if facts.outlook is None else status_values(facts.outlook),
+        "status": None if facts.last is None else status_values(facts.last),
     }
 
 
-def _encode(stream: Path, interval: float, facts: Facts) -> bytes:
-    return json.dumps(watch_values(stream, interval, facts, time.time())).encode()
-
-
-def _serve(looks: SharedLooks, answers: dict[str, Answer], host: str, port: int) -> int:
+def _serve(stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, Answer], host: str, port: int) -> int:
     outside = not is_loopback(host)
     try:
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
@@ -140,17 +272,19 @@ def _serve(looks: SharedLooks, answers: dict[str, Answer], host: str, port: int)
             param_hint="--port",
         ) from None
     with server, _interrupt_held():
-        looks.start()
+        for one in looks:
+            one.start()
         threading.Thread(target=server.serve_forever, name="lazyshard-watch-server", daemon=True).start()
-        say(f"{server.url} shows {looks.stream}; Ctrl-C ends")
+        say(f"{server.url} shows {stream}; Ctrl-C ends")
         if outside:
             explain(
-                f"whoever reaches {host} can read it: how the stream is, and the names of its consumers, sources and "
-                f"machines. Nothing is authenticated or encrypted"
+                f"whoever reaches {host} can read it: how the stream is, why rows were refused, and the names of its "
+                f"consumers, sources and machines. Nothing is authenticated or encrypted"
             )
         _wait_for_interrupt()
         server.shutdown()
-        looks.close()
+        for one in looks:
+            one.close()
     return exits.INTERRUPTED
 
 

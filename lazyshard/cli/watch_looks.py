@@ -1,4 +1,4 @@
-"""Looks at one stream that all viewers of a page share: one at a time, in a thread of its own, while somebody asks.
+"""Looks at something that all viewers of a page share: one at a time, in a thread of its own, while somebody asks.
 
 Whoever asks is answered at once, with what the last look has found: a share that hangs holds up the thread that looks,
 and no viewer. How long it has given no answer is part of what they are told.
@@ -10,13 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from lazyshard.errors import LazyShardError, StreamMissing
-from lazyshard.inspection.disk_use import LostChunks
-from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import Survey, take_survey
 
 IDLE_S: Final = 60.0
 """So long after somebody has asked last, looking goes on: a page that is open asks every few seconds, Prometheus every
@@ -32,12 +28,15 @@ _LOAD: Final = 0.1
 """The share of the time in which it looks, at the most: where the chunks have to be listed, that may take a second."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a stream.
+class Facts(Generic[T]):
+    """What is known of what is looked at.
 
     Attributes:
-        outlook: what the last look means that has succeeded, None before the first one.
+        last: what the last look has found that has succeeded, None before the first one.
         error: why the last look has failed, in words; None where it has not, and before the first one.
         answered_at: when the last look was over, failed or not, in seconds since 1970; None before.
         silent_since: when the look began that has had no answer for `SILENT_S` and more, in seconds since 1970; None
@@ -45,39 +44,36 @@ class Facts:
         missing: the last look has found no stream, so `error` says: none has been begun yet, or it is gone.
     """
 
-    outlook: Outlook | None
+    last: T | None
     error: str | None
     answered_at: float | None
     silent_since: float | None
     missing: bool = False
 
     @property
-    def current(self) -> Outlook | None:
-        """The outlook, None where it is not that of now: the last look has failed, or has no answer."""
-        return self.outlook if self.error is None and self.silent_since is None else None
+    def current(self) -> T | None:
+        """What was found, None where it is not of now: the last look has failed, or has no answer."""
+        return self.last if self.error is None and self.silent_since is None else None
 
 
-class SharedLooks:
-    """Looks at a stream every so often, from `start` to `close`.
+class SharedLooks(Generic[T]):
+    """Looks every so often, from `start` to `close`.
 
     Args:
-        stream: its path.
+        look: looks once.
         interval: seconds between two looks.
-        take: looks once.
         clock: returns seconds since 1970.
     """
 
     def __init__(
         self,
-        stream: Path,
+        look: Callable[[], T],
         interval: float,
         *,
-        take: Callable[[Path, float, LostChunks], Survey] = take_survey,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.stream = stream
         self.interval = interval
-        self._take = take
+        self._look = look
         self._clock = clock
         self._changed = threading.Condition()
         self._closed = False
@@ -86,7 +82,7 @@ class SharedLooks:
         self._began: tuple[float, float] | None = None
         self._ended_at = float("-inf")
         self._took = 0.0
-        self._outlook: Outlook | None = None
+        self._last: T | None = None
         self._error: str | None = None
         self._missing = False
         self._answered_at: float | None = None
@@ -103,18 +99,23 @@ class SharedLooks:
             self._closed = True
             self._changed.notify_all()
 
-    def facts(self) -> Facts:
-        """Returns what is known; waits for a moment only where there is nothing yet, or only something old."""
+    def facts(self, patience: float | None = None) -> Facts[T]:
+        """Returns what is known; waits for a moment only where there is nothing yet, or only something old.
+
+        Args:
+            patience: seconds of that moment, 0 to wait in no case; None for a second.
+        """
+        patience = _PATIENCE_S if patience is None else patience
         with self._changed:
             now = time.monotonic()
             self._asked_at = now
             self._changed.notify_all()
-            if now - self._ended_at > self.interval + _PATIENCE_S and not self._silent(now):
+            if patience and now - self._ended_at > self.interval + _PATIENCE_S and not self._silent(now):
                 before = self._ended_at
-                self._changed.wait_for(lambda: self._ended_at > before or self._closed, _PATIENCE_S)
+                self._changed.wait_for(lambda: self._ended_at > before or self._closed, patience)
             silent = self._began is not None and self._silent(time.monotonic())
             return Facts(
-                self._outlook,
+                self._last,
                 self._error,
                 self._answered_at,
                 self._began[0] if silent and self._began is not None else None,
@@ -125,11 +126,10 @@ class SharedLooks:
         return self._began is not None and now - self._began[1] >= SILENT_S
 
     def _run(self) -> None:
-        looks, lost = Looks(), LostChunks()
         while self._wait_until_asked():
             found, error, missing = None, None, False
             try:
-                found = looks.add(self._take(self.stream, self._clock(), lost))
+                found = self._look()
             except (LazyShardError, OSError) as failure:
                 error, missing = str(failure), isinstance(failure, StreamMissing)
             except Exception as failure:
@@ -153,7 +153,7 @@ class SharedLooks:
     def _pause(self) -> float:
         return max(self.interval, self._took / _LOAD)
 
-    def _tell(self, found: Outlook | None, error: str | None, missing: bool = False) -> None:
+    def _tell(self, found: T | None, error: str | None, missing: bool = False) -> None:
         with self._changed:
             assert self._began is not None
             self._ended_at = time.monotonic()
@@ -161,7 +161,7 @@ class SharedLooks:
             self._began = None
             self._answered_at, self._error, self._missing = self._clock(), error, missing
             if found is not None:
-                self._outlook = found
+                self._last = found
             self._changed.notify_all()
 
 

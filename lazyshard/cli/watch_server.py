@@ -1,7 +1,9 @@
-"""The web server of `lazyshard watch`: three addresses, read only, for this machine unless asked otherwise.
+"""The web server of `lazyshard watch`: some addresses, read only, for this machine unless asked otherwise.
 
-    GET /             the page: one file of the package, with all that it needs in it
-    GET /status.json  what it shows
+    GET /             the page, with all that it needs in it
+    GET /now          the part of it that changes with every look
+    GET /history      the part of it with pictures
+    GET /status.json  what the page shows now
     GET /metrics      the same for Prometheus
 
 What a request says is compared with these names and never becomes part of a path. Requests must name this machine as
@@ -11,9 +13,7 @@ authenticated or encrypted.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import ipaddress
 import re
 import socket
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from typing import Any, Final
 
 MAX_REQUESTS: Final = 32
@@ -32,8 +31,6 @@ MAX_REQUESTS: Final = 32
 
 _REQUEST_S: Final = 10.0
 """A connection is closed so long after it was accepted, however often it sends or takes a byte."""
-
-_PAGE: Final = "watch_page.html"
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 
@@ -187,23 +184,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: a line every other second would tell nobody anything."""
-
-
-def page_answer() -> Answer:
-    """Returns the page, with a policy that lets its own script and style work, and nothing else."""
-    data = files("lazyshard.cli").joinpath(_PAGE).read_bytes()
-    script, style = (_digest(data, tag) for tag in (b"script", b"style"))
-    policy = (
-        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
-        f"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return Answer("text/html; charset=utf-8", lambda: data, policy)
-
-
-def _digest(page: bytes, tag: bytes) -> str:
-    """Returns what a policy calls the one element of this name by."""
-    (text,) = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL)
-    return f"sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}"
 
 
 def is_loopback(host: str) -> bool:

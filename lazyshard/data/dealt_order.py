@@ -46,11 +46,10 @@ def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
     if made is not None and why:
         _log.warning(
             "%s: its rows were dealt by cost (lazyshard-producer --balance %d), so that all ranks have as much to do "
-            "in a step, and this order undoes it: %s. `lazyshard inspect %s --balance RANKS` tells what it gains",
+            "in a step, and this order undoes it: %s",
             reader.directory,
             made.ranks,
             "; ".join(why),
-            reader.directory,
         )
 
 

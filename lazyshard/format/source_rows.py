@@ -11,7 +11,7 @@ from typing import Any
 
 from lazyshard.format.fields import MAX_SAMPLES
 
-__all__ = ["SourceRows", "form_made"]
+__all__ = ["Made", "SourceRows", "form_made"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,36 @@ class SourceRows:
         recipe = source.get("recipe")
         pack = recipe.get("pack") if isinstance(recipe, dict) else None
         return cls(read, refused, not skip, pack if _is_count(pack) and pack else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How rows were made.
+
+    Attributes:
+        form: "pack", "split" or "pad"; None for rows as they are.
+        size: most tokens of a pack or sequence; None where rows are as they are, or nothing tells it.
+        shuffled: whether the producer has shuffled the rows.
+    """
+
+    form: str | None = None
+    size: int | None = None
+    shuffled: bool = False
+
+    @classmethod
+    def read_source(cls, source: Any) -> Made:
+        """Returns what the field `source` of a seal says.
+
+        >>> Made.read_source({"recipe": {"pad": {"size": 512}, "shuffle": 1000}})
+        Made(form='pad', size=512, shuffled=True)
+        """
+        form = form_made(source)
+        recipe = source.get("recipe") if isinstance(source, dict) else None
+        if not isinstance(recipe, dict):
+            return cls()
+        told = recipe[form] if form is not None else None
+        size = told.get("size") if isinstance(told, dict) else told
+        return cls(form, size if type(size) is int and 0 < size < 2**32 else None, bool(recipe.get("shuffle")))
 
 
 def form_made(source: Any) -> str | None:

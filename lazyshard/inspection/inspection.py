@@ -10,14 +10,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Manifest, Seal, decode_pack, parse_row
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import chunk_name
-from lazyshard.format.source_rows import SourceRows
+from lazyshard.format.source_rows import Made, SourceRows
 from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.row_keys import Keys
 from lazyshard.stream.manifest import read_manifest
@@ -47,6 +48,22 @@ _PACKS_BYTES: Final = 64 << 20
 """Packs whose rows are counted, no more of them than fit into so many bytes; two chunks in any case."""
 
 
+class ChunkPoint(NamedTuple):
+    """A chunk that was looked at.
+
+    Attributes:
+        chunk: its number.
+        rows: rows in it.
+        size: bytes of its data file.
+        sealed_at: when it was published, in seconds since 1970.
+    """
+
+    chunk: int
+    rows: int
+    size: int
+    sealed_at: float
+
+
 @dataclass(slots=True)
 class Overview:
     """A stream at a glance.
@@ -67,6 +84,9 @@ class Overview:
         packs: how many packs were looked into, evenly spaced; 0 where rows are none.
         packed: source rows in those.
         source_rows: source rows up to the newest chunk that was looked at; None where its seal does not tell.
+        made: how the rows of that chunk were made, as its seal tells.
+        dealt: for which training they were dealt by cost; None where they were not.
+        points: the chunks that were looked at, in order; none of a foreign directory.
     """
 
     directory: Path
@@ -85,6 +105,9 @@ class Overview:
     packs: int = 0
     packed: int = 0
     source_rows: SourceRows | None = None
+    made: Made = field(default_factory=Made)
+    dealt: DealtByCost | None = None
+    points: list[ChunkPoint] = field(default_factory=list)
 
     @property
     def chunks(self) -> int:
@@ -178,13 +201,16 @@ def sampled_chunks(first: int, stop: int, samples_per_chunk: int, rows: int = SA
     return [first + (i * (count - 1) + (most - 1) // 2) // (most - 1) for i in range(most)]
 
 
-def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bool = False) -> Overview:
+def overview(
+    directory: Path, samples_per_chunk: int | None = None, *, every: bool = False, rows: bool = True
+) -> Overview:
     """Looks at a stream.
 
     Args:
         directory: the stream's directory.
         samples_per_chunk: of a foreign directory, rows in every chunk but the last; None for those of its first one.
         every: whether to look at every chunk.
+        rows: whether to look into rows too, for their keys and what packs hold. Without, seals alone are read.
 
     Raises:
         StreamMissing: there is no stream in it.
@@ -195,10 +221,18 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
     retired = min(stream.retired(), published.chunks)
     found = Overview(directory, read_manifest(directory, None), stream.samples_per_chunk, published, retired)
     chunks = range(retired, published.chunks)
-    rows = SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS
-    sampled = sampled_chunks(retired, published.chunks, stream.samples_per_chunk, rows)
+    _look_at_chunks(stream, chunks, every, found)
+    if chunks and rows:
+        _count_keys(stream, retired, found)
+        _count_packs(stream, chunks, found)
+    return found
+
+
+def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
+    most = SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS
+    numbers = chunks if every else sampled_chunks(chunks.start, chunks.stop, stream.samples_per_chunk, most)
     failed = 0
-    for number in chunks if every else sampled:
+    for number in numbers:
         try:
             shown = describe_chunk(stream, number)
         except (LazyShardError, OSError) as error:
@@ -207,7 +241,7 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
             failed += 1
             if failed >= GIVE_UP_CHUNKS:
                 # The stream's files name chunks that are not there, and no number is too large to be named.
-                found.unread += published.chunks - 1 - number if every else 0
+                found.unread += chunks.stop - 1 - number if every else 0
                 break
             continue
         failed = 0
@@ -215,14 +249,16 @@ def overview(directory: Path, samples_per_chunk: int | None = None, *, every: bo
         found.lengths.merge(shown.lengths)
         found.tokens.merge(shown.tokens)
         if shown.seal is not None:
-            found.last_sealed_at = shown.seal.sealed_at
-            found.source_rows = SourceRows.read_source(shown.seal.source)
-            if shown.seal.arrays is not None:
-                found.arrays.add(np.diff(shown.seal.arrays.offsets.astype(np.int64)))
-    if chunks:
-        _count_keys(stream, retired, found)
-        _count_packs(stream, chunks, found)
-    return found
+            _note_seal(shown, shown.seal, found)
+
+
+def _note_seal(shown: ShownChunk, seal: Seal, found: Overview) -> None:
+    found.last_sealed_at = seal.sealed_at
+    found.source_rows = SourceRows.read_source(seal.source)
+    found.made, found.dealt = Made.read_source(seal.source), DealtByCost.read(seal.source)
+    found.points.append(ChunkPoint(shown.number, shown.rows, shown.size, seal.sealed_at))
+    if seal.arrays is not None:
+        found.arrays.add(np.diff(seal.arrays.offsets.astype(np.int64)))
 
 
 def describe_chunk(stream: Stream, number: int) -> ShownChunk:

@@ -1,9 +1,9 @@
 """How far a run's order is from the stream's: by the plan's own arithmetic, for some ranks, windows and steps.
 
-The distances are those of `lazyshard inspect --shuffle`, defined in `lazyshard.plan.shuffle_distance`: of neighbours in
-the stream, in draws of a rank, by formula; of what a rank draws in turn, in rows, as it is drawn. In order, what is
-drawn in turn is on average as far apart as there are ranks: one within a chunk, and all other ranks' chunks from one
-chunk to the next. Whole windows are looked at; where the stream is too short for one, what there is of it.
+The distances are defined in `lazyshard.plan.shuffle_distance`: of neighbours in the stream, in draws of a rank, by
+formula; of what a rank draws in turn, in rows, as it is drawn. In order, what is drawn in turn is on average as far
+apart as there are ranks: one within a chunk, and all other ranks' chunks from one chunk to the next. Whole windows are
+looked at; where the stream is too short for one, what there is of it.
 """
 
 from __future__ import annotations

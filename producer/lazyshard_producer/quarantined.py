@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.format.names import QUARANTINE
-from lazyshard.inspection.report_refusals import MOST_TOLD_APART, Refusals, read_refusals
+from lazyshard.inspection.refusals import MOST_TOLD_APART, Refusals, read_refusals
 from lazyshard.memory import loads
 from lazyshard.store.files import open_file
 from lazyshard_producer.wording import count, one_line

@@ -45,7 +45,6 @@ MORE: Final = {
     "export": ["out"],
     "forget": ["sft"],
     "measure": ["--function", "json:loads"],
-    "report": ["-o", "report.html"],
     "trace": ["--sample", "0"],
 }
 """What a command needs beside a stream."""
@@ -75,8 +74,8 @@ def examples(command: Any) -> Iterator[list[str]]:
 
 
 def test_all_commands_are_looked_at() -> None:
-    assert len(COMMANDS) >= 18
-    assert {"lazyshard report", "lazyshard-producer run"} <= set(COMMANDS)
+    assert len(COMMANDS) >= 16
+    assert {"lazyshard watch", "lazyshard-producer run"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -198,7 +197,7 @@ def complete(program: str, module: str, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("program", "module", "line", "offered"),
     [
-        ("lazyshard", "lazyshard.cli", "lazyshard fo", ["forget"]),
+        ("lazyshard", "lazyshard.cli", "lazyshard ver", ["verify", "verify-filesystem"]),
         ("lazyshard", "lazyshard.cli", "lazyshard measure --on", ["--on-bad-row"]),
         ("lazyshard", "lazyshard.cli", "lazyshard measure --on-bad-row ", ["stop", "zero"]),
         ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer qu", ["quarantine"]),

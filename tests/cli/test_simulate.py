@@ -11,13 +11,11 @@ import pytest
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.simulate import run_lines
 from lazyshard.data import reading_marks
-from lazyshard.inspection.inspection_shuffle import Reading, report_shuffle
 from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, PUBLISH_OPENS, count_files, disk_use
 from lazyshard.simulation.order import shuffle_quality
 from lazyshard.simulation.outcome import outcome, parse_axes, parse_axis, sweep
 from lazyshard.simulation.run import BURST_S, Producer, first_look, retry_s, simulate
 from lazyshard.simulation.setting import Setting
-from lazyshard.stream import Published
 from lazyshard_producer import pace
 from lazyshard_producer.configuration.quantities import parse_amount
 from lazyshard_producer.holding import hold, holdback
@@ -198,14 +196,6 @@ def test_neighbours_in_a_window_are_a_third_of_it_apart() -> None:
     found = shuffle_quality(one)
     assert found.in_turn_distance == pytest.approx(8000 / 3, rel=0.05)
     assert found.neighbour_draws == pytest.approx(8001 / 3, abs=1)
-
-
-def test_distances_are_those_that_inspect_tells() -> None:
-    one = replace(SMALL, ranks=4, samples_per_chunk=50, window=4, rows=40_000)
-    told = report_shuffle(Published(800, 40_000, True), 50, Reading(4, "chunk", one.draws), [4]).windows[0]
-    found = shuffle_quality(one)
-    assert found.neighbour_draws == told.expected.neighbours
-    assert found.in_turn_distance == pytest.approx(told.measured.in_turn, rel=0.03)
 
 
 def test_a_global_batch_in_order_lies_in_a_stripe() -> None:

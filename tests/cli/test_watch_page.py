@@ -8,20 +8,24 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
 
-from lazyshard.cli.watch import watch_values
+from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_looks import Facts
-from lazyshard.cli.watch_server import Answer, WatchServer, page_answer
+from lazyshard.cli.watch_page import Shown, WatchPage
+from lazyshard.cli.watch_server import WatchServer
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines
+from lazyshard.inspection.history import History
 from lazyshard.inspection.outlook import Outlook
+from lazyshard.inspection.refusals import count_refusals
 from lazyshard.stream.consumers import Consumer
 from tests.cli.chromium import needs_chromium, open_page, screenshot
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
@@ -45,24 +49,31 @@ class Scene:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        self.gone = False
-        answers = {"/": page_answer(), "/status.json": Answer("application/json", self._encode)}
+        self.shown: Shown | None = None
+        self.later: Outlook | None = None
+        answers = page_answers(WatchPage(), lambda: self.values, lambda: self.shown)
+        for path, make in [(path, answers[path].make) for path in ("/now", "/history")]:
+            answers[path] = replace(answers[path], make=partial(self._later, make))
         self._server = WatchServer("127.0.0.1", 0, answers)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
-        self.url = self._server.url
+        self.url, self.answers = self._server.url, self._server.answers
 
     def show(self, found: Outlook | None, **values: Any) -> None:
         facts = Facts(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
         self.values = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95)
 
+    def _later(self, make: Callable[[], bytes]) -> bytes:
+        """Goes on to what is to be shown once the page asks again."""
+        if self.later is not None:
+            self.show(self.later)
+            self.shown = Shown(History(None, refusals=REFUSALS), {}, 2)
+        return make()
+
     def close(self) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-
-    def _encode(self) -> bytes:
-        return json.dumps(self.values).encode()
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +81,15 @@ def scene() -> Iterator[Scene]:
     made = Scene()
     yield made
     made.close()
+
+
+def lines() -> Iterator[bytes]:
+    for number in range(3):
+        entry = {"source": "/data/a.jsonl", "line": number + 1, "reason": f"byte {number}: {HOSTILE}"}
+        yield json.dumps(entry).encode() + b"\n"
+
+
+REFUSALS: Final = count_refusals(lines(), complete=True)
 
 
 def blending(one: Consumer) -> Consumer:
@@ -147,7 +167,7 @@ def test_busy_run(scene: Scene) -> None:
         "/data/seed.jsonl 0.0 % so far, 0 rows; finished",
     ):
         assert part in text, text
-    cells = re.findall(r'<span class="reading" title="([^"]*)" data-chunk[^>]*>([^<]*)</span>', document)
+    cells = re.findall(r'<span class="reading" title="([^"]*)">([^<]*)</span>', document)
     assert [number for _, number in cells] == ["0", "1", "2", "3", "0", "1", "2", "3"]
     assert cells[1][0] == "chunk 1,153: being read (sft, rank 1)"
 
@@ -196,8 +216,8 @@ def test_names_and_notes_are_text(scene: Scene) -> None:
     assert console == []
     assert "<title>failed · /shared" in document
     assert "<img" not in document
-    text = shown(document, "main")
-    assert text.count("<img src=x onerror=document.title='owned'>\\u{202e}gnp") >= 7
+    text = shown(document, "now")
+    assert text.count("<img src=x onerror=document.title='owned'>\\u202egnp") >= 7
     assert "\u202e" not in document
 
 
@@ -211,7 +231,7 @@ def test_blend_of_a_consumer(scene: Scene) -> None:
     assert "<img" not in document
     text = shown(document)
     assert "Blend, as of its last checkpoint /data/chat 75.0 % so far, 300 samples; weight 80.0 %" in text
-    assert "\\u{202e}gnp 25.0 % so far, 100 samples; weight 20.0 %" in text
+    assert "\\u202egnp 25.0 % so far, 100 samples; weight 20.0 %" in text
 
 
 def test_a_million_chunks_are_few_elements(scene: Scene) -> None:
@@ -226,12 +246,36 @@ def test_a_million_chunks_are_few_elements(scene: Scene) -> None:
     assert len(document) < 100_000
 
 
+def test_page_follows_the_stream_and_takes_history_only_where_that_has_changed(scene: Scene) -> None:
+    scene.show(busy())
+    scene.later = starving()
+    document, console = open_page(scene.url, "--dump-dom")
+    scene.later, scene.shown = None, None
+    assert console == []
+    text = shown(document)
+    assert "sft waits for 6 chunks" in text
+    assert "<title>waiting · /shared" in document
+    assert "Refused rows, by reason rows reason, and where it was met first 3 byte 0: <img src=x" in text
+    assert "/data/a.jsonl, line 1" in text
+    assert "<img" not in document
+
+
+def test_page_says_when_the_command_gives_no_answer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.show(busy())
+    monkeypatch.delitem(scene.answers, "/now")
+    document, _ = open_page(scene.url, "--dump-dom")
+    assert re.search(r"No answer from lazyshard watch since [0-9:]{8} UTC: has it ended\?", shown(document))
+    assert re.search('<div id="now"[^>]* class="old"', document)
+    assert "Published 1,234 chunks" in shown(document)
+
+
 def test_silence_is_told_since_when(scene: Scene) -> None:
     scene.show(busy(), silent_since=NOW + 30)
     document, _ = open_page(scene.url, "--dump-dom")
-    assert '<body class="old">' in document
+    assert '<div id="now" class="old"' in document
     assert re.search(
-        r"The stream's storage has given no answer since [0-9:]{8}, for 1 min 5 s\. What is shown is of [0-9:]{8}\.",
+        r"The stream's storage has given no answer since [0-9:]{8} UTC, for 1 min 5 s\. "
+        r"What is shown is of [0-9:]{8} UTC\.",
         shown(document),
     )
     assert "Published 1,234 chunks" in shown(document)
@@ -240,13 +284,15 @@ def test_silence_is_told_since_when(scene: Scene) -> None:
 def test_look_that_fails(scene: Scene) -> None:
     scene.show(None, error="/shared/x: Permission denied")
     text = shown(open_page(scene.url, "--dump-dom").document)
-    assert "Nothing can be shown yet. The last look has failed: /shared/x: Permission denied." in text
+    assert "Nothing can be shown yet." in text
+    assert "The last look has failed: /shared/x: Permission denied." in text
 
 
 def test_stream_that_is_still_to_be_begun_is_waited_for_and_no_failure(scene: Scene) -> None:
     scene.show(None, error="/shared/x: there is no stream: neither stream.json nor any chunk file", missing=True)
     text = shown(open_page(scene.url, "--dump-dom").document)
-    assert "Waiting for the stream. There is no stream here yet. It will be shown as soon as its producer" in text
+    assert "Waiting for the stream." in text
+    assert "There is no stream here yet. It will be shown as soon as its producer" in text
     assert "failed" not in text
 
 

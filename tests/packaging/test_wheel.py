@@ -100,9 +100,10 @@ def test_wheel_holds_every_source_file(wheel: Path) -> None:
     assert sources == {name for name in contents(wheel) if name.endswith(".py")}
 
 
-def test_wheel_holds_the_page_of_watch(wheel: Path) -> None:
-    page = (ROOT / "lazyshard/cli/watch_page.html").read_bytes()
-    assert contents(wheel)["lazyshard/cli/watch_page.html"] == hashlib.sha256(page).hexdigest()
+@pytest.mark.parametrize("kind", ["html", "css", "js"])
+def test_wheel_holds_the_page_of_watch(wheel: Path, kind: str) -> None:
+    page = (ROOT / f"lazyshard/cli/watch_page.{kind}").read_bytes()
+    assert contents(wheel)[f"lazyshard/cli/watch_page.{kind}"] == hashlib.sha256(page).hexdigest()
 
 
 def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ import fsspec
 
 from lazyshard import BlendedDataset, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
-from lazyshard.cli.watch import watch_values
-from lazyshard.cli.watch_looks import SharedLooks
+from lazyshard.cli.watch import history_looks, stream_looks, watch_values
 from lazyshard.cli.watch_metrics import metrics_page
+from lazyshard.cli.watch_page import WatchPage
 from lazyshard.errors import ChunkCorrupt, StoreRefused, StoreUnavailable, redact
 from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
@@ -180,9 +180,7 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
         ("inspect", first, "--json"),
         ("inspect", first, "3"),
         ("inspect", first, "--chunk", "1", "--json"),
-        ("inspect", first, "--shuffle", "--ranks", "2"),
-        ("report", first, "--output", "report.html"),
-        ("report", first, "--json"),
+        ("watch", first, "--save", "page.html"),
         ("trace", first, "--consumer", "run"),
         ("trace", first, "--consumer", "run", "--sample", "0"),
         ("audit", first, "--consumer", "run"),
@@ -194,9 +192,14 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
         code, told = sweep.run(main, *arguments)
         assert (code, bool(told)) == (9 if arguments[0] == "audit" else 0, True), (arguments, told)
     assert sweep.run(main, "forget", second, "other", "--yes")[0] == 3
-    looks = SharedLooks(stream_path(first), 0.01)
+    looks, past = stream_looks(stream_path(first), 0.01), history_looks(stream_path(first), 0.01)
     looks.start()
-    assert_hidden(watch_values(looks.stream, 1.0, looks.facts(), time.time()), metrics_page(looks.facts, time.time)())
+    past.start()
+    values = watch_values(stream_path(first), 1.0, looks.facts(), time.time())
+    assert_hidden(
+        values, metrics_page(looks.facts, time.time)(), WatchPage().whole(values, past.facts().last, live=True)
+    )
+    past.close()
     looks.close()
     sweep.check_files()
 
@@ -207,10 +210,10 @@ def test_nothing_that_fails_tells_them(
     there, missing = place("one"), place("none")
     produce(sweep, tmp_path, there)
     given = ("--source", str(tmp_path / "in.jsonl"), "--samples-per-chunk", "2")
-    for command in ("status", "verify", "inspect", "report", "export", "measure", "trace", "audit"):
+    for command in ("status", "verify", "inspect", "export", "measure", "trace", "audit"):
         more = {"export": ("out",), "measure": ("--length", "x:y"), "trace": ("--sample", "0")}
         assert sweep.run(main, command, missing, *more.get(command, ()))[0] != 0
-    assert sweep.run(main, "report", there, "--output", there)[0] != 0
+    assert sweep.run(main, "watch", there, "--save", there)[0] != 0
     (tmp_path / "train.json").write_text(json.dumps({"version": 1, "datasets": [{"path": there, "weight": there}]}))
     assert sweep.run(main, "check-config", "train.json")[0] == 3
     for url in ("nosuch" + there, "s3" + there.removeprefix("memory")):

@@ -36,7 +36,6 @@ def folder(tmp_path: Path, bucket: UrlPath) -> Path:
         ("inspect", "{}"),
         ("inspect", "{}", "7", "--rows", "2"),
         ("inspect", "{}", "--chunk", "6"),
-        ("inspect", "{}", "--shuffle", "--ranks", "2", "--window", "0,2"),
         ("verify", "{}"),
         ("verify", "{}", "--quick", "--json"),
     ],
@@ -59,7 +58,7 @@ def test_it_tells_what_it_tells_of_a_directory(
     ("arguments", "differing"),
     [
         (("status",), ("directory", "looked_at_s", "free_bytes")),
-        (("report", "--chunks", "5"), ("looked_at_s", "status", "findings", "changes")),
+        (("inspect",), ()),
     ],
 )
 def test_json_of_a_bucket_is_that_of_a_directory(

@@ -14,8 +14,7 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 - `shuffle`: the permutations, defined by arithmetic so that any language can compute them again.
 - `lane`: the composition (`Plan`): epochs, windows, and when a position may be drawn from a stream that still grows.
 - `windows`: positions shuffled inside windows; `gaps`: samples that are left out.
-- `shuffle_distance`: how far a window moves neighbours apart, and the window for a distance; `shuffle_measured`: how
-  far apart they are in what is really drawn.
+- `shuffle_distance`: how far a window moves neighbours apart, and the window for a distance
 - `segment`, `course`: what is drawn when the number of lanes changes on the way: any number of times, by its history;
   `carried`: what one segment takes over from the one before; `places`: from a sample back to where it is drawn.
 - `ending`: what is left over at the end of an epoch, and the batch that is completed with it.

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -250,11 +250,6 @@ class Evenness:
     p99: float
     worst: float
     between: float
-
-    def values(self) -> dict[str, Any]:
-        """Returns the same as JSON, rounded to six digits."""
-        names = ("overall", "mean", "p99", "worst", "between")
-        return {"steps": self.steps} | {name: round(getattr(self, name), 6) for name in names}
 
 
 def evenness(costs: _Floats) -> Evenness | None:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.plan.shuffle_distance import expected_neighbours
-from lazyshard.plan.shuffle_measured import in_turn
 from lazyshard.simulation.setting import Setting
 
 _POSITIONS: Final = 1 << 17
@@ -67,7 +66,8 @@ def _in_turn(setting: Setting, choice: random.Random) -> float:
         # And the step from the last one to the next.
         length = min(length, max(2, _POSITIONS // setting.span) * setting.span) + 1
     lanes, positions = _some(setting.ranks, _LANES, choice), np.arange(length, dtype=np.int64)
-    return in_turn(setting.course.draws(lanes[:, None], positions[None, :], total)[1])
+    drawn = setting.course.draws(lanes[:, None], positions[None, :], total)[1]
+    return float(np.abs(np.diff(drawn, axis=-1)).mean()) if drawn.shape[-1] > 1 else 0.0
 
 
 def _batch(setting: Setting, choice: random.Random) -> float | None:

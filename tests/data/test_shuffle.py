@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset, StreamReader, window_for_distance
 from lazyshard.errors import WaitTimeout
-from lazyshard.plan.shuffle_measured import neighbours
 from tests.data.workers import DEADLINE_S, ids
+from tests.plan.distances import neighbours
 from tests.stream.streams import produce
 
 CHUNKS, PER_CHUNK, RANKS = 24, 5, 2

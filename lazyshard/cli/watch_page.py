@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from lazyshard import __version__
 from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.units import per_second
-from lazyshard.cli.watch_words import bar, chunks, consumer, notice, producer, stream_state, tiles
+from lazyshard.cli.watch_words import bar, chunks, clock, consumer, notice, producer, stream_state, tiles
 from lazyshard.cli.wording import count, one_line
 from lazyshard.inspection.history import History, rates
 from lazyshard.inspection.lengths import Lengths
@@ -71,7 +71,14 @@ class WatchPage:
             lstrip_blocks=True,
             finalize=lambda value: one_line(value) if type(value) is str else value,
         )
-        environment.filters |= {"count": count, "percent": percent, "moment": moment, "where": where, "tied": tied}
+        environment.filters |= {
+            "count": count,
+            "percent": percent,
+            "clock": clock,
+            "moment": moment,
+            "where": where,
+            "tied": tied,
+        }
         environment.globals |= {"bar": bar, "version": __version__}
         self._template = environment.get_template("watch_page.html")
         self._style, self._script = Markup(_read("watch_page.css")), Markup(_read("watch_page.js"))  # noqa: S704 - ours

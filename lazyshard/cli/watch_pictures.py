@@ -141,7 +141,7 @@ def _lengths(lengths: Lengths, unit: str, colours: Colours) -> str:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     _dress(axes, colours)
-    axes.legend(loc="upper right", frameon=False, labelcolor=colours.text)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, labelcolor=colours.text)
     return _address(figure)
 
 

@@ -16,9 +16,8 @@ from lazyshard.cli.progress import chunk_bar
 from lazyshard.cli.stream_options import check_stream
 from lazyshard.cli.wording import complain, say
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
-from lazyshard.inspection.auditing_findings import Finding, Note
-from lazyshard.inspection.auditing_report import audit, newest
-from lazyshard.inspection.tracing_facts import facts_of
+from lazyshard.inspection.auditing import AuditFinding, Note, audit, newest
+from lazyshard.inspection.tracing import facts_of
 from lazyshard.inspection.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
@@ -118,7 +117,7 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
         states = [saved for saved in states if not _same(saved, head)] + [head]
     consumers = _consumers(directory, states, consumer, notes)
     cursors = [one.cursor for one in consumers if one.cursor is not None]
-    unusable += [Finding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
+    unusable += [AuditFinding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
     states += [saved for cursor in cursors if (saved := state_of_cursor(directory, cursor)) is not None]
     if not states:
         for _, file, why in unusable:
@@ -146,13 +145,13 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     return exits.DONE if found.proven else exits.NOT_PROVEN
 
 
-def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[Finding]]:
+def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[AuditFinding]]:
     """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason.
 
     A note says which are of a blend that this stream was no part of yet.
     """
     states: list[SavedState] = []
-    unusable: list[Finding] = []
+    unusable: list[AuditFinding] = []
     for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
         try:
             states.append(read_state(file, directory))
@@ -161,9 +160,9 @@ def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tupl
         except FormatInvalid as error:
             contradicts = (error.field or "").endswith("consumed")
             why = _without(str(error), str(file))
-            unusable.append(Finding("samples" if contradicts else "unusable", str(file), why))
+            unusable.append(AuditFinding("samples" if contradicts else "unusable", str(file), why))
         except LazyShardError as error:
-            unusable.append(Finding("unusable", str(file), str(error)))
+            unusable.append(AuditFinding("unusable", str(file), str(error)))
     return states, unusable
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from lazyshard.cli.trace_view import ranges_text
 from lazyshard.cli.wording import count
-from lazyshard.inspection.auditing import EpochAudit
-from lazyshard.inspection.auditing_counts import Ranges
-from lazyshard.inspection.auditing_report import Audit, AuditedState, consumed_at
+from lazyshard.inspection.auditing import Audit, AuditedState, consumed_at
+from lazyshard.inspection.auditing_counts import EpochAudit, Ranges
 from lazyshard.inspection.tracing_states import folder_of
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 

@@ -11,7 +11,7 @@ from lazyshard.cli import exits
 from lazyshard.cli.wording import complain, count
 from lazyshard.errors import StreamInvalid
 from lazyshard.inspection.inspection import Overview
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 
 _FORMATS: Final = (".png", ".svg")
 

@@ -14,8 +14,7 @@ from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
 from lazyshard.format.source_rows import SourceRows
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.inspection.lengths import Bin, Lengths
-from lazyshard.inspection.row_keys import Keys
+from lazyshard.inspection.row_facts import Bin, Keys, Lengths
 
 BAR_WIDTH: Final = 40
 

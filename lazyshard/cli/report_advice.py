@@ -14,10 +14,10 @@ from typing import Final
 
 from lazyshard.cli.wording import count
 from lazyshard.inspection.inspection_balance import BalanceReport
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.report_chunks import Made
 from lazyshard.inspection.report_packing import Packing
 from lazyshard.inspection.report_training import TrainingFacts
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.plan.balance import Evenness
 
 __all__ = [

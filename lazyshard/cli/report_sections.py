@@ -11,9 +11,9 @@ from lazyshard.cli.report_svg import escape
 from lazyshard.cli.wording import count
 from lazyshard.inspection.inspection_balance import BalanceReport
 from lazyshard.inspection.inspection_shuffle import ShuffleReport
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.report_facts import ReportFacts
 from lazyshard.inspection.report_packing import Packing
+from lazyshard.inspection.row_facts import Lengths
 
 __all__ = ["balance_part", "figure", "legend", "lengths_part", "packing_part", "pictures", "shuffle_part", "table"]
 

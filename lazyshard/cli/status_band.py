@@ -8,8 +8,7 @@ from typing import Final
 from lazyshard.cli.wording import chunk_range, count, one_line
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.inspection.band import Band, ChunkState
-from lazyshard.inspection.open_window import OpenWindow
+from lazyshard.inspection.band import Band, ChunkState, OpenWindow
 
 SIGNS: Final[dict[ChunkState, str]] = {
     "deleted": ".",

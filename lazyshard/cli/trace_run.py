@@ -28,12 +28,9 @@ from lazyshard.cli.trace_view import (
 )
 from lazyshard.cli.wording import complain, count, say
 from lazyshard.inspection.inspection import ShownRow, read_rows
-from lazyshard.inspection.tracing import Tracing
-from lazyshard.inspection.tracing_facts import facts_of
-from lazyshard.inspection.tracing_origins import Origin, Origins
-from lazyshard.inspection.tracing_sources import SourcePlace, SourceRows, find_source
+from lazyshard.inspection.tracing import Tracing, facts_of
+from lazyshard.inspection.tracing_sources import Origin, Origins, SourcePlace, SourceRows, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
-from lazyshard.inspection.tracing_text import find_text
 from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.cursor import read_cursor
 from lazyshard.stream.opening import open_now

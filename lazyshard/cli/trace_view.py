@@ -13,9 +13,8 @@ from lazyshard.cli.inspect_json import row_text
 from lazyshard.cli.wording import count
 from lazyshard.inspection.inspection import ShownRow
 from lazyshard.inspection.tracing import Drawn, Fate, Tracing
-from lazyshard.inspection.tracing_blends import Member
-from lazyshard.inspection.tracing_origins import Origin
-from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.inspection.tracing_sources import Origin
+from lazyshard.inspection.tracing_states import Member, SavedState
 
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 _NO_ORIGIN: Final = (

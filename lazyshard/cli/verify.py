@@ -18,7 +18,7 @@ from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
 from lazyshard.cli.units import size
 from lazyshard.cli.wording import count, say
 from lazyshard.inspection.verification import Verified, verify
-from lazyshard.inspection.verification_findings import Severity
+from lazyshard.inspection.verification_chunks import Severity
 from lazyshard.store.urls import stream_path
 
 _MAX_JOBS: Final = 1024

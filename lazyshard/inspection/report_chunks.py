@@ -20,7 +20,7 @@ from lazyshard.format.names import SEAL_SUFFIX
 from lazyshard.format.source_rows import SourceRows, form_made
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.inspection import SAMPLED_ROWS, SCANNED_ROWS, ShownChunk, describe_chunk
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.store.files import modified_at
 from lazyshard.stream.stream import Stream
 from lazyshard.stream.token_lengths import chunk_tokens

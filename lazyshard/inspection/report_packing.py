@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.report_chunks import Made
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.plan.packing import pack_samples
 
 BUFFER_ROWS: Final = 10_000

@@ -30,12 +30,12 @@ from lazyshard.format.source_rows import SourceRows
 from lazyshard.inspection.disk_use import DiskUse
 from lazyshard.inspection.inspection_balance import BalanceReport, RanksReport, Training
 from lazyshard.inspection.inspection_shuffle import Expected, Reading, ShuffleReport, WindowReport
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.report_chunks import Made
 from lazyshard.inspection.report_course import At, Dry, Pause
 from lazyshard.inspection.report_packing import Packing
 from lazyshard.inspection.report_refusals import Refusals, RefusedFor, RefusedRow
 from lazyshard.inspection.report_training import TrainingFacts
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.plan.balance import Cost, Evenness
 from lazyshard.plan.shuffle_measured import Measured
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey

@@ -11,8 +11,7 @@ from lazyshard.cli.status_json import status_values
 from lazyshard.cli.status_view import status_lines
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.inspection.band import Band, ChunkState, Stretch
-from lazyshard.inspection.open_window import OpenWindow
+from lazyshard.inspection.band import Band, ChunkState, OpenWindow, Stretch
 from tests.cli.looks import outlook, survey, told
 
 

@@ -230,7 +230,7 @@ def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_pa
 
 BEGUN = """
 import os, sys
-from lazyshard.inspection import verification, verification_processes
+from lazyshard.inspection import verification, verification_chunks
 check = verification.check_in_order
 
 def check_by_others(batches, jobs):

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.format import Cursor, Manifest, PartState, ReadingMark, RunState
-from lazyshard.inspection.band import CLOSE_UP, Band, Cell, Reader, Stretch, make_band
-from lazyshard.inspection.census import Census
+from lazyshard.inspection.band import CLOSE_UP, Band, Cell, OpenWindow, Reader, Stretch, make_band, open_window
 from lazyshard.inspection.disk_use import canonical_names
-from lazyshard.inspection.open_window import OpenWindow, open_window
+from lazyshard.inspection.survey import Census
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.run_state import course_of
 from tests.cli.looks import ID, consumer, told

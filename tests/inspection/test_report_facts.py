@@ -18,7 +18,6 @@ from lazyshard.format import Cursor, PartState, ReadingMark, RunState
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.inspection import report_chunks, report_refusals
 from lazyshard.inspection.inspection import ShownChunk, describe_chunk
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.report_chunks import ChunkPoint, Made, look_at_chunks, read_made
 from lazyshard.inspection.report_course import (
     At,
@@ -36,6 +35,7 @@ from lazyshard.inspection.report_packing import Packing, look_at_packing, pack_s
 from lazyshard.inspection.report_refusals import OTHERS, count_refusals, read_refusals
 from lazyshard.inspection.report_trained import trained_points
 from lazyshard.inspection.report_training import TrainingFacts, training_of
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format import Cursor
 from lazyshard.format.state import PartState, RunState
-from lazyshard.inspection.tracing import Became, Drawn, Fate, Tracing
-from lazyshard.inspection.tracing_facts import Facts
+from lazyshard.inspection.tracing import Became, Drawn, Fate, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
@@ -29,11 +28,11 @@ def run_state(*parts: PartState, per_chunk: int = 3, unit: int = 3, window: int 
     return RunState(ID, per_chunk, unit, window, seed, None, parts, consumed)
 
 
-def facts(samples: int, ended: bool = True, per_chunk: int = 3, retired: int = 0) -> Facts:
-    return Facts(ID, per_chunk, -(-samples // per_chunk), samples, ended, retired)
+def facts(samples: int, ended: bool = True, per_chunk: int = 3, retired: int = 0) -> StreamFacts:
+    return StreamFacts(ID, per_chunk, -(-samples // per_chunk), samples, ended, retired)
 
 
-def traced(state: RunState, known: Facts, step: int | None = None) -> Tracing:
+def traced(state: RunState, known: StreamFacts, step: int | None = None) -> Tracing:
     return Tracing(SavedState(state, Path("state"), step=step), known, "stream")
 
 
@@ -150,7 +149,7 @@ def test_a_live_stream_tells_what_is_certain() -> None:
 def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
     state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
     tracing = traced(state, facts(12))
-    assert [stretch.last_epoch for stretch in tracing.stretches] == [0, 1]
+    assert [section.last_epoch for section in tracing.sections] == [0, 1]
     assert [(fate.epoch, fate.became) for fate in tracing.fates(0)] == [(0, "trained"), (1, "trained")]
     assert [(fate.epoch, fate.became) for fate in tracing.fates(7)] == [(0, "cut short"), (1, "to come")]
 
@@ -178,7 +177,7 @@ def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says()
     ],
 )
 def test_a_state_that_does_not_fit_the_stream_is_refused(
-    change: dict[str, object], known: Facts, expected: str
+    change: dict[str, object], known: StreamFacts, expected: str
 ) -> None:
     with pytest.raises(StateMismatch, match=expected):
         traced(replace(TWO_PARTS, **change), known)  # type: ignore[arg-type]

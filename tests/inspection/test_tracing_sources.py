@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.errors import StateMismatch
-from lazyshard.inspection.tracing_origins import Origin, Origins
-from lazyshard.inspection.tracing_sources import SourcePlace, SourceRows, find_source
-from lazyshard.inspection.tracing_text import find_text
+from lazyshard.inspection.tracing_sources import Origin, Origins, SourcePlace, SourceRows, find_source, find_text
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
 from tests.producer.commands import run

@@ -37,9 +37,9 @@ from lazyshard.cli.inspect_shuffle import (
     windows_of,
 )
 from lazyshard.cli.inspect_view import chunk_lines, overview_lines, row_line
+from lazyshard.cli.options import SamplesPerChunkOption, check_stream
+from lazyshard.cli.output import count, one_line, say
 from lazyshard.cli.shortening import shorten, with_lists
-from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows
 from lazyshard.inspection.inspection_shuffle import Reading

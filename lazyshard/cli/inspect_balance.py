@@ -10,7 +10,7 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_balance_view import balance_lines, balance_values
-from lazyshard.cli.wording import say
+from lazyshard.cli.output import say
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.inspection.inspection_balance import LENGTH_FIELD, Training, dealt_by_cost, report_balance
 from lazyshard.plan.balance import PER_TOKEN, PER_TOKEN_SQUARED, Cost

@@ -8,7 +8,7 @@ from typing import Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.wording import complain, count
+from lazyshard.cli.output import complain, count
 from lazyshard.errors import StreamInvalid
 from lazyshard.inspection.inspection import Overview
 from lazyshard.inspection.row_facts import Lengths

@@ -11,7 +11,7 @@ import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_shuffle_view import shuffle_lines, shuffle_values
-from lazyshard.cli.wording import say
+from lazyshard.cli.output import say
 from lazyshard.inspection.inspection_shuffle import ALL, Reading, report_shuffle
 from lazyshard.plan import UNIT_NAMES
 from lazyshard.stream.opening import open_now

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.cli.wording import count
+from lazyshard.cli.output import count
 from lazyshard.inspection.inspection_shuffle import ALL, ShuffleReport, WindowReport
 
 _MEANINGS: Final = (

@@ -8,9 +8,8 @@ from datetime import datetime, timezone
 from itertools import islice
 from typing import Final
 
+from lazyshard.cli.output import count, size
 from lazyshard.cli.shortening import MAX_KEYS
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
 from lazyshard.format.source_rows import SourceRows
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow

@@ -36,7 +36,7 @@ import sys
 from collections.abc import Sequence
 
 from lazyshard.cli import exits
-from lazyshard.cli.wording import drop_what_nobody_reads
+from lazyshard.cli.output import drop_what_nobody_reads
 
 _REQUIRED = ("typer", "rich", "click")
 

@@ -14,14 +14,12 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.progress import chunk_bar
+from lazyshard.cli.options import SamplesPerChunkOption, check_stream
+from lazyshard.cli.output import chunk_bar, count, say, size
 from lazyshard.cli.report_advice import in_order
 from lazyshard.cli.report_findings import findings_of
 from lazyshard.cli.report_json import report_values
 from lazyshard.cli.report_page import BEGINNING, report_page
-from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import count, say
 from lazyshard.errors import ExportExists
 from lazyshard.inspection.report_facts import Asked, ReportFacts, gather
 from lazyshard.store.durable import publish_bytes, remove

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lazyshard.cli.wording import count
+from lazyshard.cli.output import count
 from lazyshard.inspection.inspection_balance import BalanceReport
 from lazyshard.inspection.report_chunks import Made
 from lazyshard.inspection.report_packing import Packing

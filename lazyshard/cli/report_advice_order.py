@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lazyshard.cli.output import count
 from lazyshard.cli.report_advice import LITTLE, Change, Finding
-from lazyshard.cli.wording import count
 from lazyshard.inspection.inspection_shuffle import ShuffleReport, WindowReport
 from lazyshard.inspection.report_chunks import Made
 from lazyshard.inspection.report_training import TrainingFacts

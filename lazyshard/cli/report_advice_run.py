@@ -9,10 +9,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from lazyshard.cli.output import count, duration, per_second, size
 from lazyshard.cli.report_advice import LITTLE, Change, Finding, percent
-from lazyshard.cli.status_words import room_first, summary
-from lazyshard.cli.units import duration, per_second, size
-from lazyshard.cli.wording import count
+from lazyshard.cli.status_view import room_first, summary
 from lazyshard.inspection.outlook import Outlook
 from lazyshard.inspection.report_chunks import Made
 from lazyshard.inspection.report_course import At, Dry, Pause, mean_rate, rates

@@ -13,7 +13,7 @@ from lazyshard.cli.report_advice_run import (
     refusals_finding,
     waits_finding,
 )
-from lazyshard.cli.status_words import problems
+from lazyshard.cli.status_view import problems
 from lazyshard.inspection.report_facts import ReportFacts
 from lazyshard.store.urls import UrlPath
 

@@ -9,7 +9,7 @@ from lazyshard.cli.inspect_json import distribution_values, token_values
 from lazyshard.cli.inspect_shuffle_view import shuffle_values
 from lazyshard.cli.report_advice import Change, in_order
 from lazyshard.cli.report_findings import findings_of, problems_of
-from lazyshard.cli.status_json import status_values
+from lazyshard.cli.status import status_values
 from lazyshard.inspection.report_facts import ReportFacts
 
 __all__ = ["report_values"]

@@ -11,12 +11,12 @@ from typing import Final
 
 from lazyshard import __version__
 from lazyshard.cli.inspect_view import moment
+from lazyshard.cli.output import count
 from lazyshard.cli.report_advice import Change, Finding, in_order
 from lazyshard.cli.report_findings import TITLES, findings_of
 from lazyshard.cli.report_sections import balance_part, lengths_part, packing_part, shuffle_part
 from lazyshard.cli.report_sections_run import damage_part, disk_part, rates_part, refusals_part, waits_part
 from lazyshard.cli.report_svg import escape
-from lazyshard.cli.wording import count
 from lazyshard.inspection.report_facts import ReportFacts
 
 __all__ = ["BEGINNING", "report_page"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from lazyshard.cli.output import count
 from lazyshard.cli.report_advice import percent
 from lazyshard.cli.report_drawing import Bar, Mark, band, bars, columns
 from lazyshard.cli.report_svg import escape
-from lazyshard.cli.wording import count
 from lazyshard.inspection.inspection_balance import BalanceReport
 from lazyshard.inspection.inspection_shuffle import ShuffleReport
 from lazyshard.inspection.report_facts import ReportFacts

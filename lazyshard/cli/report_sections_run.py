@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from lazyshard.cli.inspect_view import moment
+from lazyshard.cli.output import count, duration, size
 from lazyshard.cli.report_drawing import Bar, band, bars
 from lazyshard.cli.report_drawing_time import Line, lanes, lines
 from lazyshard.cli.report_findings import problems_of
 from lazyshard.cli.report_sections import figure, legend, pictures, table
 from lazyshard.cli.report_svg import escape, short
-from lazyshard.cli.units import duration, size
-from lazyshard.cli.wording import count
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.report_course import At, rates
 from lazyshard.inspection.report_facts import ReportFacts

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lazyshard.cli.wording import one_line
+from lazyshard.cli.output import one_line
 
 WIDTH: Final = 420
 HEIGHT: Final = 190

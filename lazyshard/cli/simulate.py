@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import say
+from lazyshard.cli.options import epilog
+from lazyshard.cli.output import say, size
 from lazyshard.simulation.outcome import SWEPT, Axis, Simulated, outcome, parse_axes, sweep
 from lazyshard.simulation.setting import Setting
 from lazyshard.stream.pacing import format_seconds
@@ -26,25 +26,18 @@ the product itself: nothing is read or written. Thousands of ranks and a million
 is a stripe, one chunk of every rank, or with windows so many of them; so the first step waits for
 ranks * samples-per-chunk * max(1, window) rows."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard simulate --ranks 512 --step-seconds 2 --batch 4 --producer-rate 1500 --rows 5000000 --samples-per-chunk 1000
-
-lazyshard simulate --ranks 64 --rows-a-second 128 --batch 8 --producer-rate 110 --chunks 2000 --sweep window=0,2,4,8
-
-[bold]Exit codes[/bold]
-
-  0  done
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage: an option is missing, or cannot be
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard simulate --ranks 512 --step-seconds 2 --batch 4 --producer-rate 1500 --rows 5000000 "
+        "--samples-per-chunk 1000",
+        "lazyshard simulate --ranks 64 --rows-a-second 128 --batch 8 --producer-rate 110 --chunks 2000 "
+        "--sweep window=0,2,4,8",
+    ],
+    {
+        0: "done",
+        2: "usage: an option is missing, or cannot be",
+    },
+)
 
 
 class Retain(str, Enum):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lazyshard.cli.inspect_json import row_text
-from lazyshard.cli.wording import count
+from lazyshard.cli.output import count
 from lazyshard.inspection.inspection import ShownRow
 from lazyshard.inspection.tracing import Drawn, Fate, Tracing
 from lazyshard.inspection.tracing_sources import Origin

@@ -14,7 +14,8 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.wording import complain, explain, say
+from lazyshard.cli.options import JsonOption, epilog
+from lazyshard.cli.output import complain, explain, say
 from lazyshard.filesystem.judging import Judged, conclude, judge
 from lazyshard.filesystem.measuring import Far, Sightings, Untried, measure
 from lazyshard.filesystem.side import serve
@@ -25,31 +26,21 @@ Changes are made in A and looked at from the other side: B, the same folder on a
 --far starts on another machine. With A alone two processes use one mount. Says of each thing that lazyshard's protocol
 needs whether it holds, what it costs, and what to set. Works in a folder of its own and removes it."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard verify-filesystem /data/folder
-
-lazyshard verify-filesystem /mnt/a/folder /mnt/b/folder
-
-lazyshard verify-filesystem /share/folder --far "ssh node2 lazyshard verify-filesystem --serve /share/folder"
-
-[bold]Exit codes[/bold]
-
-  0  the filesystem fits
-
-  1  it works with limits, which are printed; or typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such folder
-
-  3  it does not fit
-
-  4  it could not be tried: a folder cannot be written, the two are not the same one, the other side did not answer
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard verify-filesystem /data/folder",
+        "lazyshard verify-filesystem /mnt/a/folder /mnt/b/folder",
+        'lazyshard verify-filesystem /share/folder --far "ssh node2 lazyshard verify-filesystem --serve /share/folder"',
+    ],
+    {
+        0: "the filesystem fits",
+        1: "it works with limits, which are printed; or typer or rich is missing: pip install 'lazyshard\\[cli]'",
+        2: "usage; there is no such folder",
+        3: "it does not fit",
+        4: "it could not be tried: a folder cannot be written, the two are not the same one, the other side did "
+        "not answer",
+    },
+)
 
 _CODES: Final = {"fits": exits.DONE, "limited": exits.LIMITED, "unfit": exits.REFUSED}
 
@@ -67,7 +58,7 @@ def command(
         str | None, typer.Option("--serve", metavar="FOLDER", help="Be the other side, for --far.")
     ] = None,
     longest: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for what does not show.")] = 90.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     for folder, hint in ((near, "A"), (second, "B"), (serving, "--serve")):

@@ -15,12 +15,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.status import INTERVAL_S
-from lazyshard.cli.status_json import status_values
-from lazyshard.cli.stream_options import check_stream
+from lazyshard.cli.options import check_stream
+from lazyshard.cli.output import complain, explain, say
+from lazyshard.cli.status import INTERVAL_S, status_values
 from lazyshard.cli.watch_looks import Facts, SharedLooks
 from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback, page_answer
-from lazyshard.cli.wording import complain, explain, say
 from lazyshard.store.urls import stream_path
 
 PORT: Final = 8642

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from lazyshard.cli import doctor, environment, exits
+from lazyshard.cli import doctor, exits
 from lazyshard.cli.main import main
 from lazyshard.examination import GROUP, Finding
 from tests.cli.commands import lazyshard
@@ -160,8 +160,8 @@ def test_requirements_are_those_of_the_package() -> None:
         name = re.split(r"[^A-Za-z0-9-]", line)[0].lower()
         extra = re.search(r"extra == ['\"](\w+)['\"]", line)
         extras.setdefault(extra[1] if extra else "", set()).add(name)
-    assert set(environment.NEEDED) == extras.pop("")
-    assert {extra: set(names) for extra, (_, names) in environment.EXTRAS.items()} == {
+    assert set(doctor.NEEDED) == extras.pop("")
+    assert {extra: set(names) for extra, (_, names) in doctor.EXTRAS.items()} == {
         extra: names for extra, names in extras.items() if extra not in ("all", "docs", "test")
     }
 

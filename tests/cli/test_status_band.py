@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lazyshard.cli.status_band import SIGNS, band_line, legend, share_words, source_words, window_words
-from lazyshard.cli.status_json import status_values
-from lazyshard.cli.status_view import status_lines
+from lazyshard.cli.status import status_values
+from lazyshard.cli.status_view import SIGNS, band_line, legend, share_words, source_words, status_lines, window_words
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, OpenWindow, Stretch

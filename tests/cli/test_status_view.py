@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lazyshard.cli.status_json import failure_values, status_values
-from lazyshard.cli.status_view import status_lines
-from lazyshard.cli.status_words import problems, summary
+from lazyshard.cli.status import failure_values, status_values
+from lazyshard.cli.status_view import problems, status_lines, summary
 from lazyshard.format import Cursor, Head, PartState, ProducerState, RunState
 from lazyshard.format.mixed import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines

@@ -30,6 +30,16 @@ from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.opening import open_now
 
+_FATES: Final = {
+    "to_come": "to come",
+    "left_over": "left over",
+    "skipped": "skipped on purpose",
+    "twice": "TRAINED TWICE",
+    "again": "TRAINED AND COMING AGAIN",
+    "missing": "PASSED OVER",
+}
+"""What becomes of a sample that is not trained once, in words."""
+
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 
 It reads the states in the checkpoints of the folders given (checkpoint-N/lazyshard.json, also one folder deeper, where
@@ -108,7 +118,8 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     states, unusable = _states(folders, directory, notes)
     head = None if state is None else read_state(state, directory)
     if head is not None:
-        states = [saved for saved in states if not _same(saved, head)] + [head]
+        file = os.path.realpath(head.file)
+        states = [saved for saved in states if os.path.realpath(saved.file) != file] + [head]
     consumers = _consumers(directory, states, consumer, notes)
     cursors = [one.cursor for one in consumers if one.cursor is not None]
     unusable += [AuditFinding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
@@ -129,11 +140,9 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
         found = audit(
             stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, notes=notes, report=show
         )
-    if as_json:
-        say(json.dumps(_audit_values(found, str(directory))))
-    else:
-        for line in _audit_lines(found, str(directory)):
-            say(line)
+    values = _values(found, str(directory))
+    for line in [json.dumps(values)] if as_json else _lines(values):
+        say(line)
     if not found.ok:
         return exits.STREAM_DAMAGED
     return exits.DONE if found.proven else exits.NOT_PROVEN
@@ -150,10 +159,10 @@ def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tupl
         try:
             states.append(read_state(file, directory))
         except StateMismatch as error:
-            notes.append(Note(str(file), _without(str(error), str(file))))
+            notes.append(Note(str(file), str(error).removeprefix(f"{file}: ")))
         except FormatInvalid as error:
             contradicts = (error.field or "").endswith("consumed")
-            why = _without(str(error), str(file))
+            why = str(error).removeprefix(f"{file}: ")
             unusable.append(AuditFinding("samples" if contradicts else "unusable", str(file), why))
         except LazyShardError as error:
             unusable.append(AuditFinding("unusable", str(file), str(error)))
@@ -179,59 +188,20 @@ def _consumers(
     if named:
         found = [one for one in known if one.name in named]
         if known and not found:
-            notes.append(
-                Note(
-                    str(directory),
-                    f"no cursor is looked at: the checkpoints are of {', '.join(sorted(named))}, and there are the "
-                    f"cursors of {there}; name the run's with --consumer",
-                )
-            )
+            what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
+            notes.append(Note(str(directory), f"no cursor is looked at: {what}; name the run's with --consumer"))
         return found
     if len(known) > 1 and not states:
-        raise typer.BadParameter(
-            f"{directory} has the cursors of {there}: choose one",
-            param_hint="--consumer",
-        )
+        raise typer.BadParameter(f"{directory} has the cursors of {there}: choose one", param_hint="--consumer")
     if len(known) > 1:
         what = f"no cursor is looked at: there are those of {there}, and the checkpoints name none; name one with"
         notes.append(Note(str(directory), f"{what} --consumer"))
     return list(known) if len(known) == 1 else []
 
 
-def _same(one: SavedState, other: SavedState) -> bool:
-    return os.path.realpath(one.file) == os.path.realpath(other.file)
-
-
-def _without(text: str, file: str) -> str:
-    return text.removeprefix(f"{file}: ")
-
-
-def _audit_lines(found: Audit, where: str) -> Iterator[str]:
-    """Yields the report."""
-    facts = found.facts
-    deleted = f", those below {facts.retired:,} deleted" if facts.retired else ""
-    ended = "ended" if facts.ended else "not ended"
-    yield f"{where}: {count(facts.chunks, 'chunk')}{deleted}, {count(facts.samples, 'sample')}, {ended}"
-    width = max(len(folder_of(one.saved.file)) for one in found.states)
-    for one in found.states:
-        steps = _steps(one)
-        within = "" if steps is None else f" in {count(steps, 'step')}"
-        trained = count(one.saved.state.consumed, "sample")
-        yield f"  {folder_of(one.saved.file):{width}}  {_word(one):13}  {trained}{within}"
-    for one in found.states:
-        yield from _branch_lines(one)
-    for epoch in found.epochs:
-        yield _epoch_line(epoch, facts.ended, _fewer_than_step(found, epoch))
-    for note in found.notes:
-        yield f"note: {note.where}: {note.what}"
-    for finding in found.findings:
-        yield f"not in order: {finding.where}: {finding.what}"
-    yield _verdict(found)
-
-
-def _audit_values(found: Audit, where: str) -> dict[str, Any]:
+def _values(found: Audit, where: str) -> dict[str, Any]:
     """Returns the report as JSON values."""
-    facts = found.facts
+    facts, newest_epoch = found.facts, found.epochs[-1]
     return {
         "stream": where,
         "ok": found.ok,
@@ -247,106 +217,103 @@ def _audit_values(found: Audit, where: str) -> dict[str, Any]:
         "consumed": found.head.state.consumed,
         "steps": found.tracing.steps.trained if found.tracing.steps.unknown is None else None,
         "states": [_state_values(one) for one in found.states],
-        "epochs": [_epoch_values(one, _fewer_than_step(found, one)) for one in found.epochs],
+        "epochs": [_epoch_values(one, found.fewer_than_step if one is newest_epoch else None) for one in found.epochs],
         "findings": [finding._asdict() for finding in found.findings],
         "notes": [note._asdict() for note in found.notes],
     }
 
 
-def _fewer_than_step(found: Audit, epoch: EpochAudit) -> int | None:
-    return found.fewer_than_step if epoch is found.epochs[-1] else None
-
-
-def _word(one: AuditedState) -> str:
-    return {"head": "audited"}.get(one.related.relation, one.related.relation)
-
-
-def _steps(one: AuditedState) -> int | None:
-    if one.tracing is None or one.tracing.steps.unknown is not None:
-        return None
-    return one.tracing.steps.trained
-
-
-def _branch_lines(one: AuditedState) -> Iterator[str]:
-    branch, fork = one.branch, one.related.fork
-    if branch is None or fork is None:
-        return
-    name, at = folder_of(one.saved.file), consumed_at(one.saved, *fork)
-    yield (
-        f"{name} left the course after {count(at, 'sample')}: it trained {branch.trained:,} more, which are not in the "
-        f"audited model"
-    )
-    for epoch, again in branch.again.items():
-        yield (
-            f"  {again.samples:,} of them were trained again on the course in epoch {epoch}: "
-            f"{ranges_text(again.ranges)}"
-        )
-
-
-def _epoch_line(one: EpochAudit, ended: bool, step: int | None) -> str:
-    parts = [f"{one.trained:,} trained"]
-    for ranges, word in (
-        (one.to_come, "to come"),
-        (one.left_over, "left over"),
-        (one.skipped, "skipped on purpose"),
-        (one.twice, "TRAINED TWICE"),
-        (one.again, "TRAINED AND COMING AGAIN"),
-        (one.missing, "PASSED OVER"),
-    ):
-        if ranges.samples:
-            told = ranges_text(ranges.ranges) if word != "to come" else ""
-            if word == "to come" and step is not None:
-                told = f"fewer than the {step:,} of a step: left over too, if training stops here"
-            parts.append(f"{ranges.samples:,} {word}" + (f" ({told})" if told else ""))
-    far = "" if ended else " published so far"
-    return f"epoch {one.epoch}: {count(one.samples, 'sample')}{far}: {', '.join(parts)}"
-
-
-def _verdict(found: Audit) -> str:
-    if not found.counted:
-        return "NOT proven: see what is trained twice or passed over"
-    if not found.consistent:
-        return (
-            "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
-            "or the stream, see above"
-        )
-    text = "proven: no sample was trained twice, and none was passed over"
-    if not found.proven:
-        why = (
-            "the state does not say what a step takes"
-            if found.tracing.steps.unknown is not None
-            else "the checkpoint does not say after how many steps of the run it was saved"
-        )
-        text = (
-            f"consistent, if `consumed` was counted right: by the states no sample was trained twice, and none was "
-            f"passed over; {why}, so their count cannot be checked"
-        )
-    return text if found.ok else f"{text}; but {count(len(found.findings), 'thing')} not in order, see above"
-
-
 def _state_values(one: AuditedState) -> dict[str, Any]:
-    fork, branch = one.related.fork, one.branch
-    left = one.related.relation == "abandoned" and fork is not None
+    relation, fork, branch = one.related.relation, one.related.fork, one.branch
+    steps = None if one.tracing is None or one.tracing.steps.unknown is not None else one.tracing.steps.trained
+    again = None if branch is None else {str(epoch): _ranges_values(found) for epoch, found in branch.again.items()}
     return {
         "file": str(one.saved.file),
-        "relation": _word(one),
+        "relation": "audited" if relation == "head" else relation,
         "cursor": None if one.saved.cursor is None else one.saved.cursor.consumer,
         "consumed": one.saved.state.consumed,
-        "steps": _steps(one),
-        "left_after": consumed_at(one.saved, *fork) if left and fork is not None else None,
+        "steps": steps,
+        "left_after": consumed_at(one.saved, *fork) if relation == "abandoned" and fork is not None else None,
         "trained_beyond": None if branch is None else branch.trained,
-        "trained_again": None
-        if branch is None
-        else {str(epoch): _ranges_values(again) for epoch, again in branch.again.items()},
+        "trained_again": again,
     }
 
 
 def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
     values: dict[str, Any] = {"epoch": one.epoch, "proven": one.proven, "samples": one.samples, "trained": one.trained}
-    for name in ("to_come", "left_over", "skipped", "twice", "again", "missing"):
+    for name in _FATES:
         values[name] = _ranges_values(getattr(one, name))
     return values | {"fewer_than_step": step}
 
 
 def _ranges_values(found: Ranges) -> dict[str, Any]:
     return {"samples": found.samples, "ranges": [list(one) for one in found.ranges]}
+
+
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    """Yields the report in words, of its JSON values."""
+    deleted = f", those below {values['retired']:,} deleted" if values["retired"] else ""
+    ended = "ended" if values["ended"] else "not ended"
+    chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
+    yield f"{values['stream']}: {chunks}{deleted}, {samples}, {ended}"
+    states = [(folder_of(Path(one["file"])), one) for one in values["states"]]
+    width = max(len(name) for name, _ in states)
+    for name, one in states:
+        within = "" if one["steps"] is None else f" in {count(one['steps'], 'step')}"
+        yield f"  {name:{width}}  {one['relation']:13}  {count(one['consumed'], 'sample')}{within}"
+    for name, one in states:
+        if one["trained_again"] is None:
+            continue
+        yield (
+            f"{name} left the course after {count(one['left_after'], 'sample')}: it trained {one['trained_beyond']:,} "
+            f"more, which are not in the audited model"
+        )
+        for epoch, again in one["trained_again"].items():
+            yield (
+                f"  {again['samples']:,} of them were trained again on the course in epoch {epoch}: "
+                f"{ranges_text(again['ranges'])}"
+            )
+    for epoch in values["epochs"]:
+        yield _epoch_line(epoch, values["ended"])
+    for note in values["notes"]:
+        yield f"note: {note['where']}: {note['what']}"
+    for finding in values["findings"]:
+        yield f"not in order: {finding['where']}: {finding['what']}"
+    yield _verdict(values)
+
+
+def _epoch_line(one: dict[str, Any], ended: bool) -> str:
+    parts = [f"{one['trained']:,} trained"]
+    for name, word in _FATES.items():
+        if not one[name]["samples"]:
+            continue
+        told = ranges_text(one[name]["ranges"])
+        if name == "to_come":
+            step = one["fewer_than_step"]
+            told = "" if step is None else f"fewer than the {step:,} of a step: left over too, if training stops here"
+        parts.append(f"{one[name]['samples']:,} {word}" + (f" ({told})" if told else ""))
+    far = "" if ended else " published so far"
+    return f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
+
+
+def _verdict(values: dict[str, Any]) -> str:
+    if not all(one["proven"] for one in values["epochs"]):
+        return "NOT proven: see what is trained twice or passed over"
+    if not values["consistent"]:
+        return (
+            "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
+            "or the stream, see above"
+        )
+    text = "proven: no sample was trained twice, and none was passed over"
+    if not values["proven"]:
+        why = (
+            "the state does not say what a step takes"
+            if values["steps"] is None
+            else "the checkpoint does not say after how many steps of the run it was saved"
+        )
+        text = (
+            f"consistent, if `consumed` was counted right: by the states no sample was trained twice, and none was "
+            f"passed over; {why}, so their count cannot be checked"
+        )
+    findings = len(values["findings"])
+    return text if values["ok"] else f"{text}; but {count(findings, 'thing')} not in order, see above"

@@ -226,9 +226,9 @@ def _supply(one: ConsumerOutlook) -> str:
 def band_line(band: Band, width: int) -> str:
     """Returns the band in characters, at most `width`.
 
-    >>> from lazyshard.inspection.band import Stretch
-    >>> band_line(Band(10, (Stretch(0, 6, "done"), Stretch(6, 7, "reading"), Stretch(7, 10, "ready")), (), {}), 5)
-    '---#+'
+    >>> from lazyshard.inspection.band import ChunkStretch
+    >>> band_line(Band(10, (ChunkStretch(0, 6, "done"), ChunkStretch(6, 10, "reading")), (), {}), 5)
+    '---##'
     """
     columns = min(width, band.stop)
     shown = [0] * columns

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -32,7 +32,7 @@ from lazyshard.cli.trace_view import (
 from lazyshard.format import check_consumer
 from lazyshard.inspection.inspection import ShownRow, read_rows
 from lazyshard.inspection.tracing import Tracing, facts_of
-from lazyshard.inspection.tracing_sources import Origin, Origins, SourcePlace, SourceRows, find_source, find_text
+from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
 from lazyshard.inspection.tracing_states import SavedState, read_state, state_of_cursor
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import list_consumers
@@ -145,17 +145,19 @@ def command(
         raise typer.BadParameter("goes with --text", param_hint="--all")
     if text is not None and not text:
         raise typer.BadParameter("an empty text is in every row", param_hint="--text")
-    question = _Question(
-        steps=None if step is None else _steps(step),
-        rank=rank,
-        samples=None if sample is None else _samples(sample),
-        row=None if chunk is None or row is None else (chunk, row),
-        source=None if source is None else _source(source),
-        text=text,
-        matches=None if every else _FIRST_MATCHES,
-    )
-    shown = Rows(rows, full, as_json, origins)
-    return lambda: run(stream_path(stream), None if state is None else Path(state), consumer, question, shown)
+    answer: _Answer = _show_course
+    if step is not None:
+        answer = partial(_show_steps, steps=_steps(step), rank=rank)
+    elif sample is not None:
+        answer = partial(_show_samples, samples=_samples(sample))
+    elif chunk is not None and row is not None:
+        answer = partial(_show_place, chunk=chunk, row=row)
+    elif source is not None:
+        answer = partial(_show_source, place=_source(source))
+    elif text is not None:
+        answer = partial(_show_text, text=text, matches=None if every else _FIRST_MATCHES)
+    shown = _Shown(rows, full, as_json, origins)
+    return lambda: _run(stream_path(stream), None if state is None else Path(state), consumer, answer, shown)
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -185,30 +187,7 @@ def _source(text: str) -> SourcePlace:
     return SourcePlace(match[1], line=number) if match[2] else SourcePlace(match[1], byte=number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is asked: one of these, or nothing.
-
-    Attributes:
-        steps: half-open range of steps, from 0.
-        rank: of these steps only what this rank trained.
-        samples: numbers of samples.
-        row: chunk, and row in it.
-        source: place in a source.
-        text: text in rows.
-        matches: how many of these rows at the most; None for all.
-    """
-
-    steps: tuple[int, int] | None = None
-    rank: int | None = None
-    samples: list[int] | None = None
-    row: tuple[int, int] | None = None
-    source: SourcePlace | None = None
-    text: str | None = None
-    matches: int | None = None
-
-
-class Rows(NamedTuple):
+class _Shown(NamedTuple):
     """How answers are shown: with rows, rows unshortened, as JSON, with where rows came from."""
 
     shown: bool
@@ -217,14 +196,18 @@ class Rows(NamedTuple):
     origins: bool
 
 
-class _Run(NamedTuple):
+class _TracedRun(NamedTuple):
+    saved: SavedState
     stream: Stream
     tracing: Tracing
-    rows: Rows
+    rows: _Shown
     origins: Origins
 
 
-def run(directory: Path, state: Path | None, consumer: str | None, question: _Question, rows: Rows) -> int:
+_Answer = Callable[[_TracedRun], int]
+
+
+def _run(directory: Path, state: Path | None, consumer: str | None, answer: _Answer, rows: _Shown) -> int:
     """Answers a question and returns the exit code. Raises the errors of what is read."""
     saved = _saved(directory, state, consumer)
     if saved is None:
@@ -236,23 +219,7 @@ def run(directory: Path, state: Path | None, consumer: str | None, question: _Qu
         raise typer.BadParameter(
             "another program fills this directory, and keeps no positions in sources", param_hint="--origins"
         )
-    this = _Run(stream, tracing, rows, Origins(directory, range(facts.retired, facts.chunks)))
-    if question.steps is not None:
-        _show_steps(this, *question.steps, question.rank)
-    elif question.samples is not None:
-        _show_samples(this, question.samples)
-    elif question.row is not None:
-        _show_samples(this, [_sample_of(tracing, *question.row)])
-    elif question.source is not None:
-        _show_source(this, question.source)
-    elif question.text is not None:
-        return _show_text(this, question.text, question.matches)
-    elif rows.as_json:
-        say(json.dumps(course_values(saved, tracing)))
-    else:
-        for line in course_lines(saved, tracing):
-            say(line)
-    return exits.DONE
+    return answer(_TracedRun(saved, stream, tracing, rows, Origins(directory, range(facts.retired, facts.chunks))))
 
 
 def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedState | None:
@@ -282,16 +249,26 @@ def _saved(directory: Path, state: Path | None, consumer: str | None) -> SavedSt
     return saved
 
 
-def _sample_of(tracing: Tracing, chunk: int, row: int) -> int:
-    facts = tracing.facts
+def _show_course(this: _TracedRun) -> int:
+    if this.rows.as_json:
+        say(json.dumps(course_values(this.saved, this.tracing)))
+    else:
+        for line in course_lines(this.saved, this.tracing):
+            say(line)
+    return exits.DONE
+
+
+def _show_place(this: _TracedRun, chunk: int, row: int) -> int:
+    facts = this.tracing.facts
     sample = chunk * facts.samples_per_chunk + row
     if row >= facts.samples_per_chunk or (chunk < facts.chunks and sample >= facts.samples):
         rows = min(facts.samples_per_chunk, facts.samples - chunk * facts.samples_per_chunk)
         raise typer.BadParameter(f"no row {row}: chunk {chunk} has {count(rows, 'row')}", param_hint="--row")
-    return sample
+    return _show_samples(this, [sample])
 
 
-def _show_steps(this: _Run, first: int, stop: int, rank: int | None) -> None:
+def _show_steps(this: _TracedRun, steps: tuple[int, int], rank: int | None) -> int:
+    first, stop = steps
     tracing, rows = this.tracing, this.rows
     # Before anything is printed: whether all of it is known.
     places = [tracing.place(first), tracing.place(stop - 1)]
@@ -315,17 +292,18 @@ def _show_steps(this: _Run, first: int, stop: int, rank: int | None) -> None:
             nothing = False
             _answer(this, drawn.sample, table.line(drawn), drawn_values(drawn, tracing))
     if nothing and not rows.as_json:
-        steps = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
-        say(f"Nothing of this stream was drawn at {steps}{'' if rank is None else f' by rank {rank}'}.")
+        which = f"step {first + 1}" if stop == first + 1 else f"steps {first + 1} to {stop}"
+        say(f"Nothing of this stream was drawn at {which}{'' if rank is None else f' by rank {rank}'}.")
     if coming and not rows.as_json:
         trained = count(tracing.steps.trained, "step")
         beyond = ""
         if farthest > last:
             beyond = f" It reaches epoch {farthest}, beyond the end of epoch {last}, in which the state stands."
         say(f"The state has trained {trained}; what is to come holds if the run goes on with the same ranks.{beyond}")
+    return exits.DONE
 
 
-def _show_samples(this: _Run, samples: Sequence[int]) -> None:
+def _show_samples(this: _TracedRun, samples: Sequence[int]) -> int:
     """Shows what became of samples, each with its row if rows are shown."""
     tracing, rows = this.tracing, this.rows
     facts = tracing.facts
@@ -350,9 +328,10 @@ def _show_samples(this: _Run, samples: Sequence[int]) -> None:
             say(f"  from {origins_text(_origins(this, sample))}")
         if rows.shown and sample < facts.samples:
             _show_row(this, _row(this, sample))
+    return exits.DONE
 
 
-def _show_source(this: _Run, place: SourcePlace) -> None:
+def _show_source(this: _TracedRun, place: SourcePlace) -> int:
     facts = this.tracing.facts
     if facts.stream_id is None:
         raise typer.BadParameter(
@@ -364,8 +343,8 @@ def _show_source(this: _Run, place: SourcePlace) -> None:
     if found.samples:
         if not this.rows.as_json and len(found.samples) > 1:
             say(f"{place}: {count(len(found.samples), 'row')} are alike, so it is one of these")
-        _show_samples(this, found.samples)
-    elif this.rows.as_json:
+        return _show_samples(this, found.samples)
+    if this.rows.as_json:
         say(json.dumps(_source_values(place, found, this.tracing)))
     else:
         (first, stop), each = found.chunks, facts.samples_per_chunk
@@ -375,15 +354,16 @@ def _show_source(this: _Run, place: SourcePlace) -> None:
             f"{place}: its row is in {which}, among the samples {first * each} to {last}; which one is not known: "
             f"{found.why}"
         )
+    return exits.DONE
 
 
-def _source_values(place: SourcePlace, found: SourceRows, tracing: Tracing) -> dict[str, Any]:
+def _source_values(place: SourcePlace, found: PlaceRows, tracing: Tracing) -> dict[str, Any]:
     each = tracing.facts.samples_per_chunk
     samples = [found.chunks[0] * each, min(found.chunks[1] * each, tracing.facts.samples)]
     return {"source": str(place), "chunks": list(found.chunks), "samples": samples, "why": found.why}
 
 
-def _show_text(this: _Run, text: str, matches: int | None) -> int:
+def _show_text(this: _TracedRun, text: str, matches: int | None) -> int:
     facts = this.tracing.facts
     with chunk_bar() as show:
         found = find_text(this.stream, range(facts.retired, facts.chunks), text, show)
@@ -402,7 +382,7 @@ def _show_text(this: _Run, text: str, matches: int | None) -> int:
     return exits.DONE
 
 
-def _answer(this: _Run, sample: int, line: str, values: dict[str, Any]) -> None:
+def _answer(this: _TracedRun, sample: int, line: str, values: dict[str, Any]) -> None:
     published = sample < this.tracing.facts.samples
     row = _row(this, sample) if this.rows.shown and published else None
     if this.rows.origins and published:
@@ -416,11 +396,11 @@ def _answer(this: _Run, sample: int, line: str, values: dict[str, Any]) -> None:
         _show_row(this, row)
 
 
-def _origins(this: _Run, sample: int) -> tuple[Origin, ...]:
+def _origins(this: _TracedRun, sample: int) -> tuple[Origin, ...]:
     return this.origins.of(*divmod(sample, this.tracing.facts.samples_per_chunk))
 
 
-def _row(this: _Run, sample: int) -> ShownRow | None:
+def _row(this: _TracedRun, sample: int) -> ShownRow | None:
     """Reads a row; None if its chunk is deleted."""
     chunk, row = divmod(sample, this.tracing.facts.samples_per_chunk)
     if chunk < this.tracing.facts.retired:
@@ -428,7 +408,7 @@ def _row(this: _Run, sample: int) -> ShownRow | None:
     return next(read_rows(this.stream, chunk, row, 1))
 
 
-def _show_row(this: _Run, row: ShownRow | None) -> None:
+def _show_row(this: _TracedRun, row: ShownRow | None) -> None:
     if row is None:
         say("  its row cannot be shown: the chunk is deleted")
         return

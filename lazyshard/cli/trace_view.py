@@ -12,7 +12,7 @@ from typing import Any, Final
 from lazyshard.cli.inspect_json import row_text
 from lazyshard.cli.output import count
 from lazyshard.inspection.inspection import ShownRow
-from lazyshard.inspection.tracing import Drawn, Fate, Tracing
+from lazyshard.inspection.tracing import Fate, TracedDraw, Tracing
 from lazyshard.inspection.tracing_sources import Origin
 from lazyshard.inspection.tracing_states import Member, SavedState
 
@@ -53,7 +53,7 @@ class StepTable:
         """Returns the line with the names of the columns."""
         return "  ".join(f"{name:>{width}}" for name, width in zip(_COLUMNS, self._widths, strict=True))
 
-    def line(self, drawn: Drawn) -> str:
+    def line(self, drawn: TracedDraw) -> str:
         """Returns the line of a draw."""
         chunk, row = divmod(drawn.sample, self._per_chunk)
         step = "-" if drawn.step is None else drawn.step + 1
@@ -147,7 +147,7 @@ def fate_line(fate: Fate, tracing: Tracing) -> str:
     return f"epoch {fate.epoch}: {text}"
 
 
-def drawn_values(drawn: Drawn, tracing: Tracing) -> dict[str, Any]:
+def drawn_values(drawn: TracedDraw, tracing: Tracing) -> dict[str, Any]:
     """Returns a draw as JSON values; `step` is None where it is not known."""
     return _numbered(drawn._asdict(), tracing)
 

@@ -108,22 +108,14 @@ def _effort(verified: Verified, seconds: float) -> str:
 
 
 def _values(stream: Path, verified: Verified, seconds: float) -> dict[str, Any]:
+    values = asdict(verified)
     return {
         "stream": str(stream),
         "ok": not verified.count("damage") and not verified.count("unchecked"),
         "damage": verified.count("damage"),
         "unchecked": verified.count("unchecked"),
         "leftovers": verified.count("leftover"),
-        "native": verified.native,
-        "stream_id": verified.stream_id,
-        "samples_per_chunk": verified.samples_per_chunk,
-        "retired": verified.retired,
-        "chunks": verified.chunks,
-        "samples": verified.samples,
-        "bytes": verified.size,
-        "ended": verified.ended,
-        "running": verified.running,
-        "quick": verified.quick,
+        "bytes": values.pop("size"),
         "seconds": round(seconds, 3),
-        "findings": [asdict(finding) for finding in verified.findings],
+        **values,
     }

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format.state import PartState, RunState
-from lazyshard.inspection.tracing import Section, Tracing
+from lazyshard.inspection.tracing import Tracing, UnbrokenParts
 from lazyshard.plan import Course, Part
 
 _BLOCK: Final = 1 << 19
@@ -164,7 +164,7 @@ def _span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
     return start, start + full
 
 
-def _count_section(tracing: Tracing, section: Section, counts: Counts, current: bool) -> None:
+def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts, current: bool) -> None:
     total = counts.total
     if counts.epoch > section.last_epoch:
         return

@@ -55,7 +55,7 @@ _MAX_RANKS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ChunkStretch:
     """Chunks of the half-open range [first, stop), all in the same state."""
 
     first: int
@@ -97,7 +97,7 @@ class Band:
     """
 
     stop: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ChunkStretch, ...]
     cells: tuple[Cell, ...]
     windows: dict[str, OpenWindow]
 
@@ -123,7 +123,7 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
 
 def _stretches(
     census: Census, consumers: Sequence[Consumer], windows: dict[str, OpenWindow], stop: int
-) -> tuple[Stretch, ...]:
+) -> tuple[ChunkStretch, ...]:
     done = min((one.chunks_before for one in consumers), default=0)
     taken = min((_come_to(one, windows.get(one.name)) for one in consumers), default=0)
     # One of which chunks are still to come is waited for, on all ranks: none reads in it.
@@ -131,7 +131,7 @@ def _stretches(
     cuts = {0, census.retired, done, taken, census.chunks, stop}
     cuts |= {end for one in open_chunks for end in one}
     marks = sorted(cut for cut in cuts if 0 <= cut <= stop)
-    found: list[Stretch] = []
+    found: list[ChunkStretch] = []
     number = 0
     for first, end in pairwise(marks):
         while number < len(open_chunks) and open_chunks[number][1] <= first:
@@ -148,9 +148,9 @@ def _stretches(
         else:
             state = "taken" if first < taken else "ready"
         if found and found[-1].state == state:
-            found[-1] = Stretch(found[-1].first, end, state)
+            found[-1] = ChunkStretch(found[-1].first, end, state)
         else:
-            found.append(Stretch(first, end, state))
+            found.append(ChunkStretch(first, end, state))
     return tuple(found)
 
 
@@ -171,7 +171,7 @@ def _joined(windows: Iterable[OpenWindow]) -> list[tuple[int, int]]:
 
 
 def _cells(
-    census: Census, windows: dict[str, OpenWindow], stretches: Sequence[Stretch], stop: int, close_up: int
+    census: Census, windows: dict[str, OpenWindow], stretches: Sequence[ChunkStretch], stop: int, close_up: int
 ) -> tuple[Cell, ...]:
     read = min((window.first for window in windows.values()), default=None)
     newest = min(stop, census.chunks + _BEHIND) - close_up

@@ -37,7 +37,7 @@ MAX_STEP_DRAWS: Final = 100_000_000
 """More than any run has. What a file says is not walked through, nor held in memory, without a look at how much."""
 
 
-class Drawn(NamedTuple):
+class TracedDraw(NamedTuple):
     """One draw of a rank.
 
     Attributes:
@@ -73,7 +73,7 @@ class Fate(NamedTuple):
     sample: int
     epoch: int
     became: Became
-    drawn: Drawn | None = None
+    drawn: TracedDraw | None = None
     part: int | None = None
 
 
@@ -166,7 +166,7 @@ class Tracing:
             )
         return place
 
-    def at_step(self, step: int, rank: int | None = None) -> Iterator[Drawn]:
+    def at_step(self, step: int, rank: int | None = None) -> Iterator[TracedDraw]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given.
 
         Raises:
@@ -186,7 +186,7 @@ class Tracing:
             rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
             for position, epoch, sample in rows:
                 became: Became = "trained" if position < draws else "to come"
-                yield Drawn(step, place.part, number, position, epoch, sample, became)
+                yield TracedDraw(step, place.part, number, position, epoch, sample, became)
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample in each epoch that was begun; more than once where one was begun anew."""
@@ -214,7 +214,7 @@ class Tracing:
         part = self.state.parts[drawn.part]
         return part.dp * part.draws_per_step
 
-    def _fate(self, sample: int, epoch: int, section: Section, last: bool) -> Fate:
+    def _fate(self, sample: int, epoch: int, section: UnbrokenParts, last: bool) -> Fate:
         course, state = section.course, self.state
         current = last and epoch == section.last_epoch
         place = course.place(sample, self.total, epoch)
@@ -222,7 +222,7 @@ class Tracing:
             part = section.first + place.part
             of = state.parts[part]
             step = self.steps.step_of(part, place.position)
-            drawn = Drawn(step, part, place.lane, place.position, epoch, sample, "to come")
+            drawn = TracedDraw(step, part, place.lane, place.position, epoch, sample, "to come")
             if place.position < of.draws:
                 became: Became = "trained" if of.trained else "skipped"
                 return Fate(sample, epoch, became, drawn._replace(became=became))
@@ -290,7 +290,7 @@ def _agrees(steps: Steps, trained: int | None) -> bool:
     )
 
 
-class Section(NamedTuple):
+class UnbrokenParts(NamedTuple):
     """Parts of a run that go on from each other, the first of them beginning an epoch.
 
     Attributes:
@@ -304,7 +304,7 @@ class Section(NamedTuple):
     last_epoch: int
 
 
-def _sections_of(course: Course, total: int | None) -> Iterator[Section]:
+def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
     """Yields the sections of a course; what was left out before one is left out of it too.
 
     Raises:
@@ -316,7 +316,7 @@ def _sections_of(course: Course, total: int | None) -> Iterator[Section]:
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
         own = parts[start:stop]
         alone = Course(course.rules, [replace(own[0], skip=gaps.joined(own[0].skip).ranges), *own[1:]])
-        yield Section(start, alone, _last_epoch(alone, total))
+        yield UnbrokenParts(start, alone, _last_epoch(alone, total))
         gaps = gaps.joined(one for part in own for one in part.skip)
 
 
@@ -327,7 +327,7 @@ def _last_epoch(course: Course, total: int | None) -> int:
     return course.draw(0, draws - 1, total).epoch
 
 
-def _is_over(section: Section, total: int | None) -> bool:
+def _is_over(section: UnbrokenParts, total: int | None) -> bool:
     """Returns whether a section has drawn its last epoch to the end."""
     if total is None:
         return False

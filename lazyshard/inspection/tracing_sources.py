@@ -61,7 +61,7 @@ class SourcePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRows:
+class PlaceRows:
     """The rows that a place in a source has become.
 
     Attributes:
@@ -75,7 +75,7 @@ class SourceRows:
     why: str | None = None
 
 
-class _Position(NamedTuple):
+class _SourcePosition(NamedTuple):
     """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
 
     offset: int
@@ -83,7 +83,7 @@ class _Position(NamedTuple):
     open_unit: bool
 
 
-def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> SourceRows:
+def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
     """Finds the rows of a place in a source. Reads about log2(chunks) seals.
 
     Args:
@@ -103,7 +103,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     wanted = place.byte if place.line is None else place.line - 1
     assert wanted is not None
 
-    def mark(chunk: int) -> _Position:
+    def mark(chunk: int) -> _SourcePosition:
         return _position_in(newest if chunk == chunks[-1] else _read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
@@ -116,7 +116,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
     last = min(at, chunks[-1])
     if at == chunks.start:
-        first, begin = 0, _Position(0, 0, False)
+        first, begin = 0, _SourcePosition(0, 0, False)
     else:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
@@ -127,23 +127,23 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     except StateMismatch:
         raise
     except OSError as error:
-        return SourceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
+        return PlaceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
     except ValueError as error:
-        return SourceRows((first, last + 1), why=str(error))
+        return PlaceRows((first, last + 1), why=str(error))
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
         digests = _read_seal(directory, chunk).digests
         for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
             found.append(chunk * samples_per_chunk + row)
     if found:
-        return SourceRows((first, last + 1), tuple(found))
+        return PlaceRows((first, last + 1), tuple(found))
     why = "rows are not published as the lines are, or the file has changed since"
     if first < chunks.start:
         gone = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them"
         why = f"{gone}; if not, {why}"
     else:
         why = f"no row there equals that line, so {why}"
-    return SourceRows((first, last + 1), why=why)
+    return PlaceRows((first, last + 1), why=why)
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
@@ -166,21 +166,21 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     return name
 
 
-def _position_in(seal: Seal, name: str) -> _Position:
+def _position_in(seal: Seal, name: str) -> _SourcePosition:
     """Returns how far a seal says that a source of lines was read; 0 where it was not begun."""
     open_unit = isinstance(seal.source, dict) and bool(seal.source.get("skip"))
     entry = _entries(seal).get(name)
     if entry is None or entry.get("kind") is None:
         # Not begun, or not given yet.
-        return _Position(0, 0, open_unit)
+        return _SourcePosition(0, 0, open_unit)
     offset: Any = entry.get("offset")
     line: Any = entry.get("line")
     if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
         raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-    return _Position(offset, line, open_unit)
+    return _SourcePosition(offset, line, open_unit)
 
 
-def _line(name: str, place: SourcePlace, begin: _Position) -> list[bytes]:
+def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
     """Returns what the row may be that is made of the line at a place: as it is, or without white space around it.
 
     Raises:
@@ -315,7 +315,7 @@ class Origins:
             if end is None or entry == known.get(name) or entry.get("kind") is None:
                 continue
             if entry["kind"] in _OF_LINES:
-                first = _Position(0, 0, False) if begin is None else _position_in(begin, name)
+                first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
                 self._read.append(_look_into(name, first, _position_in(end, name)))
             else:
                 self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
@@ -355,7 +355,7 @@ def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
     return {str(entry["path"]): entry for entry in entries if isinstance(entry, dict) and "path" in entry}
 
 
-def _look_into(name: str, begin: _Position, end: _Position) -> tuple[Origin, dict[int, list[int]]]:
+def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple[Origin, dict[int, list[int]]]:
     """Reads a part of a source; returns the numbers of its lines by digest, and what is to be said of other rows."""
     among = (begin.line + 1, max(begin.line + 1, end.line) + 1)
     lines: dict[int, list[int]] = {}
@@ -370,7 +370,7 @@ def _look_into(name: str, begin: _Position, end: _Position) -> tuple[Origin, dic
     return Origin(name, (), among, "no line there equals the row"), lines
 
 
-def _read_lines(path: Path, begin: _Position, end: _Position) -> Iterator[tuple[int, bytes]]:
+def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:
     # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
     opened = open_given_file(path)
     with os.fdopen(os.dup(opened.fd), "rb") as file:

@@ -311,7 +311,7 @@ def of_stream(blend: BlendState, directory: Path, file: str) -> Member:
     )
 
 
-class _PartSteps(NamedTuple):
+class _MemberPartSteps(NamedTuple):
     """The steps in which a part of the stream's own state was drawn from.
 
     Attributes:
@@ -325,7 +325,7 @@ class _PartSteps(NamedTuple):
     known: bool
 
 
-class _Stretch(NamedTuple):
+class _MemberPart(NamedTuple):
     """A part of the blend, as it concerns one stream.
 
     Attributes:
@@ -356,7 +356,7 @@ class MemberSteps:
     """
 
     def __init__(self, member: Member) -> None:
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[_MemberPart] = []
         part, stop = 0, 0
         for number, state in enumerate(member.blend.parts):
             course = BlendCourse([BlendPiece(*piece) for piece in state.pieces])
@@ -365,9 +365,9 @@ class MemberSteps:
                 part, begin = state.begins[place]
                 stop = begin + course.counts(state.draws)[place]
                 last = number == len(member.blend.parts) - 1
-                self._stretches.append(_Stretch(state, course, place, part, begin, None if last else stop))
+                self._stretches.append(_MemberPart(state, course, place, part, begin, None if last else stop))
             else:
-                self._stretches.append(_Stretch(state, course, None, part, stop, stop))
+                self._stretches.append(_MemberPart(state, course, None, part, stop, stop))
         count = len(member.blend.members[member.number].parts)
         self.parts = tuple(self._of_part(number) for number in range(count))
 
@@ -433,13 +433,13 @@ class MemberSteps:
             before = _stop_step(stretch.state) if stretch.state.draws_per_step else None
         return found
 
-    def _of_part(self, number: int) -> _PartSteps:
+    def _of_part(self, number: int) -> _MemberPartSteps:
         own = [stretch for stretch in self._stretches if stretch.place is not None and stretch.part == number]
         if not own:
             # Nothing was drawn from it: it was left behind before.
-            return _PartSteps(0, 0, True)
+            return _MemberPartSteps(0, 0, True)
         known = all(stretch.state.draws_per_step for stretch in own)
-        return _PartSteps(own[0].state.first_step, _stop_step(own[-1].state), known)
+        return _MemberPartSteps(own[0].state.first_step, _stop_step(own[-1].state), known)
 
 
 def _stop_step(state: BlendPartState) -> int:

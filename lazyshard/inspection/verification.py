@@ -144,7 +144,7 @@ def verify(
     if not facts.native and not names.seals:
         raise stream_unsealed(directory, len(names.data)) if names.data else stream_missing(directory)
     extent = find_extent(facts, names)
-    tally = _Tally(extent, samples_per_chunk)
+    tally = _ChunkTally(extent, samples_per_chunk)
     batches = plan_batches(directory, names, extent, samples_per_chunk, quick=quick)
     total = sum(len(batch.files) for batch in batches)
     done = 0
@@ -178,7 +178,7 @@ def verify(
     )
 
 
-class _Tally:
+class _ChunkTally:
     """What is known of the chunks so far."""
 
     def __init__(self, extent: Extent, per_chunk: int | None) -> None:
@@ -221,7 +221,7 @@ def _agreed(directory: Path, manifest: Manifest, asked: int | None) -> int:
     return manifest.samples_per_chunk
 
 
-def _look_again(batches: list[ChunkBatch], tally: _Tally, facts: StreamFiles, until: float) -> None:
+def _look_again(batches: list[ChunkBatch], tally: _ChunkTally, facts: StreamFiles, until: float) -> None:
     """Gives files time to appear that a running producer has published, and has not deleted since."""
     while True:
         retired = _retired(facts)

@@ -377,7 +377,7 @@ def serve() -> None:
             return
 
 
-class _Process:
+class _CheckingProcess:
     """Another process, which has one batch at a time."""
 
     def __init__(self) -> None:
@@ -421,12 +421,12 @@ class _Process:
 def _check_by_others(batches: Sequence[ChunkBatch], first: int, jobs: int) -> Iterator[list[ChunkVerdict]]:
     given = due = first
     found: dict[int, list[ChunkVerdict]] = {}
-    processes: list[_Process] = []
-    idle: list[_Process] = []
+    processes: list[_CheckingProcess] = []
+    idle: list[_CheckingProcess] = []
     selector = selectors.DefaultSelector()
     try:
         for _ in range(jobs):
-            process = _Process()
+            process = _CheckingProcess()
             processes.append(process)
             idle.append(process)
             selector.register(process, selectors.EVENT_READ, process)

@@ -227,15 +227,6 @@ def test_examination_that_fails(area: str, error: str, capsys: pytest.CaptureFix
     assert f"lazyshard: error: unexpected {error}" in capsys.readouterr().err
 
 
-def test_help() -> None:
-    done = lazyshard("doctor", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {exits.DONE, exits.MISSING, exits.USAGE, exits.UNEXPECTED, exits.OUT_OF_MEMORY, exits.INTERRUPTED}
-    assert "--json" in done.stdout
-    assert doctor.EPILOG.count("\n\n") > 5
-
-
 def test_installed_package_can_be_examined() -> None:
     done: subprocess.CompletedProcess[str] = lazyshard("doctor", "swift")
     assert done.returncode in (0, 1)

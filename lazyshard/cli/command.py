@@ -91,11 +91,7 @@ for _one in (
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code; no exception but KeyboardInterrupt leaves it.
-
-    Args:
-        arguments: the command line after the program's name.
-    """
+    """Runs a command line and returns its exit code; no exception but KeyboardInterrupt leaves it."""
     try:
         task = app(list(arguments), standalone_mode=False, prog_name=NAME)
         # An option such as --help has done it already, and what came is the exit code.

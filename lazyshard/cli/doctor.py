@@ -145,11 +145,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _examine(stream: str | None = None) -> list[Finding]:
-    """Returns the findings.
-
-    Args:
-        stream: directory of a stream, which need not be there yet, whose filesystem is looked at; None for none.
-    """
+    """Returns the findings; with those of the filesystem of a stream, which need not be there yet."""
     return [*_versions(), *_extras(), *_inotify(), *([] if stream is None else _filesystem(stream))]
 
 

@@ -43,15 +43,9 @@ def epilog(examples: Sequence[str], codes: Mapping[int, str]) -> str:
 
 
 def check_stream(stream: str, *, may_come: bool = False) -> None:
-    """Refuses what is no directory.
+    """Refuses what is no directory; with `may_come` one will do that a producer may still make, in one that is there.
 
-    Args:
-        stream: its path or URL.
-        may_come: a directory that is not there yet will do, in one that is: a producer makes it when it starts.
-
-    Raises:
-        typer.BadParameter: it is none. An empty path, of a variable that was not set for instance, must not mean the
-            current directory.
+    An empty path, of a variable that was not set for instance, must not mean the current directory.
     """
     if stream and is_folder(stream):
         return

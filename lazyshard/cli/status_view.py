@@ -49,13 +49,7 @@ _ROOM: Final = ("--max-disk ", "--min-free-disk ")
 
 
 def status_lines(outlook: Outlook, *, watching: bool, width: int = WIDTH) -> list[str]:
-    """Returns the page of a look.
-
-    Args:
-        outlook: what the look means.
-        watching: whether other looks follow, so that rates which take two will be known.
-        width: columns.
-    """
+    """Returns the page of a look; where others follow (`watching`), rates which take two will be known."""
     page = _Page(width)
     page.add("", str(outlook.survey.directory))
     page.add("", summary(outlook))
@@ -247,12 +241,7 @@ def legend(band: Band) -> str:
 
 
 def window_words(window: OpenWindow, published: int) -> str:
-    """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those.
-
-    Args:
-        window: what it reads or waits for.
-        published: chunks that are.
-    """
+    """Returns which chunks a consumer reads now, and which rank which of them; or which it waits for, to read those."""
     chunks = range(window.first, window.stop)
     words = chunk_range(chunks.start, chunks.stop)
     if window.first < published < window.stop:

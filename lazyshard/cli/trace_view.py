@@ -25,12 +25,7 @@ _FIRST: Final = '"byte": '
 
 
 class StepTable:
-    """The draws of steps, a line each, in columns of a width that is known before the first one.
-
-    Args:
-        tracing: the run.
-        stop: the step behind the last one that is shown, from 0.
-    """
+    """The draws of steps below `stop`, a line each, in columns of a width that is known before the first one."""
 
     def __init__(self, tracing: Tracing, stop: int) -> None:
         self._per_chunk = tracing.facts.samples_per_chunk

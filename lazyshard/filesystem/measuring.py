@@ -32,11 +32,7 @@ class Untried(Exception):
 
 
 class Far:
-    """The far side: a process that serves `Side`, here or on another machine. A context manager.
-
-    Args:
-        command: starts it, with its standard input and output led here.
-    """
+    """The far side: a process that serves `Side`, here or elsewhere, started by a command. A context manager."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)

@@ -149,14 +149,14 @@ def audit(
     notes: Sequence[Note] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> Audit:
-    """Audits a run.
+    """Audits a run, by one of its states.
 
     Args:
-        stream: the stream.
+        stream: that the run was over.
         facts: what is published of it.
         states: of the run's history, the one that is audited among them.
-        head: that one.
-        cursors: the run's cursors.
+        head: the one that is audited.
+        cursors: the run's.
         unusable: files of states that cannot be used, each with the reason.
         notes: what is to be told besides.
         report: is told a phase, how many chunks of it are done, and how many there are.
@@ -366,15 +366,8 @@ def _of_chunks(
 ) -> Iterator[AuditFinding | Note]:
     """Yields what is deleted, or may be, although a checkpoint that is there still needs it.
 
-    Of those that are wanted it is not in order. Others are only noted: a run that goes on lets go of what its older
-    checkpoints need.
-
-    Args:
-        states: of the run, those in cursors among them.
-        wanted: those from which the run must be able to go on, by identity: the newest, and the audited one.
-        facts: of the stream.
-        cursors: of the run.
-        where: the stream's directory.
+    Of those that are wanted, by identity, it is not in order: from the newest and the audited one the run must be able
+    to go on. Others are only noted: a run that goes on lets go of what its older checkpoints need.
     """
     epoch = max((tracing.epochs[-1] for _, tracing in states), default=0)
     files = [(saved, _needed_chunk(tracing, epoch)) for saved, tracing in states if saved.cursor is None]

@@ -264,12 +264,7 @@ class Ranges(NamedTuple):
 
 
 class Counts:
-    """Draws of one epoch over the samples [0, total).
-
-    Args:
-        total: the end of the samples.
-        epoch: the epoch.
-        report: is told how many draws are counted.
+    """Draws of one epoch over the samples [0, total); `report` is told how many are counted.
 
     Attributes:
         trained: uint8 of shape (total,): how often each sample was trained.

@@ -103,13 +103,7 @@ class Band:
 
 
 def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLOSE_UP) -> Band:
-    """Returns a stream as a band.
-
-    Args:
-        census: what is published.
-        consumers: its consumers.
-        close_up: chunks of the close-up at the most.
-    """
+    """Returns a stream as a band, with at most `close_up` chunks in its close-up."""
     windows = {}
     for consumer in sorted(consumers, key=lambda one: (one.chunks_before, one.name))[:_MAX_WINDOWS]:
         window = open_window(consumer, census)

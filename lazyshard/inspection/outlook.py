@@ -195,13 +195,10 @@ class Looks:
 
 
 def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
-    """Returns what a producer does.
+    """Returns what a producer does that said so `age` seconds ago.
 
-    Args:
-        head: what it says.
-        age: seconds since it said so.
-        gone: its process is not to be seen. Counts only once heartbeats are missed too: it may be in a container.
-        ended: its process is known to have ended, which counts at once.
+    That its process is `gone`, not to be seen, counts only once heartbeats are missed too: it may be in a container.
+    That it has `ended` counts at once.
     """
     silent = ended or age > _DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
@@ -212,11 +209,8 @@ def outlook_of_reader(
 ) -> tuple[Supply, float | None]:
     """Returns what a reader has to expect, and in how many seconds it has to wait: None if never or unknown.
 
-    Args:
-        ahead: published chunks beyond those that it needs; negative where it waits; None where unknown.
-        taking: chunks per second that it takes, None where unknown.
-        coming: chunks per second that are published, None where unknown.
-        ended: nothing will follow.
+    `ahead` are published chunks beyond those that it needs, negative where it waits; it takes `taking` chunks a second,
+    and `coming` are published. Each is None where it is not known.
     """
     if ended:
         return "complete", None
@@ -308,14 +302,7 @@ class Remainder:
 
 
 def remainder(cursor: Cursor, samples: int, chunks: int, ended: bool) -> Remainder | None:
-    """Returns what is left, None where there is a step still to train.
-
-    Args:
-        cursor: the consumer's.
-        samples: published; a run may take fewer for all.
-        chunks: that hold them.
-        ended: nothing will follow.
-    """
+    """Returns what is left for a consumer of so many published samples, None where there is a step still to train."""
     limit = None if cursor.state is None else cursor.state.max_total_samples
     limited = limit is not None and (limit < samples or (limit == samples and not ended))
     total = limit if limited else samples if ended else None

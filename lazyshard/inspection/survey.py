@@ -85,12 +85,7 @@ class Survey:
 
 
 def take_survey(directory: Path, now: float, lost: LostChunks | None = None) -> Survey:
-    """Looks at a stream once.
-
-    Args:
-        directory: the stream's directory.
-        now: seconds since 1970.
-        lost: that of the looks before, where there are any.
+    """Looks at a stream once; `lost` is that of the looks before, where there are any.
 
     Raises:
         StreamMissing, StreamUnsealed, StreamInvalid, VersionUnsupported, OSError: as `take_census`.
@@ -174,11 +169,7 @@ class Census:
 
 
 def take_census(directory: Path, problems: list[str]) -> Census:
-    """Counts what is published.
-
-    Args:
-        directory: the stream's directory.
-        problems: takes what is wrong with its files, a sentence each.
+    """Counts what is published; `problems` takes what is wrong with its files, a sentence each.
 
     Raises:
         StreamMissing: there is no stream in it.

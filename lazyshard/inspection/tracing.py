@@ -78,16 +78,9 @@ class Fate(NamedTuple):
 
 
 class Tracing:
-    """A run, as one of its states tells it.
-
-    Args:
-        saved: the state.
-        facts: the stream's.
-        where: the stream's directory, for messages.
+    """A run, as one of its states tells it; `where` names the stream's directory in messages.
 
     Attributes:
-        state: the state.
-        facts: as given.
         total: the end of the half-open range [0, total) of samples to draw; None as long as it is open.
         steps: which step takes which positions.
         left_out: whether the run is over a blend that this stream is no part of any more.

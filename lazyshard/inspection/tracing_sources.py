@@ -269,12 +269,7 @@ class Origin:
 
 
 class Origins:
-    """Tells where rows came from, chunk by chunk.
-
-    Args:
-        directory: the stream's directory, of a stream of ours.
-        chunks: those that are there: from what is deleted to what is published.
-    """
+    """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
 
     def __init__(self, directory: Path, chunks: range) -> None:
         self._directory = directory

@@ -348,11 +348,7 @@ class _MemberPart(NamedTuple):
 class MemberSteps:
     """The steps of a run over a blend, by the draws of one of its streams: as `lazyshard.plan.steps.Steps`.
 
-    Args:
-        member: the stream.
-
-    Attributes:
-        parts: steps of each part of the stream's own state.
+    `parts` has the steps of each part of the stream's own state.
     """
 
     def __init__(self, member: Member) -> None:

@@ -257,13 +257,7 @@ def _check_identity(directory: Path, facts: StreamFiles) -> None:
 
 
 def _judge_files(facts: StreamFiles, extent: Extent, last: ChunkVerdict | None) -> Iterator[Fault]:
-    """Yields what contradicts the chunks, or is missing or left over beside them.
-
-    Args:
-        facts: what the files say.
-        extent: which chunks are to be there.
-        last: what was found in the last of them, None where it is not there.
-    """
+    """Yields what contradicts the chunks, or is missing or left over beside them; `last` is the last one's verdict."""
     if not facts.native:
         if OWNER in facts.names:
             found = f"no such file, although {OWNER} is there"

@@ -103,11 +103,7 @@ class StreamFiles:
 
 
 def gather_facts(directory: Path, now: float) -> StreamFiles:
-    """Reads them.
-
-    Args:
-        directory: the stream's directory.
-        now: seconds since 1970, by this machine's clock.
+    """Reads them; `now` in seconds since 1970, by this machine's clock.
 
     Raises:
         VersionUnsupported: the stream is of a later format.
@@ -141,10 +137,7 @@ def gather_facts(directory: Path, now: float) -> StreamFiles:
 def is_running(head: Head, gone: bool | None, now: float) -> bool:
     """Returns whether the producer is at work, as far as its head tells.
 
-    Args:
-        head: what it says of itself.
-        gone: whether its process is not to be seen on this machine, None where it runs on another one.
-        now: seconds since 1970, by this machine's clock.
+    `gone` says whether its process is not to be seen on this machine, None where it runs on another one.
     """
     silent_s = now - head.updated_at
     # Containers may share the name of a machine, but not its processes: a fresh sign counts for more than that.
@@ -261,9 +254,7 @@ class Extent:
 def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
     """Returns the chunk files among the names of a directory; any other name is passed over.
 
-    Args:
-        found: the names.
-        native: whether only the names that a producer of ours gives are names of chunks.
+    `native`: only the names that a producer of ours gives are names of chunks.
     """
     kept: tuple[dict[int, str], dict[int, str]] = ({}, {})
     others: dict[tuple[int, bool], list[str]] = {}

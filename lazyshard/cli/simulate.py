@@ -70,7 +70,7 @@ def command(
         float | None, typer.Option(help="Or: rows trained a second by all ranks, where they are there.")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the whole stream.")] = None,
-    chunks: Annotated[int | None, typer.Option(help="Or: its chunks.")] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="Or: its chunks.")] = None,
     samples_per_chunk: Annotated[int, typer.Option(help="Rows in a chunk.")] = 1000,
     batch: Annotated[int, typer.Option(help="Samples of one rank in a micro batch.")] = 1,
     micro_batches: Annotated[int, typer.Option(help="Micro batches of one rank in a step.")] = 1,
@@ -98,7 +98,9 @@ def command(
     if (rows is None) == (chunks is None):
         raise typer.BadParameter("give --rows or --chunks, one of them", param_hint="--rows")
     if rows_a_second is not None:
-        step_seconds = ranks * batch * micro_batches / rows_a_second if rows_a_second > 0 else 0.0
+        if not rows_a_second > 0:
+            raise typer.BadParameter(f"is above 0, got {rows_a_second}", param_hint="--rows-a-second")
+        step_seconds = ranks * batch * micro_batches / rows_a_second
     try:
         setting = Setting(
             ranks=ranks,

@@ -194,14 +194,15 @@ def test_rate_of_a_silent_producer_comes_with_its_age() -> None:
 
 def test_producer_of_which_no_process_is_left() -> None:
     note = "--min-free-disk 1.0 GB: 0.9 GB are free, the next chunk may take 10.0 kB; --retain all deletes nothing"
-    for values, wanted in (
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"head": state("running", age=20), "gone": True}, ["20 s", "process is gone", "start it again"]),
         ({"head": state("waiting", age=1), "ended": True}, ["process has ended: start it again"]),
         # What it needs before it is started again.
         ({"head": state("waiting", age=1), "ended": True, "free": 9_999}, ["ended: make room, the disk is full"]),
         ({"head": state("waiting", note, age=1), "ended": True}, [f"ended: make room, for which it waited ({note})"]),
         ({"head": state("waiting", f"deadlock: {note}", age=1), "ended": True}, ["ended: make room", "deadlock"]),
-    ):
+    ]
+    for values, wanted in cases:
         text = summary(outlook(survey(**values)))
         assert [part for part in ["the producer is dead", *wanted] if part not in text] == []
 

@@ -14,6 +14,7 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epilog
 from lazyshard.cli.output import chunk_range, complain, count, duration, explain, say, size
+from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.inspection.survey import take_survey
@@ -104,10 +105,7 @@ def _described(stream: Path, consumer: Consumer, now: float) -> list[str]:
     elif cursor is None:
         lines.append("  checkpoint  none")
     else:
-        lines.append(
-            f"  checkpoint  {count(cursor.consumed, 'sample')}, done with {count(cursor.chunks_before, 'chunk')}; "
-            f"{duration(max(0.0, now - cursor.updated_at))} old"
-        )
+        lines.append(f"  checkpoint  {checkpoint_words(cursor, max(0.0, now - cursor.updated_at))}")
     if reading is not None:
         age = duration(max(0.0, now - reading.updated_at))
         lines.append(f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {age} old")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
+from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare, given_shares
 from lazyshard.format.mixed import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, OpenWindow
@@ -169,11 +170,7 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
     elif cursor is None:
         page.add("  checkpoint", "none yet")
     else:
-        page.add(
-            "  checkpoint",
-            f"{count(cursor.consumed, 'sample')}, done with {count(cursor.chunks_before, 'chunk')}; "
-            f"{duration(one.checkpoint_age_s or 0.0)} old",
-        )
+        page.add("  checkpoint", checkpoint_words(cursor, one.checkpoint_age_s or 0.0))
     if one.lag_chunks is not None:
         lag = count(one.lag_chunks, "chunk")
         if one.lag_samples is not None:
@@ -196,6 +193,12 @@ def _consumer(page: _Page, outlook: Outlook, one: ConsumerOutlook, unknown: str)
         page.add(" " if number else "  blend", share_words(share, given))
     rate = unknown if one.chunk_rate is None else _rate(outlook, one.chunk_rate)
     page.add("  rate", rate + _supply(one))
+
+
+def checkpoint_words(cursor: Cursor, age_s: float) -> str:
+    """Returns how far the checkpoint of a consumer is, and how old."""
+    done = count(cursor.chunks_before, "chunk")
+    return f"{count(cursor.consumed, 'sample')}, done with {done}; {duration(age_s)} old"
 
 
 def _rate(outlook: Outlook, chunks: float | None) -> str:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
-from lazyshard.inspection.tracing import facts_of
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.token_lengths import chunk_tokens, lengths_missing
@@ -244,10 +243,11 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
         SealInvalid, TokensInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)
-    facts = facts_of(open_now(path))
-    chunks = range(facts.retired, facts.chunks)
-    if not chunks or facts.stream_id is None:
-        why = "no chunk is there yet" if facts.stream_id is not None else "another program fills it"
+    stream = open_now(path)
+    published = stream.published()
+    chunks = range(stream.retired(), published.chunks)
+    if not chunks or stream.stream_id is None:
+        why = "no chunk is there yet" if stream.stream_id is not None else "another program fills it"
         raise StreamInvalid(f"{path}: {why}, so how long its samples are is not known", directory=str(path))
     count = min(len(chunks), most_chunks)
     samples = tokens = 0

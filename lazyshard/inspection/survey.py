@@ -216,11 +216,8 @@ def _read_manifest(directory: Path) -> Manifest | None:
 
 def _read_head(directory: Path, manifest: Manifest | None) -> Head | None:
     path = directory / HEAD
-    try:
-        head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
-    except FileNotFoundError:
-        return None
-    if manifest is not None:
+    head = _decoded(path, Head.decode)
+    if head is not None and manifest is not None:
         short = head.chunks * manifest.samples_per_chunk - head.samples
         if not 0 <= short < manifest.samples_per_chunk or (short and not head.ended):
             raise HeadInvalid(
@@ -239,11 +236,16 @@ def retired_chunks(directory: Path, manifest: Manifest | None) -> int:
     if manifest is not None:
         return read_retired(directory, manifest.stream_id)
     # Without a manifest nothing tells whose the mark is; what it says is still the best guess.
-    path = directory / RETIRED
+    mark = _decoded(directory / RETIRED, Retired.decode)
+    return 0 if mark is None else mark.chunks_before
+
+
+def _decoded(path: Path, decode: Callable[[bytes, str], _T]) -> _T | None:
+    """Returns what a file says that is replaced now and then, None where there is none."""
     try:
-        return read_replaced_file(path, lambda data: Retired.decode(data, str(path))).chunks_before
+        return read_replaced_file(path, lambda data: decode(data, str(path)))
     except FileNotFoundError:
-        return 0
+        return None
 
 
 def _listed(directory: Path, native: bool, manifest: Manifest | None, problems: list[str]) -> Census:

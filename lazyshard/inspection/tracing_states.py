@@ -18,13 +18,13 @@ import orjson
 
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
 from lazyshard.format import Cursor
-from lazyshard.format.blend_state import BLEND, BlendPartState, BlendState
+from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import CURSORS, cursor_name
 from lazyshard.format.state import PartState, RunState
 from lazyshard.format.stream_id import is_stream_id
 from lazyshard.memory import loads
 from lazyshard.plan.blend_course import BlendCourse, BlendPiece
-from lazyshard.plan.steps import StepPlace
+from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name
 from lazyshard.stream.manifest import read_manifest
@@ -329,7 +329,7 @@ class _MemberPart(NamedTuple):
     """A part of the blend, as it concerns one stream.
 
     Attributes:
-        state: the part.
+        steps: the part's.
         course: which stream each of its positions draws from.
         place: of the stream among those that are blended; None if it is not.
         part: the part of the stream's own state that is drawn from.
@@ -337,12 +337,16 @@ class _MemberPart(NamedTuple):
         stop: and behind it; None where it goes on.
     """
 
-    state: BlendPartState
+    steps: PartSteps
     course: BlendCourse
     place: int | None
     part: int
     begin: int
     stop: int | None
+
+    def drawn(self, position: int) -> int:
+        """Returns the draws of the stream before a position of the blend's part."""
+        return self.begin + (0 if self.place is None else self.course.counts(position)[self.place])
 
 
 class MemberSteps:
@@ -352,25 +356,27 @@ class MemberSteps:
     """
 
     def __init__(self, member: Member) -> None:
-        self._stretches: list[_MemberPart] = []
+        self._own: list[_MemberPart] = []
         part, stop = 0, 0
         for number, state in enumerate(member.blend.parts):
+            steps = PartSteps(state.first_step, state.draws, state.draws_per_step)
             course = BlendCourse([BlendPiece(*piece) for piece in state.pieces])
-            place = state.members.index(member.number) if member.number in state.members else None
-            if place is not None:
-                part, begin = state.begins[place]
-                stop = begin + course.counts(state.draws)[place]
-                last = number == len(member.blend.parts) - 1
-                self._stretches.append(_MemberPart(state, course, place, part, begin, None if last else stop))
-            else:
-                self._stretches.append(_MemberPart(state, course, None, part, stop, stop))
+            if member.number not in state.members:
+                self._own.append(_MemberPart(steps, course, None, part, stop, stop))
+                continue
+            place = state.members.index(member.number)
+            part, begin = state.begins[place]
+            stop = begin + course.counts(state.draws)[place]
+            last = number == len(member.blend.parts) - 1
+            self._own.append(_MemberPart(steps, course, place, part, begin, None if last else stop))
+        self._blend = Steps([one.steps for one in self._own])
         count = len(member.blend.members[member.number].parts)
         self.parts = tuple(self._of_part(number) for number in range(count))
 
     @property
     def trained(self) -> int:
         """Steps trained so far, over all streams; as far as it is known."""
-        return _stop_step(self._stretches[-1].state)
+        return self._blend.trained
 
     @property
     def unknown(self) -> int | None:
@@ -379,65 +385,33 @@ class MemberSteps:
 
     def place(self, step: int) -> StepPlace | None:
         """Return what a step took of the stream, perhaps nothing; None if that is not known."""
-        for number, stretch in enumerate(self._stretches):
-            state = stretch.state
-            last = number == len(self._stretches) - 1
-            if step < state.first_step:
-                return None
-            if not last and step >= _stop_step(state):
-                continue
-            if not state.draws_per_step:
-                return None
-            if stretch.place is None:
-                return StepPlace(stretch.part, stretch.begin, stretch.begin)
-            at = (step - state.first_step) * state.draws_per_step
-            start, stop = (
-                stretch.begin + stretch.course.counts(position)[stretch.place]
-                for position in (at, at + state.draws_per_step)
-            )
-            return StepPlace(stretch.part, start, stop)
-        return None
+        found = self._blend.place(step)
+        if found is None:
+            return None
+        own = self._own[found.part]
+        return StepPlace(own.part, own.drawn(found.start), own.drawn(found.stop))
 
     def step_of(self, part: int, position: int) -> int | None:
         """Return the step that takes a position of a part; None if it is not known, or none will."""
-        for stretch in self._stretches:
-            if stretch.place is None or stretch.part != part or position < stretch.begin:
+        for own in self._own:
+            if own.place is None or own.part != part or position < own.begin:
                 continue
-            if stretch.stop is not None and position >= stretch.stop:
-                continue
-            each = stretch.state.draws_per_step
-            at = stretch.course.position(stretch.place, position - stretch.begin)
-            return None if at is None or not each else stretch.state.first_step + at // each
+            if own.stop is None or position < own.stop:
+                at = own.course.position(own.place, position - own.begin)
+                return None if at is None else own.steps.step_of(at)
         return None
 
     def ragged(self) -> list[int]:
         """Return the parts of the stream's state during which the blend ended within a step."""
-        return [
-            stretch.part
-            for stretch in self._stretches
-            if stretch.state.draws_per_step and stretch.state.draws % stretch.state.draws_per_step
-        ]
+        return [self._own[number].part for number in self._blend.ragged()]
 
     def breaks(self) -> list[tuple[int, int, int]]:
         """Return where steps do not follow on each other: part of the stream, steps by then, steps it begins at."""
-        found = []
-        before: int | None = 0
-        for stretch in self._stretches:
-            first = stretch.state.first_step
-            if before is not None and first != before:
-                found.append((stretch.part, before, first))
-            before = _stop_step(stretch.state) if stretch.state.draws_per_step else None
-        return found
+        return [(self._own[number].part, before, first) for number, before, first in self._blend.breaks()]
 
     def _of_part(self, number: int) -> _MemberPartSteps:
-        own = [stretch for stretch in self._stretches if stretch.place is not None and stretch.part == number]
+        own = [one.steps for one in self._own if one.place is not None and one.part == number]
         if not own:
             # Nothing was drawn from it: it was left behind before.
             return _MemberPartSteps(0, 0, True)
-        known = all(stretch.state.draws_per_step for stretch in own)
-        return _MemberPartSteps(own[0].state.first_step, _stop_step(own[-1].state), known)
-
-
-def _stop_step(state: BlendPartState) -> int:
-    each = state.draws_per_step
-    return state.first_step + (-(-state.draws // each) if each else 0)
+        return _MemberPartSteps(own[0].first_step, own[-1].stop_step, all(one.known for one in own))

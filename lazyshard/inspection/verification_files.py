@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -149,19 +148,11 @@ def _read_consumers(facts: StreamFiles) -> None:
         file = f"{CURSORS}/{name}"
         # Of a reading mark the name would be that of a cursor as well.
         if (consumer := _consumer_of(name, READING_SUFFIX)) is not None:
-            mark = _read(facts, file, partial(_decode_mark, consumer))
+            mark = _read(facts, file, ReadingMark.decode, consumer)
             facts.readings += [] if mark is None else [(file, mark)]
         elif (consumer := _consumer_of(name, CURSOR_SUFFIX)) is not None:
-            cursor = _read(facts, file, partial(_decode_cursor, consumer))
+            cursor = _read(facts, file, Cursor.decode, consumer)
             facts.cursors += [] if cursor is None else [(file, cursor)]
-
-
-def _decode_mark(consumer: str, data: bytes, shown: str) -> ReadingMark:
-    return ReadingMark.decode(data, consumer, shown)
-
-
-def _decode_cursor(consumer: str, data: bytes, shown: str) -> Cursor:
-    return Cursor.decode(data, consumer, shown)
 
 
 def _consumer_of(name: str, suffix: str) -> str | None:
@@ -171,10 +162,10 @@ def _consumer_of(name: str, suffix: str) -> str | None:
         return None
 
 
-def _read(facts: StreamFiles, name: str, decode: Callable[[bytes, str], _T]) -> _T | None:
+def _read(facts: StreamFiles, name: str, decode: Callable[..., _T], *consumer: str) -> _T | None:
     """Returns what a file says, None where it is missing or cannot be used, which is a finding."""
     try:
-        return decode(read_file(facts.directory / name), name)
+        return decode(read_file(facts.directory / name), *consumer, name)
     except FileNotFoundError:
         return None
     except (LazyShardError, OSError) as error:

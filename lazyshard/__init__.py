@@ -18,7 +18,7 @@ from lazyshard import errors
 from lazyshard.config import check_config
 from lazyshard.errors import LazyShardError
 from lazyshard.format.arrays import BFLOAT16
-from lazyshard.inspection.token_weights import weights_by_tokens
+from lazyshard.inspection.row_facts import weights_by_tokens
 from lazyshard.plan import window_for_distance
 from lazyshard.stream import ChunkWriter, StreamReader
 

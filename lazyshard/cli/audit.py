@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.audit_view import audit_lines, audit_values
-from lazyshard.cli.progress import chunk_bar
-from lazyshard.cli.stream_options import check_stream
-from lazyshard.cli.wording import complain, say
+from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epilog
+from lazyshard.cli.output import chunk_bar, complain, count, say
+from lazyshard.cli.trace_view import ranges_text
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
-from lazyshard.inspection.auditing_findings import Finding, Note
-from lazyshard.inspection.auditing_report import audit, newest
-from lazyshard.inspection.tracing_facts import facts_of
-from lazyshard.inspection.tracing_states import NAME, SavedState, checkpoint_files, read_state, state_of_cursor
+from lazyshard.inspection.auditing import Audit, AuditedState, AuditFinding, Note, audit, consumed_at, newest
+from lazyshard.inspection.auditing_counts import EpochAudit, Ranges
+from lazyshard.inspection.tracing import facts_of
+from lazyshard.inspection.tracing_states import (
+    NAME,
+    SavedState,
+    checkpoint_files,
+    folder_of,
+    read_state,
+    state_of_cursor,
+)
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.opening import open_now
+
+_FATES: Final = {
+    "to_come": "to come",
+    "left_over": "left over",
+    "skipped": "skipped on purpose",
+    "twice": "TRAINED TWICE",
+    "again": "TRAINED AND COMING AGAIN",
+    "missing": "PASSED OVER",
+}
+"""What becomes of a sample that is not trained once, in words."""
 
 HELP: Final = """Proves that a run trained no sample twice and passed none over, or names those.
 
@@ -40,39 +56,26 @@ It also looks whether steps, consumed samples and states agree, whether the stre
 what they tell, and whether any chunk is deleted, or given free, that the newest checkpoint still needs. Rows are not
 read: `lazyshard verify` does that."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard audit /shared/stream out
-
-lazyshard audit /shared/stream out --state out/v1-20251121-101500/checkpoint-1200
-
-lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'
-
-[bold]Exit codes[/bold]
-
-  0  proven, and all is in order
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such directory; or it is not clear whose cursor is meant
-
-  3  there is no state to audit, or none in one of the folders
-
-  5  something is not in order: each is told in a line; the audited state does not fit the stream; or there is none
-
-  7  the filesystem or store failed: no permission, no answer
-
-  9  consistent, but not proven: no steps bear out how many samples the states say were trained
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard audit /shared/stream out",
+        "lazyshard audit /shared/stream out --state out/v1-20251121-101500/checkpoint-1200",
+        "lazyshard audit /shared/stream out --json | jq '.epochs\\[].twice'",
+    ],
+    {
+        0: "proven, and all is in order",
+        2: "usage; there is no such directory; or it is not clear whose cursor is meant",
+        3: "there is no state to audit, or none in one of the folders",
+        5: "something is not in order: each is told in a line; the audited state does not fit the stream; "
+        "or there is none",
+        7: "the filesystem or store failed: no permission, no answer",
+        9: "consistent, but not proven: no steps bear out how many samples the states say were trained",
+    },
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     checkpoints: Annotated[
         list[str] | None,
         typer.Argument(metavar="[CHECKPOINTS]...", help="Folders with checkpoints of the run. Default: its cursor."),
@@ -89,7 +92,7 @@ def command(
             help="The run's name among the cursors. Default: as the checkpoints say, or the only one.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
@@ -115,10 +118,11 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
     states, unusable = _states(folders, directory, notes)
     head = None if state is None else read_state(state, directory)
     if head is not None:
-        states = [saved for saved in states if not _same(saved, head)] + [head]
+        file = os.path.realpath(head.file)
+        states = [saved for saved in states if os.path.realpath(saved.file) != file] + [head]
     consumers = _consumers(directory, states, consumer, notes)
     cursors = [one.cursor for one in consumers if one.cursor is not None]
-    unusable += [Finding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
+    unusable += [AuditFinding("unusable", one.name, one.problem) for one in consumers if one.problem is not None]
     states += [saved for cursor in cursors if (saved := state_of_cursor(directory, cursor)) is not None]
     if not states:
         for _, file, why in unusable:
@@ -136,34 +140,32 @@ def _run(directory: Path, folders: Sequence[Path], state: Path | None, consumer:
         found = audit(
             stream, facts_of(stream), states, head, cursors=cursors, unusable=unusable, notes=notes, report=show
         )
-    if as_json:
-        say(json.dumps(audit_values(found, str(directory))))
-    else:
-        for line in audit_lines(found, str(directory)):
-            say(line)
+    values = _values(found, str(directory))
+    for line in [json.dumps(values)] if as_json else _lines(values):
+        say(line)
     if not found.ok:
         return exits.STREAM_DAMAGED
     return exits.DONE if found.proven else exits.NOT_PROVEN
 
 
-def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[Finding]]:
+def _states(folders: Sequence[Path], directory: Path, notes: list[Note]) -> tuple[list[SavedState], list[AuditFinding]]:
     """Returns the states of all checkpoints, and the files that hold none that can be used, each with the reason.
 
     A note says which are of a blend that this stream was no part of yet.
     """
     states: list[SavedState] = []
-    unusable: list[Finding] = []
+    unusable: list[AuditFinding] = []
     for file in dict.fromkeys(file for folder in folders for file in checkpoint_files(folder)):
         try:
             states.append(read_state(file, directory))
         except StateMismatch as error:
-            notes.append(Note(str(file), _without(str(error), str(file))))
+            notes.append(Note(str(file), str(error).removeprefix(f"{file}: ")))
         except FormatInvalid as error:
             contradicts = (error.field or "").endswith("consumed")
-            why = _without(str(error), str(file))
-            unusable.append(Finding("samples" if contradicts else "unusable", str(file), why))
+            why = str(error).removeprefix(f"{file}: ")
+            unusable.append(AuditFinding("samples" if contradicts else "unusable", str(file), why))
         except LazyShardError as error:
-            unusable.append(Finding("unusable", str(file), str(error)))
+            unusable.append(AuditFinding("unusable", str(file), str(error)))
     return states, unusable
 
 
@@ -186,28 +188,132 @@ def _consumers(
     if named:
         found = [one for one in known if one.name in named]
         if known and not found:
-            notes.append(
-                Note(
-                    str(directory),
-                    f"no cursor is looked at: the checkpoints are of {', '.join(sorted(named))}, and there are the "
-                    f"cursors of {there}; name the run's with --consumer",
-                )
-            )
+            what = f"the checkpoints are of {', '.join(sorted(named))}, and there are the cursors of {there}"
+            notes.append(Note(str(directory), f"no cursor is looked at: {what}; name the run's with --consumer"))
         return found
     if len(known) > 1 and not states:
-        raise typer.BadParameter(
-            f"{directory} has the cursors of {there}: choose one",
-            param_hint="--consumer",
-        )
+        raise typer.BadParameter(f"{directory} has the cursors of {there}: choose one", param_hint="--consumer")
     if len(known) > 1:
         what = f"no cursor is looked at: there are those of {there}, and the checkpoints name none; name one with"
         notes.append(Note(str(directory), f"{what} --consumer"))
     return list(known) if len(known) == 1 else []
 
 
-def _same(one: SavedState, other: SavedState) -> bool:
-    return os.path.realpath(one.file) == os.path.realpath(other.file)
+def _values(found: Audit, where: str) -> dict[str, Any]:
+    """Returns the report as JSON values."""
+    facts, newest_epoch = found.facts, found.epochs[-1]
+    return {
+        "stream": where,
+        "ok": found.ok,
+        "proven": found.proven,
+        "consistent": found.consistent,
+        "stream_id": facts.stream_id,
+        "samples_per_chunk": facts.samples_per_chunk,
+        "chunks": facts.chunks,
+        "samples": facts.samples,
+        "ended": facts.ended,
+        "retired": facts.retired,
+        "audited": str(found.head.file),
+        "consumed": found.head.state.consumed,
+        "steps": found.tracing.steps.trained if found.tracing.steps.unknown is None else None,
+        "states": [_state_values(one) for one in found.states],
+        "epochs": [_epoch_values(one, found.fewer_than_step if one is newest_epoch else None) for one in found.epochs],
+        "findings": [finding._asdict() for finding in found.findings],
+        "notes": [note._asdict() for note in found.notes],
+    }
 
 
-def _without(text: str, file: str) -> str:
-    return text.removeprefix(f"{file}: ")
+def _state_values(one: AuditedState) -> dict[str, Any]:
+    relation, fork, branch = one.related.relation, one.related.fork, one.branch
+    steps = None if one.tracing is None or one.tracing.steps.unknown is not None else one.tracing.steps.trained
+    again = None if branch is None else {str(epoch): _ranges_values(found) for epoch, found in branch.again.items()}
+    return {
+        "file": str(one.saved.file),
+        "relation": "audited" if relation == "head" else relation,
+        "cursor": None if one.saved.cursor is None else one.saved.cursor.consumer,
+        "consumed": one.saved.state.consumed,
+        "steps": steps,
+        "left_after": consumed_at(one.saved, *fork) if relation == "abandoned" and fork is not None else None,
+        "trained_beyond": None if branch is None else branch.trained,
+        "trained_again": again,
+    }
+
+
+def _epoch_values(one: EpochAudit, step: int | None) -> dict[str, Any]:
+    values: dict[str, Any] = {"epoch": one.epoch, "proven": one.proven, "samples": one.samples, "trained": one.trained}
+    for name in _FATES:
+        values[name] = _ranges_values(getattr(one, name))
+    return values | {"fewer_than_step": step}
+
+
+def _ranges_values(found: Ranges) -> dict[str, Any]:
+    return {"samples": found.samples, "ranges": [list(one) for one in found.ranges]}
+
+
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    """Yields the report in words, of its JSON values."""
+    deleted = f", those below {values['retired']:,} deleted" if values["retired"] else ""
+    ended = "ended" if values["ended"] else "not ended"
+    chunks, samples = count(values["chunks"], "chunk"), count(values["samples"], "sample")
+    yield f"{values['stream']}: {chunks}{deleted}, {samples}, {ended}"
+    states = [(folder_of(Path(one["file"])), one) for one in values["states"]]
+    width = max(len(name) for name, _ in states)
+    for name, one in states:
+        within = "" if one["steps"] is None else f" in {count(one['steps'], 'step')}"
+        yield f"  {name:{width}}  {one['relation']:13}  {count(one['consumed'], 'sample')}{within}"
+    for name, one in states:
+        if one["trained_again"] is None:
+            continue
+        yield (
+            f"{name} left the course after {count(one['left_after'], 'sample')}: it trained {one['trained_beyond']:,} "
+            f"more, which are not in the audited model"
+        )
+        for epoch, again in one["trained_again"].items():
+            yield (
+                f"  {again['samples']:,} of them were trained again on the course in epoch {epoch}: "
+                f"{ranges_text(again['ranges'])}"
+            )
+    for epoch in values["epochs"]:
+        yield _epoch_line(epoch, values["ended"])
+    for note in values["notes"]:
+        yield f"note: {note['where']}: {note['what']}"
+    for finding in values["findings"]:
+        yield f"not in order: {finding['where']}: {finding['what']}"
+    yield _verdict(values)
+
+
+def _epoch_line(one: dict[str, Any], ended: bool) -> str:
+    parts = [f"{one['trained']:,} trained"]
+    for name, word in _FATES.items():
+        if not one[name]["samples"]:
+            continue
+        told = ranges_text(one[name]["ranges"])
+        if name == "to_come":
+            step = one["fewer_than_step"]
+            told = "" if step is None else f"fewer than the {step:,} of a step: left over too, if training stops here"
+        parts.append(f"{one[name]['samples']:,} {word}" + (f" ({told})" if told else ""))
+    far = "" if ended else " published so far"
+    return f"epoch {one['epoch']}: {count(one['samples'], 'sample')}{far}: {', '.join(parts)}"
+
+
+def _verdict(values: dict[str, Any]) -> str:
+    if not all(one["proven"] for one in values["epochs"]):
+        return "NOT proven: see what is trained twice or passed over"
+    if not values["consistent"]:
+        return (
+            "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples "
+            "or the stream, see above"
+        )
+    text = "proven: no sample was trained twice, and none was passed over"
+    if not values["proven"]:
+        why = (
+            "the state does not say what a step takes"
+            if values["steps"] is None
+            else "the checkpoint does not say after how many steps of the run it was saved"
+        )
+        text = (
+            f"consistent, if `consumed` was counted right: by the states no sample was trained twice, and none was "
+            f"passed over; {why}, so their count cannot be checked"
+        )
+    findings = len(values["findings"])
+    return text if values["ok"] else f"{text}; but {count(findings, 'thing')} not in order, see above"

@@ -10,7 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.wording import complain, count, explain, say
+from lazyshard.cli.options import JsonOption, epilog
+from lazyshard.cli.output import complain, count, explain, say
 from lazyshard.config.checks import Checked, examine
 
 HELP: Final = """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
@@ -18,29 +19,19 @@ HELP: Final = """Looks through a configuration for `lazyshard.load`, and names a
 The modules of the functions that it names are imported, to see whether these are there: look at a file that somebody
 else has made first, or give --no-imports. No stream is opened."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard check-config train.yaml
-
-lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'
-
-[bold]Exit codes[/bold]
-
-  0  it is in order; also where it is of an older version, which is told
-
-  1  PyYAML is missing: pip install 'lazyshard\\[config]'; or typer or rich is: pip install 'lazyshard\\[cli]'
-
-  2  usage
-
-  3  there are mistakes: each is told in a line
-
-  7  the file cannot be read
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard check-config train.yaml",
+        "lazyshard check-config train.yaml --json | jq -r '.mistakes[].path'",
+    ],
+    {
+        0: "it is in order; also where it is of an older version, which is told",
+        1: "PyYAML is missing: pip install 'lazyshard\\[config]'; or typer or rich is: pip install 'lazyshard\\[cli]'",
+        2: "usage",
+        3: "there are mistakes: each is told in a line",
+        7: "the file cannot be read",
+    },
+)
 
 
 def command(
@@ -48,7 +39,7 @@ def command(
     no_imports: Annotated[
         bool, typer.Option("--no-imports", help="Import nothing: whether the functions are there stays unknown.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     if not file or os.path.isdir(file):

@@ -7,10 +7,11 @@ Ctrl-C and errors then reach us as they are.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from lazyshard import __version__
 from lazyshard.cli import (
@@ -29,45 +30,66 @@ from lazyshard.cli import (
     verify_filesystem,
     watch,
 )
-from lazyshard.cli.plain_flags import PlainFlags
-from lazyshard.cli.wording import NAME, complain, explain
+from lazyshard.cli.output import NAME, complain, explain
 from lazyshard.errors import LazyShardError
 
 _HELP: Final = """Looks after streams of numbered chunk files.
 
 See [bold]lazyshard COMMAND --help[/bold]. What all commands have in common is told in docs/commands.md."""
 
+
+class _Commands(TyperGroup):
+    """The commands, whose help shows `--json` as what it is, not `--json <bool>` as recent releases of typer do."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the program's own arguments and options, --help among them."""
+        return _plain(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command by its name, None where there is none of that name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _plain(command.get_params(ctx))
+        return command
+
+
+def _plain(params: Iterable[Any]) -> list[Any]:
+    shown = list(params)
+    for one in shown:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return shown
+
+
 app = typer.Typer(
     name=NAME,
-    cls=PlainFlags,
+    cls=_Commands,
     help=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("audit", help=audit.HELP, epilog=audit.EPILOG)(audit.command)
-app.command("check-config", help=check_config.HELP, epilog=check_config.EPILOG)(check_config.command)
-app.command("doctor", help=doctor.HELP, epilog=doctor.EPILOG)(doctor.command)
-app.command("export", help=export.HELP, epilog=export.EPILOG)(export.command)
-app.command("status", help=status.HELP, epilog=status.EPILOG)(status.command)
-app.command("forget", help=forget.HELP, epilog=forget.EPILOG)(forget.command)
-app.command("inspect", help=inspect.HELP, epilog=inspect.EPILOG)(inspect.command)
-app.command("measure", help=measure.HELP, epilog=measure.EPILOG)(measure.command)
-app.command("simulate", help=simulate.HELP, epilog=simulate.EPILOG)(simulate.command)
-app.command("trace", help=trace.HELP, epilog=trace.EPILOG)(trace.command)
-app.command("verify", help=verify.HELP, epilog=verify.EPILOG)(verify.command)
-app.command("verify-filesystem", help=verify_filesystem.HELP, epilog=verify_filesystem.EPILOG)(
-    verify_filesystem.command
-)
-app.command("watch", help=watch.HELP, epilog=watch.EPILOG)(watch.command)
+for _one in (
+    audit,
+    check_config,
+    doctor,
+    export,
+    forget,
+    inspect,
+    measure,
+    simulate,
+    status,
+    trace,
+    verify,
+    verify_filesystem,
+    watch,
+):
+    _name = _one.__name__.rpartition(".")[2].replace("_", "-")
+    app.command(_name, help=_one.HELP, epilog=_one.EPILOG)(_one.command)
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code; no exception but KeyboardInterrupt leaves it.
-
-    Args:
-        arguments: the command line after the program's name.
-    """
+    """Runs a command line and returns its exit code; no exception but KeyboardInterrupt leaves it."""
     try:
         task = app(list(arguments), standalone_mode=False, prog_name=NAME)
         # An option such as --help has done it already, and what came is the exit code.

@@ -13,10 +13,8 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.progress import chunk_bar
-from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import count, say
+from lazyshard.cli.options import JsonOption, SamplesPerChunkOption, StreamArgument, check_stream, epilog
+from lazyshard.cli.output import chunk_bar, count, say, size
 from lazyshard.conversion.exporting import Exported, export
 from lazyshard.conversion.exporting_rows import AUTO, ExportSettings
 from lazyshard.format.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
@@ -30,38 +28,27 @@ when the whole is written, the index last. The stream is only read.
 It can be killed at any moment, and leaves nothing under these names then: run the same command again, and it begins
 anew."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard export /shared/stream /data/corpus
-
-lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode
-
-[bold]Exit codes[/bold]
-
-  0  written
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such directory
-
-  3  refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; a row holds no
-     tokens, or one that the type cannot hold (the message names file and row)
-
-  5  STREAM is damaged, or there is none
-
-  6  another process is exporting to PREFIX
-
-  7  the filesystem or store failed: disk full, read-only, no permission
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C; nothing was written"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard export /shared/stream /data/corpus",
+        "lazyshard export /shared/stream /data/corpus --dtype int32 --document-boundaries key:document --mode mode",
+    ],
+    {
+        0: "written",
+        2: "usage; there is no such directory",
+        3: "refused: PREFIX is there already; STREAM has not ended, lacks its first chunks, or holds no token; "
+        "a row holds no\n"
+        "     tokens, or one that the type cannot hold (the message names file and row)",
+        5: "STREAM is damaged, or there is none",
+        6: "another process is exporting to PREFIX",
+        7: "the filesystem or store failed: disk full, read-only, no permission",
+        130: "Ctrl-C; nothing was written",
+    },
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     prefix: Annotated[
         str,
         typer.Argument(
@@ -105,7 +92,7 @@ def command(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files of these names.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
     samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.stream_options import check_stream
-from lazyshard.cli.units import duration, size
-from lazyshard.cli.wording import chunk_range, complain, count, explain, say
+from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epilog
+from lazyshard.cli.output import chunk_range, complain, count, duration, explain, say, size
+from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import LazyShardError
 from lazyshard.format import check_consumer
 from lazyshard.inspection.survey import take_survey
@@ -30,38 +30,26 @@ As long as a consumer is known, a producer with --retain consumed keeps every ch
 one with --max-ahead waits for it. So a run that was given up is to be forgotten. One that is still running registers
 again with its next checkpoint, but may find its chunks deleted."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard forget /shared/stream sft
-
-lazyshard forget /shared/stream sft --yes
-
-[bold]Exit codes[/bold]
-
-  0  forgotten, or the answer was no
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such directory; or nobody can be asked, and --yes is not given
-
-  3  no consumer of this name; the message lists those that are there
-
-  5  the stream is damaged or of a later format
-
-  7  the filesystem or store failed: read-only, no permission
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard forget /shared/stream sft",
+        "lazyshard forget /shared/stream sft --yes",
+    ],
+    {
+        0: "forgotten, or the answer was no",
+        2: "usage; there is no such directory; or nobody can be asked, and --yes is not given",
+        3: "no consumer of this name; the message lists those that are there",
+        5: "the stream is damaged or of a later format",
+        7: "the filesystem or store failed: read-only, no permission",
+    },
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name, as `lazyshard status` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
     check_stream(stream)
@@ -117,10 +105,7 @@ def _described(stream: Path, consumer: Consumer, now: float) -> list[str]:
     elif cursor is None:
         lines.append("  checkpoint  none")
     else:
-        lines.append(
-            f"  checkpoint  {count(cursor.consumed, 'sample')}, done with {count(cursor.chunks_before, 'chunk')}; "
-            f"{duration(max(0.0, now - cursor.updated_at))} old"
-        )
+        lines.append(f"  checkpoint  {checkpoint_words(cursor, max(0.0, now - cursor.updated_at))}")
     if reading is not None:
         age = duration(max(0.0, now - reading.updated_at))
         lines.append(f"  reading     needs {count(reading.needs_chunks, 'chunk')}; {age} old")

@@ -17,13 +17,13 @@ from rich.text import Text
 from lazyshard.cli import exits
 from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
 from lazyshard.cli.inspect_view import advice_lines, chunk_lines, overview_lines, row_line
+from lazyshard.cli.options import SamplesPerChunkOption, check_stream
+from lazyshard.cli.output import count, one_line, say
 from lazyshard.cli.shortening import shorten, with_lists
-from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.wording import count, one_line, say
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection.advice import advise, training_of
-from lazyshard.inspection.census import tolerate
 from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows
+from lazyshard.inspection.survey import tolerate
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.opening import open_now

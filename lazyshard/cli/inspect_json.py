@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 

@@ -8,15 +8,13 @@ from datetime import datetime, timezone
 from itertools import islice
 from typing import Final
 
+from lazyshard.cli.output import count, size
 from lazyshard.cli.shortening import MAX_KEYS
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import count
 from lazyshard.format import Encoding
 from lazyshard.format.source_rows import SourceRows
 from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
-from lazyshard.inspection.lengths import Bin, Lengths
-from lazyshard.inspection.row_keys import Keys
+from lazyshard.inspection.row_facts import Bin, Keys, Lengths
 
 BAR_WIDTH: Final = 40
 

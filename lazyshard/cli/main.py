@@ -36,17 +36,13 @@ import sys
 from collections.abc import Sequence
 
 from lazyshard.cli import exits
-from lazyshard.cli.wording import drop_what_nobody_reads
+from lazyshard.cli.output import drop_what_nobody_reads
 
 _REQUIRED = ("typer", "rich", "click")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code.
-
-    Args:
-        arguments: the command line after the program's name; None for that of the process.
-    """
+    """Runs the command, with the arguments of the process or others, and returns its exit code."""
     try:
         try:
             from lazyshard.cli.command import execute

@@ -14,10 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.progress import chunk_bar
-from lazyshard.cli.stream_options import check_stream
-from lazyshard.cli.units import per_second
-from lazyshard.cli.wording import count, explain, say
+from lazyshard.cli.options import check_stream
+from lazyshard.cli.output import chunk_bar, count, explain, per_second, say
 from lazyshard.measure import Measure, Measured, measure_stream
 from lazyshard.store.urls import stream_path
 

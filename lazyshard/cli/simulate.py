@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import say
-from lazyshard.simulation.outcome import SWEPT, Axis, Simulated, outcome, parse_axes, sweep
+from lazyshard.cli.options import epilog
+from lazyshard.cli.output import say, size
+from lazyshard.simulation.run import Simulated, outcome
 from lazyshard.simulation.setting import Setting
 from lazyshard.stream.pacing import format_seconds
 
 MAX_WAIT_S: Final = 600.0
 """A reader gives up after so long, unless it is told otherwise."""
+
+SWEPT: Final[dict[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(
+        ("samples_per_chunk", "window", "ranks", "batch", "workers", "head_start", "checkpoint_steps"), int
+    ),
+    **dict.fromkeys(("step_seconds", "producer_rate"), float),
+}
+"""What can be swept, and what its values are."""
+
+MOST_RUNS: Final = 400
+"""Of a sweep."""
+
+Axis = tuple[str, list[Any]]
 
 HELP: Final = """Says how a run would go with so many ranks, such chunks, such windows and such a producer.
 
@@ -26,25 +41,18 @@ the product itself: nothing is read or written. Thousands of ranks and a million
 is a stripe, one chunk of every rank, or with windows so many of them; so the first step waits for
 ranks * samples-per-chunk * max(1, window) rows."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard simulate --ranks 512 --step-seconds 2 --batch 4 --producer-rate 1500 --rows 5000000 --samples-per-chunk 1000
-
-lazyshard simulate --ranks 64 --rows-a-second 128 --batch 8 --producer-rate 110 --chunks 2000 --sweep window=0,2,4,8
-
-[bold]Exit codes[/bold]
-
-  0  done
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage: an option is missing, or cannot be
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard simulate --ranks 512 --step-seconds 2 --batch 4 --producer-rate 1500 --rows 5000000 "
+        "--samples-per-chunk 1000",
+        "lazyshard simulate --ranks 64 --rows-a-second 128 --batch 8 --producer-rate 110 --chunks 2000 "
+        "--sweep window=0,2,4,8",
+    ],
+    {
+        0: "done",
+        2: "usage: an option is missing, or cannot be",
+    },
+)
 
 
 class Retain(str, Enum):
@@ -62,7 +70,7 @@ def command(
         float | None, typer.Option(help="Or: rows trained a second by all ranks, where they are there.")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the whole stream.")] = None,
-    chunks: Annotated[int | None, typer.Option(help="Or: its chunks.")] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="Or: its chunks.")] = None,
     samples_per_chunk: Annotated[int, typer.Option(help="Rows in a chunk.")] = 1000,
     batch: Annotated[int, typer.Option(help="Samples of one rank in a micro batch.")] = 1,
     micro_batches: Annotated[int, typer.Option(help="Micro batches of one rank in a step.")] = 1,
@@ -90,7 +98,9 @@ def command(
     if (rows is None) == (chunks is None):
         raise typer.BadParameter("give --rows or --chunks, one of them", param_hint="--rows")
     if rows_a_second is not None:
-        step_seconds = ranks * batch * micro_batches / rows_a_second if rows_a_second > 0 else 0.0
+        if not rows_a_second > 0:
+            raise typer.BadParameter(f"is above 0, got {rows_a_second}", param_hint="--rows-a-second")
+        step_seconds = ranks * batch * micro_batches / rows_a_second
     try:
         setting = Setting(
             ranks=ranks,
@@ -114,13 +124,14 @@ def command(
             ranks_a_node=ranks_a_node,
         )
         axes = parse_axes(swept or [])
+        settings = sweep(setting, axes)
     except ValueError as cause:
         raise typer.BadParameter(str(cause)) from cause
-    return lambda: _run(setting, axes, as_json)
+    return lambda: _run(settings, axes, as_json)
 
 
-def _run(setting: Setting, axes: Sequence[Axis], as_json: bool) -> int:
-    found = sweep(setting, axes) if axes else [outcome(setting)]
+def _run(settings: Sequence[Setting], axes: Sequence[Axis], as_json: bool) -> int:
+    found = [outcome(setting) for setting in settings]
     if as_json:
         lines = [json.dumps(one.figures()) for one in found]
     else:
@@ -222,3 +233,65 @@ def swept_lines(axes: Sequence[Axis], found: Sequence[Simulated]) -> list[str]:
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def parse_axis(text: str) -> Axis:
+    """Returns name and values of ``name=1,2,4`` or ``name=100:10000``: both ends, and 1, 2, 5, 10, ... between.
+
+    >>> parse_axis("samples_per_chunk=100:1500")
+    ('samples_per_chunk', [100, 200, 500, 1000, 1500])
+
+    Raises:
+        ValueError: it is neither; says why.
+    """
+    name, _, values = text.partition("=")
+    name = name.replace("-", "_")
+    if name not in SWEPT:
+        raise ValueError(f"{name!r} cannot be swept; one of {', '.join(SWEPT)} can")
+    number = SWEPT[name]
+    try:
+        if ":" in values:
+            low, high = map(number, values.split(":"))
+            found = list(_between(low, high))
+        else:
+            found = [number(value) for value in values.split(",")]
+    except (ValueError, OverflowError) as cause:
+        raise ValueError(f"{text!r}: expected NAME=VALUE,VALUE,... or NAME=LOW:HIGH with 0 < LOW < HIGH") from cause
+    return name, found
+
+
+def parse_axes(texts: Sequence[str]) -> list[Axis]:
+    """Returns the axes of a sweep.
+
+    Raises:
+        ValueError: one cannot be read, or they are too many, or make too many runs.
+    """
+    axes = [parse_axis(text) for text in texts]
+    if len(axes) > 2 or len({name for name, _ in axes}) < len(axes):
+        raise ValueError("one or two different settings can be swept")
+    runs = math.prod(len(values) for _, values in axes)
+    if runs > MOST_RUNS:
+        raise ValueError(f"a sweep of {runs} runs is more than {MOST_RUNS}")
+    return axes
+
+
+def _between(low: Any, high: Any) -> Iterator[Any]:
+    if not 0 < low < high:
+        raise ValueError("LOW is above 0 and below HIGH")
+    yield low
+    power = math.floor(math.log10(low))
+    while 10.0**power < high:
+        for step in (1, 2, 5):
+            value = type(low)(step * 10.0**power)
+            if low < value < high:
+                yield value
+        power += 1
+    yield high
+
+
+def sweep(setting: Setting, axes: Sequence[Axis]) -> list[Setting]:
+    """Returns the settings of a run for all values of one or two axes, the last one changing fastest."""
+    found = [setting]
+    for name, values in axes:
+        found = [replace(one, **{name: value}) for one in found for value in values]
+    return found

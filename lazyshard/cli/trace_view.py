@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lazyshard.cli.inspect_json import row_text
-from lazyshard.cli.wording import count
+from lazyshard.cli.output import count
 from lazyshard.inspection.inspection import ShownRow
-from lazyshard.inspection.tracing import Drawn, Fate, Tracing
-from lazyshard.inspection.tracing_blends import Member
-from lazyshard.inspection.tracing_origins import Origin
-from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.inspection.tracing import Fate, TracedDraw, Tracing
+from lazyshard.inspection.tracing_sources import Origin
+from lazyshard.inspection.tracing_states import Member, SavedState
 
 _COLUMNS: Final = ("step", "part", "rank", "position", "epoch", "sample", "chunk", "row")
 _NO_ORIGIN: Final = (
@@ -26,12 +25,7 @@ _FIRST: Final = '"byte": '
 
 
 class StepTable:
-    """The draws of steps, a line each, in columns of a width that is known before the first one.
-
-    Args:
-        tracing: the run.
-        stop: the step behind the last one that is shown, from 0.
-    """
+    """The draws of steps below `stop`, a line each, in columns of a width that is known before the first one."""
 
     def __init__(self, tracing: Tracing, stop: int) -> None:
         self._per_chunk = tracing.facts.samples_per_chunk
@@ -54,7 +48,7 @@ class StepTable:
         """Returns the line with the names of the columns."""
         return "  ".join(f"{name:>{width}}" for name, width in zip(_COLUMNS, self._widths, strict=True))
 
-    def line(self, drawn: Drawn) -> str:
+    def line(self, drawn: TracedDraw) -> str:
         """Returns the line of a draw."""
         chunk, row = divmod(drawn.sample, self._per_chunk)
         step = "-" if drawn.step is None else drawn.step + 1
@@ -148,7 +142,7 @@ def fate_line(fate: Fate, tracing: Tracing) -> str:
     return f"epoch {fate.epoch}: {text}"
 
 
-def drawn_values(drawn: Drawn, tracing: Tracing) -> dict[str, Any]:
+def drawn_values(drawn: TracedDraw, tracing: Tracing) -> dict[str, Any]:
     """Returns a draw as JSON values; `step` is None where it is not known."""
     return _numbered(drawn._asdict(), tracing)
 

@@ -13,12 +13,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.progress import chunk_bar
-from lazyshard.cli.stream_options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.units import size
-from lazyshard.cli.wording import count, say
+from lazyshard.cli.options import JsonOption, SamplesPerChunkOption, StreamArgument, check_stream, epilog
+from lazyshard.cli.output import chunk_bar, count, say, size
 from lazyshard.inspection.verification import Verified, verify
-from lazyshard.inspection.verification_findings import Severity
+from lazyshard.inspection.verification_chunks import Severity
 from lazyshard.store.urls import stream_path
 
 _MAX_JOBS: Final = 1024
@@ -33,35 +31,23 @@ without a gap, names, what head.json, stream.end, retired.json and the cursors s
 Changes nothing, and can run at any time: a producer at work is no fault, what it had published at the start is what is
 looked at."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard verify /shared/stream
-
-lazyshard verify /shared/stream --quick
-
-lazyshard verify /shared/stream --json | jq '.findings[].file'
-
-[bold]Exit codes[/bold]
-
-  0  all is well; or there are leftovers only, which are told and which the producer's next start removes
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such directory
-
-  5  there is damage: each is told in a line; or there is no stream in it, or one of a later format
-
-  7  there is no damage, but something could not be read: no permission, no answer
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard verify /shared/stream",
+        "lazyshard verify /shared/stream --quick",
+        "lazyshard verify /shared/stream --json | jq '.findings[].file'",
+    ],
+    {
+        0: "all is well; or there are leftovers only, which are told and which the producer's next start removes",
+        2: "usage; there is no such directory",
+        5: "there is damage: each is told in a line; or there is no stream in it, or one of a later format",
+        7: "there is no damage, but something could not be read: no permission, no answer",
+    },
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave the rows unread: look at names, numbers, seals and sizes alone.")
     ] = False,
@@ -71,7 +57,7 @@ def command(
             "--jobs", "-j", metavar="N", min=1, max=_MAX_JOBS, help="Processes that look. Default: one for each core."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
+    as_json: JsonOption = False,
     samples_per_chunk: SamplesPerChunkOption = None,
 ) -> Callable[[], int]:
     """Returns what is to be done; see `lazyshard.cli.command`."""
@@ -122,22 +108,14 @@ def _effort(verified: Verified, seconds: float) -> str:
 
 
 def _values(stream: Path, verified: Verified, seconds: float) -> dict[str, Any]:
+    values = asdict(verified)
     return {
         "stream": str(stream),
         "ok": not verified.count("damage") and not verified.count("unchecked"),
         "damage": verified.count("damage"),
         "unchecked": verified.count("unchecked"),
         "leftovers": verified.count("leftover"),
-        "native": verified.native,
-        "stream_id": verified.stream_id,
-        "samples_per_chunk": verified.samples_per_chunk,
-        "retired": verified.retired,
-        "chunks": verified.chunks,
-        "samples": verified.samples,
-        "bytes": verified.size,
-        "ended": verified.ended,
-        "running": verified.running,
-        "quick": verified.quick,
+        "bytes": values.pop("size"),
         "seconds": round(seconds, 3),
-        "findings": [asdict(finding) for finding in verified.findings],
+        **values,
     }

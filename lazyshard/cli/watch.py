@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.status import INTERVAL_S
-from lazyshard.cli.status_json import status_values
-from lazyshard.cli.stream_options import check_stream
-from lazyshard.cli.units import size
+from lazyshard.cli.options import check_stream
+from lazyshard.cli.output import complain, explain, say, size
+from lazyshard.cli.status import INTERVAL_S, status_values
 from lazyshard.cli.watch_looks import Facts, SharedLooks
 from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback
-from lazyshard.cli.wording import complain, explain, say
 from lazyshard.errors import ExportExists
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.history import History, take_history

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from lazyshard.cli.status_json import status_values
+from lazyshard.cli.output import one_line
+from lazyshard.cli.status import status_values
 from lazyshard.cli.watch_looks import Facts
-from lazyshard.cli.wording import one_line
 from lazyshard.inspection.outlook import Outlook, State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

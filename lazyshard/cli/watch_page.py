@@ -25,12 +25,11 @@ from markupsafe import Markup, escape
 
 from lazyshard import __version__
 from lazyshard.cli.inspect_view import moment
-from lazyshard.cli.units import per_second
+from lazyshard.cli.output import count, one_line, per_second
 from lazyshard.cli.watch_words import bar, chunks, clock, consumer, notice, producer, stream_state, tiles
-from lazyshard.cli.wording import count, one_line
 from lazyshard.inspection.history import History, rates
-from lazyshard.inspection.lengths import Lengths
 from lazyshard.inspection.refusals import RefusedFor
+from lazyshard.inspection.row_facts import Lengths
 
 if TYPE_CHECKING:
     from lazyshard.cli.watch_pictures import Picture

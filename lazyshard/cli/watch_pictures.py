@@ -17,9 +17,9 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lazyshard.cli.wording import one_line
+from lazyshard.cli.output import one_line
 from lazyshard.inspection.history import History, rates
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 
 SHARES: Final = (("median", 0.5, "-"), ("p90", 0.9, "--"), ("p99", 0.99, ":"))
 """Of lengths: name, share that is not longer, line."""

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from lazyshard.cli.inspect_view import moment
-from lazyshard.cli.units import duration, per_second, size
-from lazyshard.cli.wording import chunk_range, count
+from lazyshard.cli.output import chunk_range, count, duration, per_second, size
 
 STATES: Final = {
     "deleted": ("deleted", "deleted, or being deleted"),

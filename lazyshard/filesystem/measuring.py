@@ -32,11 +32,7 @@ class Untried(Exception):
 
 
 class Far:
-    """The far side: a process that serves `Side`, here or on another machine. A context manager.
-
-    Args:
-        command: starts it, with its standard input and output led here.
-    """
+    """The far side: a process that serves `Side`, here or elsewhere, started by a command. A context manager."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
@@ -52,27 +48,27 @@ class Far:
             self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603 - as asked
         except OSError as cause:
             raise Untried(f"the command of the other side cannot be started ({self._command[0]}): {cause}") from cause
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends it: a far side whose input ends has nothing left to do."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         # Of one that has died something may be left to write.
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._stdout.close()
 
     def ask(self, *question: Any) -> None:
         """Asks for an operation; `answer` waits for it."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(question) + "\n")
+            self._stdin.flush()
         except OSError as cause:
             raise self._silent() from cause
 
@@ -83,8 +79,7 @@ class Far:
             OSError: the filesystem refused there.
             Untried: there is no answer.
         """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
+        line = self._stdout.readline().strip()
         try:
             answer = json.loads(line)
         except ValueError:
@@ -110,7 +105,7 @@ class Sightings:
     """What was found. Seconds count from the end of the change; None is longer than was waited for.
 
     Attributes:
-        waited_s: how long was waited for what did not show.
+        waited_s: seconds that were waited until all of `seen` had shown, or no longer.
         near: type of the filesystem on the near side.
         far: of that on the far side.
         round_trip_s: what a question to the far side and its answer take; part of all seconds below.
@@ -162,7 +157,7 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
 
     Args:
         folder: on the near side.
-        far: the far side.
+        far: the other one.
         longest: how many seconds to wait for what does not show.
         left: is told of a folder that could not be removed.
 
@@ -185,10 +180,10 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
         round_trip = time.monotonic() - started
         rename = _error(near, "put", "rename", 1) or _error(near, "put", "rename", 2)
         if rename:
-            return Sightings(longest, *kinds, round_trip, rename=rename)
-        seen, torn, errors = _sights(near, far, longest)
+            return Sightings(0.0, *kinds, round_trip, rename=rename)
+        seen, torn, errors, waited = _sights(near, far, longest)
         return Sightings(
-            longest,
+            waited,
             *kinds,
             round_trip,
             seen=seen,
@@ -212,7 +207,8 @@ def measure(folder: str, far: Far, longest: float, left: Callable[[str], None]) 
             left(f"{path} could not be removed whole: remove it by hand (it holds {held})")
 
 
-def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | None], int, dict[str, int]]:
+def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | None], int, dict[str, int], float]:
+    """Returns `seen`, `torn`, `errors` and `waited_s` of the sightings."""
     for _, name, _ in LOOKS.values():
         near.make_sub_folder(name.partition("/")[0])
     for kind, name, _ in LOOKS.values():
@@ -230,6 +226,7 @@ def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | Non
         changed[label] = time.monotonic()
     asked = time.monotonic()
     found = far.do("watch", LOOKS, longest)
+    waited = time.monotonic() - asked
     seen: dict[str, float | None] = {}
     errors: dict[str, int] = {}
     torn = 0
@@ -241,7 +238,7 @@ def _sights(near: Side, far: Far, longest: float) -> tuple[dict[str, float | Non
             torn += state["torn"]
         for name, count in state["errors"].items():
             errors[name] = errors.get(name, 0) + count
-    return seen, torn, errors
+    return seen, torn, errors, waited
 
 
 def _storm(near: Side, far: Far, longest: float) -> dict[str, Any]:

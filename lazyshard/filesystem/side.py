@@ -45,11 +45,7 @@ def version_of(data: bytes) -> int | None:
 
 
 class Side:
-    """The files below one mount. Each public method is an operation; names are those of files in the folder.
-
-    Args:
-        folder: where to work.
-    """
+    """The files below one mount. Each public method is an operation; names are those of files in the folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from lazyshard.inspection.inspection import Overview
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.plan.balance import Cost
 from lazyshard.plan.shuffle_distance import expected_neighbours
 from lazyshard.stream.consumers import Consumer

@@ -1,249 +1,433 @@
 """Audit: proves by counting that a run has trained each sample once an epoch, or names those for which that is not so.
 
-The course of the newest state is counted, an epoch at a time. Each sample must turn out to be trained once, or to be
-still to come, left over at the epoch's end, or skipped on purpose. What branches that were given up have trained is
-told apart: it is not in the model.
+The other states of the run are put in relation to the newest, and it is told what is not in order: steps, chunks,
+cursors. What can be looked at is not taken from the states: the stream's identity, how much is published, how many rows
+the last chunk has, which chunks are deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
-import numpy as np
+from lazyshard.errors import LazyShardError, StateMismatch
+from lazyshard.format import Cursor
+from lazyshard.format.cursor import CURSORS, cursor_name
+from lazyshard.inspection.auditing_counts import Branch, BranchAudit, EpochAudit, Related, count_epochs, relate
+from lazyshard.inspection.tracing import StreamFacts, Tracing
+from lazyshard.inspection.tracing_states import SavedState, folder_of
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.stream import Stream
 
-from lazyshard.inspection.auditing_counts import (
-    LEFT_OUT,
-    LEFT_OVER,
-    SKIPPED,
-    TO_COME,
-    Counts,
-    Ranges,
-    draws_of,
-    ranges_where,
-)
-from lazyshard.inspection.auditing_lineage import Span
-from lazyshard.inspection.tracing import Tracing
-from lazyshard.inspection.tracing_stretches import Stretch
-from lazyshard.plan import Course, Part
+_SAME_TIME_SECONDS: Final = 2.0
+
+
+_Kind = Literal[
+    "twice", "missing", "count", "steps", "samples", "ahead", "other-settings", "other-stream", "unusable", "cursor",
+    "deleted", "stream",
+]  # fmt: skip
+
+_CONTRADICTIONS: Final = frozenset({"steps", "samples", "ahead", "stream"})
+"""Findings by which what the states say, or the stream does, is not so: a count that leans on it proves nothing."""
+
+_NAMED: Final = 3
+"""Checkpoints that are named of those that have the same to be said of them; a long run has hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpochAudit:
-    """What became of the samples of an epoch. Each is in one of these, unless something is wrong.
+class AuditedState:
+    """A state of the run's history.
 
     Attributes:
-        epoch: from 0.
-        samples: how many there are: of a stream that has not ended, those published so far.
-        trained: trained at least once.
-        to_come: drawn by nobody yet.
-        left_over: left over at the epoch's end.
-        skipped: skipped on purpose.
-        twice: trained more than once.
-        again: trained, and drawn once more: to come again, skipped or left over.
-        missing: in none of these: passed over although they should not be, or cut short by another epoch's begin.
-        whole: whether the count is sound: it holds every draw, none is past the end or in another epoch.
+        saved: the state.
+        tracing: the run as it tells it; None where it does not fit the stream.
+        related: what it is to the one that is audited.
+        branch: of an abandoned one, what it trained behind the fork; None where a longer one on its branch tells it.
     """
 
-    epoch: int
-    samples: int
-    trained: int
-    to_come: Ranges
-    left_over: Ranges
-    skipped: Ranges
-    twice: Ranges
-    again: Ranges
-    missing: Ranges
-    whole: bool
+    saved: SavedState
+    tracing: Tracing | None
+    related: Related
+    branch: BranchAudit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit has found.
+
+    Attributes:
+        facts: the stream's.
+        head: the state that was audited.
+        tracing: the run as it tells it.
+        states: all of them, the audited one among them, in the order of what they had trained.
+        epochs: what was counted.
+        findings: what is not in order.
+        notes: what is in order, and good to know.
+    """
+
+    facts: StreamFacts
+    head: SavedState
+    tracing: Tracing
+    states: tuple[AuditedState, ...]
+    epochs: tuple[EpochAudit, ...]
+    findings: tuple[AuditFinding, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether each sample was trained once, or is known not to be, by what the audited state says."""
+        return all(one.proven for one in self.epochs)
+
+    @property
+    def consistent(self) -> bool:
+        """Whether that is so, and nothing contradicts what the states say."""
+        return self.counted and not any(finding.kind in _CONTRADICTIONS for finding in self.findings)
 
     @property
     def proven(self) -> bool:
-        """Whether no sample was trained twice or passed over."""
-        return self.whole and not (self.twice.samples or self.again.samples or self.missing.samples)
+        """Whether that is so, and the checkpoint's number of steps bears the state's count of samples out."""
+        return self.consistent and self.tracing.steps.unknown is None and _told_steps(self.head) is not None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found that is not in order."""
+        return self.consistent and not self.findings
+
+    @property
+    def fewer_than_step(self) -> int | None:
+        """Samples of a step, where what is to come of the newest epoch is too little for one; else None.
+
+        It is trained by a run that goes on into the next epoch, ends its last step with the epoch, or takes smaller
+        steps. One that stops at the stream's end leaves it over: which of these the run is, no state tells.
+        """
+        part, epoch = self.head.state.parts[-1], self.epochs[-1]
+        step = part.dp * part.draws_per_step
+        if self.tracing.total is None or self.head.member is not None or not part.trained:
+            return None
+        return step if 0 < epoch.to_come.samples < step else None
 
 
-class Branch(NamedTuple):
-    """A branch that was given up: what it has drawn behind the fork.
+def newest(states: Sequence[SavedState]) -> tuple[SavedState, str | None]:
+    """Returns the checkpoint that was saved last, and what is to be said of the choice; a cursor only without those.
 
-    Attributes:
-        tracing: the run as its state tells it.
-        beyond: the positions.
+    Where two were saved at about the same time, or some do not say when, it is the one that has trained most: times of
+    files tell nothing where a folder was copied.
     """
+    files = [saved for saved in states if saved.cursor is None] or list(states)
+    dated = all(saved.dated for saved in files)
+    if dated:
+        last = max(saved.saved_at for saved in files)
+        files = [saved for saved in files if last - saved.saved_at <= _SAME_TIME_SECONDS]
+    steps = [saved.step if saved.step is not None else saved.folder_step for saved in files]
+    known = None not in steps
 
-    tracing: Tracing
-    beyond: tuple[Span, ...]
+    def trained(at: int) -> tuple[int, int, int, float, str]:
+        saved, step = files[at], steps[at]
+        # A run that begins its epochs by itself counts the samples of each anew.
+        epoch = saved.state.parts[0].epoch or 0
+        return step if known and step is not None else 0, epoch, saved.state.consumed, saved.saved_at, str(saved.file)
+
+    chosen = files[max(range(len(files)), key=trained)]
+    if dated or len(files) == 1:
+        return chosen, None
+    return chosen, (
+        f"audited as the one that has trained the most {'steps' if known else 'samples'}: not every state says when it "
+        f"was saved, and the times of files tell nothing where they were copied; name another one by --state"
+    )
 
 
-@dataclass(slots=True)
-class BranchAudit:
-    """What a branch trained behind the fork, which is not in the model that goes on.
-
-    Attributes:
-        trained: how many samples, over all epochs.
-        again: by epoch, those among them that the course that is audited has trained too, in the same epoch.
-    """
-
-    trained: int = 0
-    again: dict[int, Ranges] = field(default_factory=dict)
-
-
-def count_epochs(
-    tracing: Tracing,
-    branches: Sequence[Branch] = (),
+def audit(
+    stream: Stream,
+    facts: StreamFacts,
+    states: Sequence[SavedState],
+    head: SavedState,
+    *,
+    cursors: Sequence[Cursor] = (),
+    unusable: Sequence[AuditFinding] = (),
+    notes: Sequence[Note] = (),
     report: Callable[[str, int, int], None] = lambda phase, done, total: None,
-) -> tuple[list[EpochAudit], list[BranchAudit]]:
-    """Counts every draw of a run.
+) -> Audit:
+    """Audits a run, by one of its states.
 
     Args:
-        tracing: the run.
-        branches: those that have left its course.
+        stream: that the run was over.
+        facts: what is published of it.
+        states: of the run's history, the one that is audited among them.
+        head: the one that is audited.
+        cursors: the run's.
+        unusable: files of states that cannot be used, each with the reason.
+        notes: what is to be told besides.
         report: is told a phase, how many chunks of it are done, and how many there are.
+
+    Raises:
+        StateMismatch: the audited state is of another stream, or ahead of what is published.
     """
-    found: list[EpochAudit] = []
-    left = [BranchAudit() for _ in branches]
-    epochs = sorted(
-        {*tracing.epochs} | {epoch for branch in branches for epoch in branch.tracing.epochs if branch.beyond}
-    )
-    each = tracing.facts.samples_per_chunk
-    chunks = -(-end_of(tracing) // each)
-    for epoch in epochs:
-
-        def show(drawn: int, phase: str = f"counting epoch {epoch}") -> None:
-            report(phase, drawn // each, chunks)
-
-        counts = count_epoch(tracing, epoch, show)
-        if epoch in tracing.epochs:
-            found.append(_audit(counts))
-        for branch, audit in zip(branches, left, strict=True):
-            _count_branch(branch, epoch, counts, audit)
-    return found, left
-
-
-def count_epoch(tracing: Tracing, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> Counts:
-    """Counts the draws of one epoch; `report` is told how many are counted."""
-    total = end_of(tracing)
-    counts = Counts(total, epoch, report)
-    gaps: list[tuple[int, int]] = []
-    if not total:
-        return counts
-    for number, stretch in enumerate(tracing.stretches):
-        last = number == len(tracing.stretches) - 1
-        _count_stretch(tracing, stretch, counts, current=last and epoch == stretch.last_epoch)
-        for part in range(len(stretch.course.parts)):
-            course = stretch.course.until(part)
-            if course.epoch(total) <= epoch <= stretch.last_epoch:
-                gaps += course.parts[part].skip
-    for start, stop in gaps:
-        counts.leave_out(start, stop)
-    return counts
+    where = str(stream.directory)
+    tracing = Tracing(head, facts, where)
+    findings = [*unusable, *_of_stream(stream, facts)]
+    related = [_related(saved, head, tracing, where, findings) for saved in states]
+    chosen = _longest(related)
+    branches = [Branch(one.tracing, one.related.beyond) for one in chosen if one.tracing is not None]
+    epochs, branched = count_epochs(tracing, branches, report)
+    # By identity: the same state may lie in two files.
+    told = {id(one): result for one, result in zip(chosen, branched, strict=True)}
+    found = [AuditedState(one.saved, one.tracing, one.related, told.get(id(one))) for one in related]
+    findings += _of_epochs(head, epochs)
+    kept = [(one.saved, one.tracing) for one in found if one.tracing is not None]
+    for saved, run in kept:
+        findings += _of_steps(saved, run)
+    told_of_chunks = list(_of_chunks(kept, (head, newest(states)[0]), facts, cursors, where))
+    findings += [one for one in told_of_chunks if isinstance(one, AuditFinding)]
+    said = (*notes, *(one for one in told_of_chunks if isinstance(one, Note)))
+    order = sorted(found, key=lambda one: (one.saved.state.consumed, one.saved.saved_at, str(one.saved.file)))
+    return Audit(facts, head, tracing, tuple(order), tuple(epochs), tuple(findings), said)
 
 
-def end_of(tracing: Tracing) -> int:
-    """Returns the end of the samples that are counted: of a stream that has not ended, what is published.
+def _related(
+    saved: SavedState, head: SavedState, tracing: Tracing, where: str, findings: list[AuditFinding]
+) -> AuditedState:
+    file = str(saved.file)
+    own = tracing if saved is head else None
+    if own is None and saved.state.stream_id == head.state.stream_id:
+        try:
+            own = Tracing(saved, tracing.facts, where)
+        except StateMismatch as error:
+            related = relate(saved.state, head.state, range(0), tracing.epochs)
+            if related.relation != "other settings":
+                findings.append(AuditFinding("ahead", file, str(error)))
+                return AuditedState(saved, None, related)
+    related = relate(saved.state, head.state, range(0) if own is None else own.epochs, tracing.epochs)
+    if saved is head:
+        related = Related("head")
+    elif related.relation == "head":
+        # The same as the audited one, in another place: a cursor, or a copy.
+        related = Related("on the course")
+    if related.relation == "other stream":
+        findings.append(
+            AuditFinding("other-stream", file, f"of stream {saved.state.stream_id}, not of {head.state.stream_id}")
+        )
+    if related.relation == "other settings":
+        differ = ", ".join(
+            f"{name} {getattr(saved.state, name)}, not {getattr(head.state, name)}" for name in related.differs
+        )
+        findings.append(
+            AuditFinding(
+                "other-settings", file, f"{differ}: it drew in another order, so it is of another run on the stream"
+            )
+        )
+        own = None
+    return AuditedState(saved, own, related)
 
-    As if it ended there: what is drawn already is the same whatever follows.
+
+def _longest(states: Sequence[AuditedState]) -> list[AuditedState]:
+    """Returns the abandoned states that no other one goes on from: what they trained holds that of the others."""
+    abandoned = [one for one in states if one.related.relation == "abandoned" and one.tracing is not None]
+    chosen: list[AuditedState] = []
+    for one in sorted(abandoned, key=lambda one: -one.saved.state.consumed):
+        empty = range(0)
+        covered = (relate(one.saved.state, other.saved.state, empty, empty).relation for other in chosen)
+        if not any(relation in ("head", "on the course") for relation in covered):
+            chosen.append(one)
+    return chosen
+
+
+def consumed_at(saved: SavedState, part: int, draws: int) -> int:
+    """Returns how many samples a run had trained after so many positions of a part."""
+    parts = saved.state.parts
+    whole = sum(one.dp * one.draws for one in parts[:part] if one.trained)
+    return whole + (parts[part].dp * draws if parts[part].trained else 0)
+
+
+class AuditFinding(NamedTuple):
+    """Something that is not in order.
+
+    Attributes:
+        kind: what it is.
+        where: the file, or the stream's directory.
+        what: in words.
     """
-    if tracing.total is not None:
-        return tracing.total
-    limit = tracing.state.max_total_samples
-    return tracing.facts.samples if limit is None else min(tracing.facts.samples, limit)
+
+    kind: _Kind
+    where: str
+    what: str
 
 
-def span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
-    """Returns the positions of the current part that lie in an epoch, drawn or not; None if it begins behind it."""
-    first = course.epoch(total)
-    if epoch < first:
+class Note(NamedTuple):
+    """Something that is in order, and good to know.
+
+    Attributes:
+        where: the file, or the stream's directory.
+        what: in words.
+        files: those that it is about, where it is about several; empty for one about `where`.
+    """
+
+    where: str
+    what: str
+    files: tuple[str, ...] = ()
+
+
+def _needed_chunk(tracing: Tracing, newest_epoch: int) -> int:
+    """Returns the first chunk that a run may need that goes on from a state: those below it are done with.
+
+    A state of an earlier epoch than the newest state's needs all of that epoch.
+    """
+    total, course = tracing.total, tracing.course
+    draws, epoch = course.current.draws, tracing.sections[-1].last_epoch
+    if epoch < newest_epoch:
+        return 0
+    if total is not None and draws > (length := course.epoch_length(total)):
+        full = course.full_epoch_length(total)
+        draws, course = (draws - length - 1) % full + 1, course.in_epoch(epoch)
+    done = course.done_before(draws, total)
+    if total is not None and done >= total:
+        return tracing.facts.chunks
+    return done // tracing.facts.samples_per_chunk
+
+
+def _of_stream(stream: Stream, facts: StreamFacts) -> Iterator[AuditFinding]:
+    """Yields what the stream tells of itself and its last chunk does not bear out."""
+    where, each = str(stream.directory), facts.samples_per_chunk
+    if not facts.chunks or facts.chunks <= facts.retired:
+        return
+    last = facts.chunks - 1
+    try:
+        rows = len(stream.open_chunk(last))
+    except (LazyShardError, OSError) as error:
+        yield AuditFinding(
+            "stream", where, f"how many samples it has cannot be checked: its last chunk, {last}: {error}"
+        )
+        return
+    if facts.samples != last * each + rows:
+        yield AuditFinding(
+            "stream", where, f"{facts.samples:,} samples are told, but its chunks hold {last * each + rows:,}"
+        )
+
+
+def _of_epochs(head: SavedState, epochs: Sequence[EpochAudit]) -> Iterator[AuditFinding]:
+    """Yields what was counted and must not be."""
+    file = str(head.file)
+    for one in epochs:
+        if one.twice.samples:
+            yield AuditFinding(
+                "twice", file, f"epoch {one.epoch}: {one.twice.samples:,} samples were trained more than once"
+            )
+        if one.again.samples:
+            yield AuditFinding(
+                "twice", file, f"epoch {one.epoch}: {one.again.samples:,} samples were trained and come again"
+            )
+        if one.missing.samples:
+            yield AuditFinding("missing", file, f"epoch {one.epoch}: {one.missing.samples:,} samples were passed over")
+        if not one.whole:
+            yield AuditFinding(
+                "count", file, f"epoch {one.epoch}: the count is not sound: draws overlap or lie outside"
+            )
+
+
+def _told_steps(saved: SavedState) -> int | None:
+    """Returns the steps that a checkpoint has trained by its file, or the name of its folder; None where neither says.
+
+    A state that tells of its own epoch alone counts the steps of that, its folder those of the run.
+    """
+    if saved.step is None and saved.state.parts[0].epoch:
         return None
-    length, full = course.epoch_length(total), course.full_epoch_length(total)
-    if epoch == first:
-        return 0, length
-    start = length + (epoch - first - 1) * full
-    return start, start + full
+    return saved.step if saved.step is not None else saved.folder_step
 
 
-def _count_stretch(tracing: Tracing, stretch: Stretch, counts: Counts, current: bool) -> None:
-    total = counts.total
-    if counts.epoch > stretch.last_epoch:
+def _of_steps(saved: SavedState, tracing: Tracing) -> Iterator[AuditFinding]:
+    """Yields where the steps of a checkpoint do not agree with each other."""
+    file, steps = str(saved.file), tracing.steps
+    for part, ended, begins in steps.breaks():
+        yield AuditFinding("steps", file, f"part {part} begins after {begins} steps, the parts before it have {ended}")
+    for part in steps.ragged():
+        yield AuditFinding(
+            "steps", file, f"part {part} ends within a step: {tracing.state.parts[part].draws} draws a rank"
+        )
+    told = _told_steps(saved)
+    if told is not None and steps.unknown is None and steps.trained != told:
+        which = "is of" if saved.step is not None else f"lies in {saved.file.parent.name}, so it is of"
+        name = "" if saved.step is not None else ": call folders by their step"
+        yield AuditFinding(
+            "steps", file, f"it {which} step {told}, but the state has trained {steps.trained} steps{name}"
+        )
+    elif saved.step is not None and saved.folder_step is not None and saved.step != saved.folder_step:
+        yield AuditFinding(
+            "steps", file, f"it is of step {saved.step}, but its folder is called {saved.file.parent.name}"
+        )
+
+
+def _of_chunks(
+    states: Sequence[tuple[SavedState, Tracing]],
+    wanted: Sequence[SavedState],
+    facts: StreamFacts,
+    cursors: Sequence[Cursor],
+    where: str,
+) -> Iterator[AuditFinding | Note]:
+    """Yields what is deleted, or may be, although a checkpoint that is there still needs it.
+
+    Of those that are wanted, by identity, it is not in order: from the newest and the audited one the run must be able
+    to go on. Others are only noted: a run that goes on lets go of what its older checkpoints need.
+    """
+    epoch = max((tracing.epochs[-1] for _, tracing in states), default=0)
+    files = [(saved, _needed_chunk(tracing, epoch)) for saved, tracing in states if saved.cursor is None]
+    lost: dict[str, int] = {}
+    soon: dict[str, int] = {}
+    free = max((cursor.chunks_before for cursor in cursors), default=0)
+    for saved, need in files:
+        must = any(saved is one for one in wanted)
+        needs = f"needs chunk {need}, and those below"
+        if need < facts.retired:
+            if must:
+                what = f"it cannot be gone on from: that {needs} {facts.retired} are deleted"
+                yield AuditFinding("deleted", str(saved.file), what)
+            else:
+                lost[str(saved.file)] = need
+        for cursor in cursors:
+            before = cursor.chunks_before
+            if before <= need:
+                continue
+            if must:
+                what = f"it lets the chunks below {before} be deleted, but {saved.file} needs chunk {need}"
+                yield AuditFinding("cursor", _file(where, cursor), what)
+            elif need >= facts.retired:
+                soon[str(saved.file)] = need
+    yield from _in_one_note(where, lost, "can no longer be gone on from", f"below {facts.retired} are deleted")
+    by = "by the run's cursor"
+    yield from _in_one_note(where, soon, "may soon no longer be gone on from", f"below {free} may be deleted, {by}")
+    for cursor in cursors:
+        yield from _of_cursor(cursor, [saved for saved, _ in files], _file(where, cursor))
+
+
+def _in_one_note(where: str, files: Mapping[str, int], fate: str, why: str) -> Iterator[Note]:
+    """Yields one line, however many checkpoints lose their chunks; by file, the first chunk that each needs."""
+    if len(files) == 1:
+        [(file, need)] = files.items()
+        yield Note(file, f"{fate}: needs chunk {need}, and those {why}")
+    elif files:
+        named = ", ".join(folder_of(Path(file)) for file in [*files][:_NAMED])
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        what = f"{len(files)} checkpoints {fate}: they need chunks from {min(files.values())} on, and those {why}"
+        yield Note(where, f"{what}: {named}{more}", tuple(files))
+
+
+def _file(where: str, cursor: Cursor) -> str:
+    return str(stream_path(where) / CURSORS / cursor_name(cursor.consumer))
+
+
+def _of_cursor(cursor: Cursor, files: Sequence[SavedState], name: str) -> Iterator[AuditFinding]:
+    if not files:
         return
-    ends: tuple[Course, int] | None = None
-    for number in range(len(stretch.course.parts)):
-        course = stretch.course.until(number)
-        span = span_of(course, counts.epoch, total)
-        if span is None:
-            continue
-        start, stop = span
-        drawn = min(stop, course.current.draws)
-        if start > drawn or (start == drawn and start):
-            continue
-        if course.current.trained:
-            counts.train(course, start, drawn)
-        else:
-            counts.mark(course, start, drawn, SKIPPED)
-        ends = course, stop
-    if ends is None:
-        return
-    course, stop = ends
-    drawn = min(stop, course.current.draws)
-    is_last = len(course.parts) == len(stretch.course.parts)
-    if drawn < stop and not current:
-        # Another epoch was begun before this one was over: what is left of it is nobody's.
-        return
-    if current and is_last:
-        counts.mark(course, drawn, stop, TO_COME)
-    rest = _rest(course, counts.epoch, total)
-    if rest is not None:
-        # Of a stream that has not ended the end is still open, so nothing is left over yet.
-        kind = TO_COME if current and tracing.total is None else LEFT_OVER
-        counts.mark(rest, 0, rest.epoch_length(total), kind)
-
-
-def _rest(course: Course, epoch: int, total: int) -> Course | None:
-    """Returns a course of one lane that draws what a part leaves over at the end of an epoch; None if it is nothing."""
-    own = course if epoch == course.epoch(total) else course.in_epoch(epoch)
-    length = own.epoch_length(total)
-    if not own.leftover(total):
-        return None
-    ended = [*own.parts[:-1], Part(own.dp, own.batch_size, length, own.current.epoch, skip=own.current.skip)]
-    rest = Course(own.rules, [*ended, Part(1)])
-    return rest if rest.epoch(total) == epoch else None
-
-
-def _audit(counts: Counts) -> EpochAudit:
-    def of(kind: int) -> Ranges:
-        return counts.ranges(lambda trained, kinds: (kinds == kind) & (trained == 0))
-
-    again = counts.ranges(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT))
-    skipped = counts.ranges(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0))
-    return EpochAudit(
-        counts.epoch,
-        counts.total,
-        counts.ranges(lambda trained, kinds: trained > 0).samples,
-        of(TO_COME),
-        of(LEFT_OVER),
-        skipped,
-        counts.ranges(lambda trained, kinds: trained > 1),
-        again,
-        counts.ranges(lambda trained, kinds: (trained == 0) & (kinds == 0)),
-        counts.is_whole(),
-    )
-
-
-def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit) -> None:
-    tracing, total = branch.tracing, counts.total
-    marks = None
-    for part, start, stop in branch.beyond:
-        course = tracing.course.until(part)
-        if not course.current.trained or (span := span_of(course, epoch, total)) is None:
-            continue
-        first, last = max(start, span[0]), min(stop, span[1])
-        for samples, _ in draws_of(course, first, last, total):
-            marks = np.zeros(total, dtype=np.bool_) if marks is None else marks
-            marks[samples] = True
-            audit.trained += len(samples)
-    if marks is None:
-        return
-    found = marks
-    again = ranges_where(total, lambda a, b: found[a:b] & (counts.trained[a:b] > 0))
-    if again.samples:
-        audit.again[epoch] = again
+    state = files[-1].state
+    if cursor.stream_id != state.stream_id:
+        yield AuditFinding("cursor", name, f"of stream {cursor.stream_id}, not of {state.stream_id}")
+    for field, value in (("unit", state.unit), ("window", state.window), ("seed", state.seed)):
+        if (found := cursor.plan.get(field, value)) != value:
+            yield AuditFinding("cursor", name, f"its plan has {field} {found}, the checkpoints have {value}")
+    most = max(saved.state.consumed for saved in files)
+    if cursor.state is None and cursor.consumed > most:
+        yield AuditFinding(
+            "cursor",
+            name,
+            f"it has consumed {cursor.consumed:,} samples, the checkpoints at most {most:,}; are all given?",
+        )

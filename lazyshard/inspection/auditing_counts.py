@@ -1,18 +1,28 @@
-"""Counting: every draw of one epoch of a run, one by one, into an array over the samples.
+"""Counts every draw of a run by epochs: each sample must be trained once, still to come, left over, or skipped.
 
 Nothing is taken for granted of what the arithmetic promises: each position of each lane is asked for its sample, and
 what is drawn twice or by nobody shows. Memory: two bytes a sample, and blocks of a fixed size. Time: that of drawing.
+
+A resume from an older checkpoint than the newest leaves a branch behind: what was trained there is not in the model
+that goes on, and is told apart. Two states share what they drew in the same parts, up to the first difference::
+
+    state A   4 ranks, 100 draws | 2 ranks, 30 draws
+    state B   4 ranks, 100 draws | 2 ranks, 50 draws | 8 ranks, 7 draws      A is on B's course
+    state C   4 ranks, 120 draws                                            C has left it after 100 draws of part 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan import Course
+from lazyshard.format.state import PartState, RunState
+from lazyshard.inspection.tracing import Tracing, UnbrokenParts
+from lazyshard.plan import Course, Part
 
 _BLOCK: Final = 1 << 19
 """Draws that are computed at a time: about 60 MB with all that is made on the way."""
@@ -20,18 +30,225 @@ _BLOCK: Final = 1 << 19
 _LOOKED_AT: Final = 1 << 22
 """Samples that are looked at at a time."""
 
-MAX_RANGES: Final = 1000
+_MAX_RANGES: Final = 1000
 """Ranges of samples that are kept of each kind; how many samples there are is counted in any case."""
 
 SKIPPED: Final = 1
 TO_COME: Final = 2
-LEFT_OVER: Final = 3
+_LEFT_OVER: Final = 3
 LEFT_OUT: Final = 4
 
 _ONE: Final = np.uint8(1)
 """Of the array's own type: `np.add.at` is fifty times slower with any other."""
 
-Array = npt.NDArray[np.uint8]
+_Array = npt.NDArray[np.uint8]
+
+_Relation = Literal["head", "on the course", "beyond", "abandoned", "another epoch", "other settings", "other stream"]
+"""What a state is to the one that is audited: itself; earlier on its course; later on the same course; on a branch that
+was given up; of epochs that this one does not tell of; or of no run that this one can be of."""
+
+_SETTINGS = ("samples_per_chunk", "unit", "window", "seed", "max_total_samples")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAudit:
+    """What became of the samples of an epoch. Each is in one of these, unless something is wrong.
+
+    Attributes:
+        epoch: from 0.
+        samples: how many there are: of a stream that has not ended, those published so far.
+        trained: trained at least once.
+        to_come: drawn by nobody yet.
+        left_over: left over at the epoch's end.
+        skipped: skipped on purpose.
+        twice: trained more than once.
+        again: trained, and drawn once more: to come again, skipped or left over.
+        missing: in none of these: passed over although they should not be, or cut short by another epoch's begin.
+        whole: whether the count is sound: it holds every draw, none is past the end or in another epoch.
+    """
+
+    epoch: int
+    samples: int
+    trained: int
+    to_come: Ranges
+    left_over: Ranges
+    skipped: Ranges
+    twice: Ranges
+    again: Ranges
+    missing: Ranges
+    whole: bool
+
+    @property
+    def proven(self) -> bool:
+        """Whether no sample was trained twice or passed over."""
+        return self.whole and not (self.twice.samples or self.again.samples or self.missing.samples)
+
+
+class Branch(NamedTuple):
+    """A branch that was given up: the run as its state tells it, and the positions that it drew behind the fork."""
+
+    tracing: Tracing
+    beyond: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class BranchAudit:
+    """What a branch trained behind the fork, which is not in the model that goes on.
+
+    Attributes:
+        trained: how many samples, over all epochs.
+        again: by epoch, those among them that the course that is audited has trained too, in the same epoch.
+    """
+
+    trained: int = 0
+    again: dict[int, Ranges] = field(default_factory=dict)
+
+
+def count_epochs(
+    tracing: Tracing,
+    branches: Sequence[Branch] = (),
+    report: Callable[[str, int, int], None] = lambda phase, done, total: None,
+) -> tuple[list[EpochAudit], list[BranchAudit]]:
+    """Counts every draw of a run and of the branches that have left its course.
+
+    `report` is told a phase, how many chunks of it are done, and how many there are.
+    """
+    found: list[EpochAudit] = []
+    left = [BranchAudit() for _ in branches]
+    epochs = sorted(
+        {*tracing.epochs} | {epoch for branch in branches for epoch in branch.tracing.epochs if branch.beyond}
+    )
+    each = tracing.facts.samples_per_chunk
+    chunks = -(-tracing.end // each)
+    for epoch in epochs:
+
+        def show(drawn: int, phase: str = f"counting epoch {epoch}") -> None:
+            report(phase, drawn // each, chunks)
+
+        counts = _count_epoch(tracing, epoch, show)
+        if epoch in tracing.epochs:
+            found.append(_audit(counts))
+        for branch, audit in zip(branches, left, strict=True):
+            _count_branch(branch, epoch, counts, audit)
+    return found, left
+
+
+def _count_epoch(tracing: Tracing, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> Counts:
+    """Counts the draws of one epoch; `report` is told how many are counted."""
+    total = tracing.end
+    counts = Counts(total, epoch, report)
+    gaps: list[tuple[int, int]] = []
+    if not total:
+        return counts
+    for number, section in enumerate(tracing.sections):
+        last = number == len(tracing.sections) - 1
+        _count_section(tracing, section, counts, current=last and epoch == section.last_epoch)
+        for part in range(len(section.course.parts)):
+            course = section.course.until(part)
+            if course.epoch(total) <= epoch <= section.last_epoch:
+                gaps += course.parts[part].skip
+    for start, stop in gaps:
+        counts.leave_out(start, stop)
+    return counts
+
+
+def _span_of(course: Course, epoch: int, total: int) -> tuple[int, int] | None:
+    """Returns the positions of the current part in an epoch, drawn or not; None if it begins behind it."""
+    first = course.epoch(total)
+    if epoch < first:
+        return None
+    length, full = course.epoch_length(total), course.full_epoch_length(total)
+    if epoch == first:
+        return 0, length
+    start = length + (epoch - first - 1) * full
+    return start, start + full
+
+
+def _count_section(tracing: Tracing, section: UnbrokenParts, counts: Counts, current: bool) -> None:
+    total = counts.total
+    if counts.epoch > section.last_epoch:
+        return
+    ends: tuple[Course, int] | None = None
+    for number in range(len(section.course.parts)):
+        course = section.course.until(number)
+        span = _span_of(course, counts.epoch, total)
+        if span is None:
+            continue
+        start, stop = span
+        drawn = min(stop, course.current.draws)
+        if start > drawn or (start == drawn and start):
+            continue
+        if course.current.trained:
+            counts.train(course, start, drawn)
+        else:
+            counts.mark(course, start, drawn, SKIPPED)
+        ends = course, stop
+    if ends is None:
+        return
+    course, stop = ends
+    drawn = min(stop, course.current.draws)
+    is_last = len(course.parts) == len(section.course.parts)
+    if drawn < stop and not current:
+        # Another epoch was begun before this one was over: what is left of it is nobody's.
+        return
+    if current and is_last:
+        counts.mark(course, drawn, stop, TO_COME)
+    rest = _rest(course, counts.epoch, total)
+    if rest is not None:
+        # Of a stream that has not ended the end is still open, so nothing is left over yet.
+        kind = TO_COME if current and tracing.total is None else _LEFT_OVER
+        counts.mark(rest, 0, rest.epoch_length(total), kind)
+
+
+def _rest(course: Course, epoch: int, total: int) -> Course | None:
+    """Returns a course of one lane that draws what a part leaves over at the end of an epoch; None if it is nothing."""
+    own = course if epoch == course.epoch(total) else course.in_epoch(epoch)
+    length = own.epoch_length(total)
+    if not own.leftover(total):
+        return None
+    ended = [*own.parts[:-1], Part(own.dp, own.batch_size, length, own.current.epoch, skip=own.current.skip)]
+    rest = Course(own.rules, [*ended, Part(1)])
+    return rest if rest.epoch(total) == epoch else None
+
+
+def _audit(counts: Counts) -> EpochAudit:
+    def of(kind: int) -> Ranges:
+        return counts.ranges(lambda trained, kinds: (kinds == kind) & (trained == 0))
+
+    again = counts.ranges(lambda trained, kinds: (trained > 0) & (kinds != 0) & (kinds != LEFT_OUT))
+    skipped = counts.ranges(lambda trained, kinds: ((kinds == SKIPPED) | (kinds == LEFT_OUT)) & (trained == 0))
+    return EpochAudit(
+        counts.epoch,
+        counts.total,
+        counts.ranges(lambda trained, kinds: trained > 0).samples,
+        of(TO_COME),
+        of(_LEFT_OVER),
+        skipped,
+        counts.ranges(lambda trained, kinds: trained > 1),
+        again,
+        counts.ranges(lambda trained, kinds: (trained == 0) & (kinds == 0)),
+        counts.is_whole(),
+    )
+
+
+def _count_branch(branch: Branch, epoch: int, counts: Counts, audit: BranchAudit) -> None:
+    tracing, total = branch.tracing, counts.total
+    marks = None
+    for part, start, stop in branch.beyond:
+        course = tracing.course.until(part)
+        if not course.current.trained or (span := _span_of(course, epoch, total)) is None:
+            continue
+        first, last = max(start, span[0]), min(stop, span[1])
+        for samples, _ in _draws_of(course, first, last, total):
+            marks = np.zeros(total, dtype=np.bool_) if marks is None else marks
+            marks[samples] = True
+            audit.trained += len(samples)
+    if marks is None:
+        return
+    found = marks
+    again = ranges_where(total, lambda a, b: found[a:b] & (counts.trained[a:b] > 0))
+    if again.samples:
+        audit.again[epoch] = again
 
 
 class Ranges(NamedTuple):
@@ -47,16 +264,9 @@ class Ranges(NamedTuple):
 
 
 class Counts:
-    """Draws of one epoch over the samples [0, total).
-
-    Args:
-        total: the end of the samples.
-        epoch: the epoch.
-        report: is told how many draws are counted.
+    """Draws of one epoch over the samples [0, total); `report` is told how many are counted.
 
     Attributes:
-        total: as given.
-        epoch: as given.
         trained: uint8 of shape (total,): how often each sample was trained.
         kinds: uint8 of shape (total,): why it was not; 0 where nothing is known.
         drawn: draws that were counted in `trained`.
@@ -66,8 +276,8 @@ class Counts:
     def __init__(self, total: int, epoch: int, report: Callable[[int], None] = lambda drawn: None) -> None:
         self.total = total
         self.epoch = epoch
-        self.trained: Array = np.zeros(total, dtype=np.uint8)
-        self.kinds: Array = np.zeros(total, dtype=np.uint8)
+        self.trained: _Array = np.zeros(total, dtype=np.uint8)
+        self.kinds: _Array = np.zeros(total, dtype=np.uint8)
         self.drawn = 0
         self.impossible = 0
         self._marked = 0
@@ -95,23 +305,19 @@ class Counts:
 
     def is_whole(self) -> bool:
         """Returns whether the array holds every draw, and no draw was marked twice: then what it says is all."""
-        blocks = range(0, self.total, _LOOKED_AT)
-        counted = sum(int(self.trained[at : at + _LOOKED_AT].sum(dtype=np.int64)) for at in blocks)
-        marked = 0
-        for at in blocks:
+        counted = marked = 0
+        for at in range(0, self.total, _LOOKED_AT):
             kinds = self.kinds[at : at + _LOOKED_AT]
             marked += int(np.count_nonzero(kinds)) - int(np.count_nonzero(kinds == LEFT_OUT))
+            counted += int(self.trained[at : at + _LOOKED_AT].sum(dtype=np.int64))
         return counted == self.drawn and marked == self._marked and not self.impossible
 
-    def ranges(self, which: Callable[[Array, Array], npt.NDArray[np.bool_]]) -> Ranges:
+    def ranges(self, which: Callable[[_Array, _Array], npt.NDArray[np.bool_]]) -> Ranges:
         """Returns the samples that a function of `trained` and `kinds` picks."""
-        return ranges_where(
-            self.total,
-            lambda first, last: which(self.trained[first:last], self.kinds[first:last]),
-        )
+        return ranges_where(self.total, lambda a, b: which(self.trained[a:b], self.kinds[a:b]))
 
     def _draws(self, course: Course, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
-        for samples, epochs in draws_of(course, start, stop, self.total):
+        for samples, epochs in _draws_of(course, start, stop, self.total):
             wrong = (epochs != self.epoch) | (samples < 0) | (samples >= self.total)
             bad = int(np.count_nonzero(wrong))
             self.impossible += bad
@@ -119,7 +325,7 @@ class Counts:
             self._report(self.drawn + self._marked)
 
 
-def draws_of(
+def _draws_of(
     course: Course, start: int, stop: int, total: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Yields what a course draws at positions [start, stop) of each lane, in blocks: samples and their epochs."""
@@ -137,12 +343,7 @@ def draws_of(
 
 
 def ranges_where(total: int, picked: Callable[[int, int], npt.NDArray[np.bool_]]) -> Ranges:
-    """Returns the samples of [0, total) that are picked.
-
-    Args:
-        total: how many there are.
-        picked: returns which of the half-open range [first, last) are, for ranges of a few millions.
-    """
+    """Returns the samples of [0, total) that are picked; `picked` tells which of a half-open range of samples are."""
     samples = 0
     found: list[tuple[int, int]] = []
     for first in range(0, total, _LOOKED_AT):
@@ -151,11 +352,96 @@ def ranges_where(total: int, picked: Callable[[int, int], npt.NDArray[np.bool_]]
         if not number:
             continue
         samples += number
-        if len(found) > MAX_RANGES:
+        if len(found) > _MAX_RANGES:
             continue
         edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).view(np.int8)))
-        pairs = (edges.reshape(-1, 2)[: MAX_RANGES + 1] + first).tolist()
+        pairs = (edges.reshape(-1, 2)[: _MAX_RANGES + 1] + first).tolist()
         if found and found[-1][1] == pairs[0][0]:
             pairs[0][0] = found.pop()[0]
         found.extend((start, stop) for start, stop in pairs)
-    return Ranges(samples, tuple(found[:MAX_RANGES]))
+    return Ranges(samples, tuple(found[:_MAX_RANGES]))
+
+
+class Fork(NamedTuple):
+    """Where two courses part: after `draws` positions of each lane of a part."""
+
+    part: int
+    draws: int
+
+
+class Span(NamedTuple):
+    """Positions of the half-open range [start, stop) of each lane of a part."""
+
+    part: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """What a state is to the one that is audited.
+
+    Attributes:
+        relation: see `Relation`.
+        fork: where it has left the course; None where it has not, or has nothing to do with it.
+        beyond: what it drew behind the fork.
+        differs: the settings in which it differs.
+    """
+
+    relation: _Relation
+    fork: Fork | None = None
+    beyond: tuple[Span, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+def relate(state: RunState, head: RunState, epochs: range, head_epochs: range) -> Related:
+    """Returns what a state is to the audited one; of each the epochs are given of which it has drawn anything."""
+    if state == head:
+        return Related("head")
+    if state.stream_id != head.stream_id:
+        return Related("other stream")
+    differs = tuple(name for name in _SETTINGS if getattr(state, name) != getattr(head, name))
+    if differs:
+        return Related("other settings", differs=differs)
+    fork = fork_of(state, head)
+    beyond = spans_behind(state, fork)
+    if not beyond:
+        return Related("on the course", fork)
+    if not spans_behind(head, fork):
+        return Related("beyond", fork, beyond)
+    if fork == Fork(0, 0) and (epochs.stop <= head_epochs.start or head_epochs.stop <= epochs.start):
+        return Related("another epoch", fork, beyond)
+    return Related("abandoned", fork, beyond)
+
+
+def fork_of(one: RunState, other: RunState) -> Fork:
+    """Returns up to where two states have drawn the same: the end of the shorter one if they never part."""
+    a, b = _drawn(one), _drawn(other)
+    for number, (left, right) in enumerate(zip(a, b, strict=False)):
+        if _kind(left) != _kind(right):
+            return Fork(number, 0)
+        if left.draws != right.draws:
+            return Fork(number, min(left.draws, right.draws))
+    shorter = min(a, b, key=len)
+    return Fork(len(shorter) - 1, shorter[-1].draws) if shorter else Fork(0, 0)
+
+
+def spans_behind(state: RunState, fork: Fork) -> tuple[Span, ...]:
+    """Returns what a state has drawn behind a fork."""
+    spans = []
+    for number, part in enumerate(state.parts):
+        start = part.draws if number < fork.part else fork.draws if number == fork.part else 0
+        if start < part.draws:
+            spans.append(Span(number, start, part.draws))
+    return tuple(spans)
+
+
+def _drawn(state: RunState) -> list[PartState]:
+    """Returns the parts up to the last one that has drawn anything: one that has not decides nothing yet."""
+    stop = max((number + 1 for number, part in enumerate(state.parts) if part.draws), default=0)
+    return list(state.parts[:stop])
+
+
+def _kind(part: PartState) -> tuple[Any, ...]:
+    """Returns what decides the order of a part; an epoch that it begins or not is another one."""
+    return part.dp, part.batch_size, part.epoch, part.trained, part.skip

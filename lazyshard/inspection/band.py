@@ -5,18 +5,32 @@
                                           ^ published so far
 
 The cost grows with the consumers, never with the chunks: a million chunks are a handful of stretches. No I/O.
+
+What a consumer reads now follows from its reading mark, which says which window of which length is open, and its
+cursor, which says how the run deals; both together give the chunks of the window, as in `lazyshard.plan`::
+
+    2 ranks, 1 chunk a stripe, 2 chunks a window: window 3 is chunks 12 to 15
+
+    chunk   12  13  14  15
+    rank     0   1   0   1
+
+The cursor is that of the last checkpoint. Where a run has since been resumed with other ranks, the two contradict each
+other, and nothing is claimed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
-from lazyshard.inspection.census import Census
-from lazyshard.inspection.open_window import OpenWindow, open_window
+from lazyshard.errors import LazyShardError
+from lazyshard.format import RunState
+from lazyshard.inspection.survey import Census
 from lazyshard.stream.consumers import Consumer
+from lazyshard.stream.run_state import course_of
 
 ChunkState = Literal["deleted", "done", "taken", "reading", "ready", "awaited"]
 """deleted: or being deleted; done: in durable checkpoints of every consumer; taken: every consumer has read on behind
@@ -34,8 +48,14 @@ _MAX_WINDOWS: Final = 64
 """Of more consumers, those furthest behind are drawn."""
 
 
+_MAX_PARTS: Final = 64
+
+_MAX_RANKS: Final = 1 << 20
+"""Of runs with a longer history or more ranks nothing is told: a look must not become costly by what a file says."""
+
+
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ChunkStretch:
     """Chunks of the half-open range [first, stop), all in the same state."""
 
     first: int
@@ -77,19 +97,13 @@ class Band:
     """
 
     stop: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[ChunkStretch, ...]
     cells: tuple[Cell, ...]
     windows: dict[str, OpenWindow]
 
 
 def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLOSE_UP) -> Band:
-    """Returns a stream as a band.
-
-    Args:
-        census: what is published.
-        consumers: its consumers.
-        close_up: chunks of the close-up at the most.
-    """
+    """Returns a stream as a band, with at most `close_up` chunks in its close-up."""
     windows = {}
     for consumer in sorted(consumers, key=lambda one: (one.chunks_before, one.name))[:_MAX_WINDOWS]:
         window = open_window(consumer, census)
@@ -103,7 +117,7 @@ def make_band(census: Census, consumers: Sequence[Consumer], close_up: int = CLO
 
 def _stretches(
     census: Census, consumers: Sequence[Consumer], windows: dict[str, OpenWindow], stop: int
-) -> tuple[Stretch, ...]:
+) -> tuple[ChunkStretch, ...]:
     done = min((one.chunks_before for one in consumers), default=0)
     taken = min((_come_to(one, windows.get(one.name)) for one in consumers), default=0)
     # One of which chunks are still to come is waited for, on all ranks: none reads in it.
@@ -111,7 +125,7 @@ def _stretches(
     cuts = {0, census.retired, done, taken, census.chunks, stop}
     cuts |= {end for one in open_chunks for end in one}
     marks = sorted(cut for cut in cuts if 0 <= cut <= stop)
-    found: list[Stretch] = []
+    found: list[ChunkStretch] = []
     number = 0
     for first, end in pairwise(marks):
         while number < len(open_chunks) and open_chunks[number][1] <= first:
@@ -128,9 +142,9 @@ def _stretches(
         else:
             state = "taken" if first < taken else "ready"
         if found and found[-1].state == state:
-            found[-1] = Stretch(found[-1].first, end, state)
+            found[-1] = ChunkStretch(found[-1].first, end, state)
         else:
-            found.append(Stretch(first, end, state))
+            found.append(ChunkStretch(first, end, state))
     return tuple(found)
 
 
@@ -151,7 +165,7 @@ def _joined(windows: Iterable[OpenWindow]) -> list[tuple[int, int]]:
 
 
 def _cells(
-    census: Census, windows: dict[str, OpenWindow], stretches: Sequence[Stretch], stop: int, close_up: int
+    census: Census, windows: dict[str, OpenWindow], stretches: Sequence[ChunkStretch], stop: int, close_up: int
 ) -> tuple[Cell, ...]:
     read = min((window.first for window in windows.values()), default=None)
     newest = min(stop, census.chunks + _BEHIND) - close_up
@@ -168,3 +182,89 @@ def _cells(
         )
         cells.append(Cell(chunk, stretches[number].state, readers))
     return tuple(cells)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """What a consumer reads now, or waits for.
+
+    Attributes:
+        first, stop: the window needs the chunks of the half-open range [first, stop), and maybe not all of each.
+        dp: ranks.
+        unit_chunks: so many chunks in turn are dealt to a rank; 0 where chunks are shared by ranks.
+        dealt_from: from this chunk on they are dealt by `rank`; before it, and behind `dealt_until`, they are shared.
+        dealt_until: chunks from here on are the tail, which is dealt row by row; None where the end is open.
+    """
+
+    first: int
+    stop: int
+    dp: int
+    unit_chunks: int = 0
+    dealt_from: int = 0
+    dealt_until: int | None = None
+
+    def rank(self, chunk: int) -> int | None:
+        """Returns the one rank that reads a chunk; None where several do."""
+        if not self.unit_chunks or chunk < self.dealt_from:
+            return None
+        if self.dealt_until is not None and chunk >= self.dealt_until:
+            return None
+        return (chunk - self.dealt_from) // self.unit_chunks % self.dp
+
+
+def open_window(consumer: Consumer, census: Census) -> OpenWindow | None:
+    """Returns what a consumer reads now; None where its files do not tell, or where it reads a later epoch."""
+    reading, cursor = consumer.reading, consumer.cursor
+    if reading is None or cursor is None or cursor.state is None:
+        return None
+    state = cursor.state
+    current = state.parts[-1]
+    if (
+        current.dp != reading.dp_size
+        or current.dp > _MAX_RANKS
+        or len(state.parts) > _MAX_PARTS
+        # What is left out would have to be looked up sample by sample.
+        or any(part.skip for part in state.parts)
+    ):
+        return None
+    try:
+        return _window(state, reading.window, reading.needs_chunks, cursor.chunks_before, census)
+    except (LazyShardError, ValueError, IndexError, OverflowError):
+        # Numbers that no run can have.
+        return None
+
+
+def _window(state: RunState, window: int, needs_chunks: int, done: int, census: Census) -> OpenWindow | None:
+    size, limit = state.samples_per_chunk, state.max_total_samples
+    total = census.samples if census.ended else None
+    if total is not None and limit is not None:
+        total = min(total, limit)
+    course = course_of(state)
+    begin = course.begin(total)
+    span = course.rules.span
+    positions = range(window * span, (window + 1) * span)
+    least, most = course.needed(positions[0]), course.needed(positions[-1])
+    if limit is not None:
+        least, most = min(least, limit), min(most, limit)
+    if total is not None:
+        # A mark may have been left before that end was known.
+        least = min(least, total)
+    if not -(-least // size) <= needs_chunks <= -(-most // size):
+        # The mark is of another part of the run than the cursor.
+        return None
+    if total is not None and state.parts[-1].draws >= begin.length:
+        # Marks are of the epoch in which the part begins.
+        return None
+    # The first of these positions that needs so much: after a change of ranks windows begin in between.
+    position = positions.start + bisect_left(positions, (needs_chunks - 1) * size + 1, key=course.needed)
+    first, stop = max(done, course.done_before(position, total) // size), needs_chunks
+    if census.ended:
+        stop = min(stop, census.chunks)
+    if first >= stop:
+        return None
+    unit, start = course.rules.unit, begin.segment.start
+    if unit % size or start % size:
+        return OpenWindow(first, stop, course.dp)
+    stripe = course.dp * unit
+    until = None if total is None else (start + max(0, total - start) // stripe * stripe) // size
+    return OpenWindow(first, stop, course.dp, unit // size, start // size, until)

@@ -98,12 +98,9 @@ def sampled_chunks(first: int, stop: int, most: int = SAMPLED_CHUNKS) -> list[in
 
 
 def estimate_size(count: int, sizes: dict[int, int], last: int) -> int:
-    """Returns the bytes of `count` chunks of which some sizes are known.
+    """Returns the bytes of `count` chunks of which some sizes are known, by number.
 
-    Args:
-        count: how many chunks there are.
-        sizes: bytes by chunk number.
-        last: the number of the last chunk, which may be a partial one: its size stands for itself alone.
+    The last chunk may be a partial one: its size stands for itself alone.
     """
     known = sum(sizes.values())
     if len(sizes) >= count:
@@ -150,15 +147,8 @@ def measure_disk(
 ) -> DiskUse:
     """Looks at the sizes of some of the chunks [first, stop) and of what is being written.
 
-    Args:
-        directory: the stream's directory.
-        first: first chunk that is there.
-        stop: chunk before which to stop.
-        names: returns the names of a chunk's data file and seal, and of what else belongs to it.
-        lost: tells which of the other chunks to look up; None: only those whose sizes are asked.
-
-    Raises:
-        OSError: the filesystem failed.
+    Without `lost`, which tells which of the other chunks to look up, only those are missed whose sizes are asked.
+    Raises OSError where the filesystem failed.
     """
     looked_at = sampled_chunks(first, stop, _SAMPLED_OBJECTS if isinstance(directory, UrlPath) else SAMPLED_CHUNKS)
     exact = len(looked_at) == stop - first

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from lazyshard.format.names import QUARANTINE
-from lazyshard.inspection.census import tolerate
 from lazyshard.inspection.inspection import ChunkPoint, Overview, overview
 from lazyshard.inspection.refusals import Refusals, read_refusals
+from lazyshard.inspection.survey import tolerate
 from lazyshard.store.files import size_of
 from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.manifest import read_manifest

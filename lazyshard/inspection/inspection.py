@@ -19,8 +19,7 @@ from lazyshard.format import Manifest, Seal, decode_pack, parse_row
 from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import chunk_name
 from lazyshard.format.source_rows import Made, SourceRows
-from lazyshard.inspection.lengths import Lengths
-from lazyshard.inspection.row_keys import Keys
+from lazyshard.inspection.row_facts import Keys, Lengths
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.published import Published

@@ -6,18 +6,19 @@ deletion takes two looks at least, since the files say where each is, not how fa
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.format import Head, ProducerState
+from lazyshard.format import Cursor, Head, ProducerState
 from lazyshard.inspection.band import Band, make_band
-from lazyshard.inspection.growth import ChangePace, Pace
-from lazyshard.inspection.remainder import Remainder, remainder
 from lazyshard.inspection.survey import Survey
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S, is_silent
+from lazyshard.stream.run_state import course_of
 
-DEAD_HEARTBEAT_S: Final = 60.0
+_DEAD_HEARTBEAT_S: Final = 60.0
 """A producer that works gives a sign every few seconds; after a minute of silence nobody should rely on it."""
 
 _FORESEEABLE_S: Final = 10 * 365 * 86400.0
@@ -28,6 +29,11 @@ State = Literal[ProducerState, "dead"]
 Supply = Literal["dry", "shrinking", "steady", "complete", "unknown"]
 """What a reader has to expect: dry: it waits; shrinking: it reads faster than rows come; steady: it does not; complete:
 the stream has ended, so all that it needs is there; unknown: it leaves no reading mark, or a rate is not known."""
+
+
+_MEMORY_S: Final = 120.0
+"""A rate is taken from the steps of so many seconds, from two at least: it rides over a slow window, and follows a
+change within minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +105,10 @@ class Looks:
     """Looks at one stream, one after another: the later ones can tell how fast things go."""
 
     def __init__(self) -> None:
-        self._published = ChangePace()
-        self._retired = ChangePace()
-        self._readings: dict[str, Pace] = {}
-        self._cursors: dict[str, Pace] = {}
+        self._published = ObservedGrowth()
+        self._retired = ObservedGrowth()
+        self._readings: dict[str, Growth] = {}
+        self._cursors: dict[str, Growth] = {}
 
     def add(self, survey: Survey) -> Outlook:
         """Takes a look and returns what it means."""
@@ -179,7 +185,7 @@ class Looks:
     def _consumer_rate(self, survey: Survey, consumer: Consumer) -> float | None:
         """Returns chunks per second: by its reading marks, which come more often, else by its checkpoints."""
         now, manifest = survey.looked_at, survey.census.manifest
-        read, trained = (paces.setdefault(consumer.name, Pace()) for paces in (self._readings, self._cursors))
+        read, trained = (growths.setdefault(consumer.name, Growth()) for growths in (self._readings, self._cursors))
         if consumer.reading is not None:
             read.step(consumer.reading.updated_at, consumer.reading.needs_chunks)
         if consumer.cursor is not None and manifest is not None:
@@ -189,15 +195,12 @@ class Looks:
 
 
 def producer_state(head: Head, age: float, gone: bool, ended: bool = False) -> State:
-    """Returns what a producer does.
+    """Returns what a producer does that said so `age` seconds ago.
 
-    Args:
-        head: what it says.
-        age: seconds since it said so.
-        gone: its process is not to be seen. Counts only once heartbeats are missed too: it may be in a container.
-        ended: its process is known to have ended, which counts at once.
+    That its process is `gone`, not to be seen, counts only once heartbeats are missed too: it may be in a container.
+    That it has `ended` counts at once.
     """
-    silent = ended or age > DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
+    silent = ended or age > _DEAD_HEARTBEAT_S or (gone and age > STALE_HEARTBEAT_S)
     return "dead" if silent and head.state in ("running", "waiting") else head.state
 
 
@@ -206,11 +209,8 @@ def outlook_of_reader(
 ) -> tuple[Supply, float | None]:
     """Returns what a reader has to expect, and in how many seconds it has to wait: None if never or unknown.
 
-    Args:
-        ahead: published chunks beyond those that it needs; negative where it waits; None where unknown.
-        taking: chunks per second that it takes, None where unknown.
-        coming: chunks per second that are published, None where unknown.
-        ended: nothing will follow.
+    `ahead` are published chunks beyond those that it needs, negative where it waits; it takes `taking` chunks a second,
+    and `coming` are published. Each is None where it is not known.
     """
     if ended:
         return "complete", None
@@ -234,3 +234,95 @@ def _remainder(survey: Survey, consumer: Consumer) -> Remainder | None:
 def _time_to_use(amount: float, rate: float) -> float | None:
     """Returns in how many seconds an amount is used up, None if never."""
     return amount / rate if rate > 0 and amount < rate * _FORESEEABLE_S else None
+
+
+class Growth:
+    """How fast a number grows, by the steps that were seen of it."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque()
+
+    def step(self, at: float, value: float) -> None:
+        """Takes what the number was at a time, in seconds; one that goes back makes everything before it void."""
+        if self._steps and (at < self._steps[-1][0] or value < self._steps[-1][1]):
+            self._steps.clear()
+        if not self._steps or at > self._steps[-1][0]:
+            self._steps.append((at, value))
+        while len(self._steps) > 2 and self._steps[0][0] < at - _MEMORY_S:
+            self._steps.popleft()
+
+    def rate(self, now: float) -> float | None:
+        """Returns the growth per second, None before the second step.
+
+        Once no step has come for longer than twice the longest pause between two, that silence counts too, so that what
+        stands still does not keep its rate.
+        """
+        if len(self._steps) < 2:
+            return None
+        times = [at for at, _ in self._steps]
+        longest = max(later - earlier for earlier, later in itertools.pairwise(times))
+        until = now if now - times[-1] > 2 * longest else times[-1]
+        return (self._steps[-1][1] - self._steps[0][1]) / (until - times[0])
+
+
+class ObservedGrowth:
+    """The growth of a number of which only the changes tell when it had a value."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._growth = Growth()
+
+    def look(self, now: float, value: int) -> None:
+        """Takes what the number is at a time, in seconds."""
+        # When it came to have the value that the first look finds is not known.
+        if self._last is not None and value != self._last:
+            self._growth.step(now, value)
+        self._last = value
+
+    def rate(self, now: float) -> float | None:
+        """Returns the growth per second as `Growth.rate` does, None before the second change."""
+        return self._growth.rate(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What is left where no step is.
+
+    Attributes:
+        samples: how many samples its newest checkpoint has not trained: fewer than its next step takes.
+        keeps: its newest checkpoint needs none of the chunks of the half-open range [chunks_before, keeps), which it
+            is not done with: an older checkpoint does, or an epoch that is to follow. Not more than `chunks_before`
+            where there is no such chunk, or that cannot be told.
+        limited: it takes no more of the stream than it has had, by its `max_total_samples`.
+    """
+
+    samples: int
+    keeps: int
+    limited: bool = False
+
+
+def remainder(cursor: Cursor, samples: int, chunks: int, ended: bool) -> Remainder | None:
+    """Returns what is left for a consumer of so many published samples, None where there is a step still to train."""
+    limit = None if cursor.state is None else cursor.state.max_total_samples
+    limited = limit is not None and (limit < samples or (limit == samples and not ended))
+    total = limit if limited else samples if ended else None
+    left = max(0, (samples if total is None else total) - cursor.consumed)
+    if left >= _step(cursor):
+        return None
+    through = total is not None and not left
+    return Remainder(left, chunks if through else _needed_from(cursor, total), limited)
+
+
+def _step(cursor: Cursor) -> int:
+    """Returns how many samples a step takes, or a micro batch of all ranks where the number of those is not told."""
+    if cursor.state is None:
+        return cursor.plan.get("dp_size", 1) * cursor.plan.get("batch_size", 1)
+    part = cursor.state.parts[-1]
+    return part.dp * max(part.batch_size, part.draws_per_step)
+
+
+def _needed_from(cursor: Cursor, total: int | None) -> int:
+    if cursor.state is None:
+        return cursor.chunks_before
+    course = course_of(cursor.state)
+    return course.done_before(course.current.draws, total) // cursor.state.samples_per_chunk

@@ -9,19 +9,17 @@ Steps are counted from 0 here, as in the state.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from lazyshard.errors import StateMismatch
-from lazyshard.inspection.tracing_blends import MemberSteps
-from lazyshard.inspection.tracing_facts import Facts, total_of
-from lazyshard.inspection.tracing_states import SavedState
-from lazyshard.inspection.tracing_stretches import Stretch, is_over, stretches_of
-from lazyshard.plan import Gaps
+from lazyshard.inspection.tracing_states import MemberSteps, SavedState
+from lazyshard.plan import Course, Gaps
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.stream.run_state import check_fits, course_of
+from lazyshard.stream.stream import Stream
 
 Became = Literal[
     "trained", "skipped", "to come", "left out", "left over", "cut short", "not published", "beyond the end"
@@ -39,7 +37,7 @@ MAX_STEP_DRAWS: Final = 100_000_000
 """More than any run has. What a file says is not walked through, nor held in memory, without a look at how much."""
 
 
-class Drawn(NamedTuple):
+class TracedDraw(NamedTuple):
     """One draw of a rank.
 
     Attributes:
@@ -75,31 +73,24 @@ class Fate(NamedTuple):
     sample: int
     epoch: int
     became: Became
-    drawn: Drawn | None = None
+    drawn: TracedDraw | None = None
     part: int | None = None
 
 
 class Tracing:
-    """A run, as one of its states tells it.
-
-    Args:
-        saved: the state.
-        facts: the stream's.
-        where: the stream's directory, for messages.
+    """A run, as one of its states tells it; `where` names the stream's directory in messages.
 
     Attributes:
-        state: the state.
-        facts: as given.
         total: the end of the half-open range [0, total) of samples to draw; None as long as it is open.
         steps: which step takes which positions.
         left_out: whether the run is over a blend that this stream is no part of any more.
-        stretches: the parts, cut where an epoch was begun anew.
+        sections: the parts, cut where an epoch was begun anew.
 
     Raises:
         StateMismatch: the state is of another stream, or has drawn more than is published.
     """
 
-    def __init__(self, saved: SavedState, facts: Facts, where: str) -> None:
+    def __init__(self, saved: SavedState, facts: StreamFacts, where: str) -> None:
         self.state = state = saved.state
         self.facts = facts
         self._where = where
@@ -108,11 +99,11 @@ class Tracing:
             raise self._impossible(saved, f"it has {len(state.parts)} parts, and at most {MAX_PARTS} are traced")
         here = replace(state, stream_id=facts.stream_id, samples_per_chunk=facts.samples_per_chunk)
         check_fits(state, here, where)
-        self.total = total_of(facts, state.max_total_samples)
+        self.total = _total_of(facts, state.max_total_samples)
         self.course = course_of(state)
         self._check_published(saved)
         try:
-            self.stretches = tuple(stretches_of(self.course, self.total))
+            self.sections = tuple(_sections_of(self.course, self.total))
             epochs = self.epochs
             self.steps = self._steps(saved)
         except (ValueError, IndexError) as cause:
@@ -121,10 +112,18 @@ class Tracing:
             raise self._impossible(saved, f"it has trained {count} epochs, and at most {MAX_EPOCHS} are traced")
 
     @property
+    def end(self) -> int:
+        """The end of the samples as if a stream that has not ended did so here: what is drawn stays so in any case."""
+        if self.total is not None:
+            return self.total
+        limit = self.state.max_total_samples
+        return self.facts.samples if limit is None else min(self.facts.samples, limit)
+
+    @property
     def epochs(self) -> range:
         """Epochs of which anything was drawn, from the lowest to the highest."""
-        first = min(stretch.course.until(0).epoch(self.total) for stretch in self.stretches)
-        return range(first, max(stretch.last_epoch for stretch in self.stretches) + 1)
+        first = min(section.course.until(0).epoch(self.total) for section in self.sections)
+        return range(first, max(section.last_epoch for section in self.sections) + 1)
 
     def place(self, step: int) -> StepPlace:
         """Returns what a step took, or will take if the run goes on as it is.
@@ -160,7 +159,7 @@ class Tracing:
             )
         return place
 
-    def at_step(self, step: int, rank: int | None = None) -> Iterator[Drawn]:
+    def at_step(self, step: int, rank: int | None = None) -> Iterator[TracedDraw]:
         """Yields what the ranks of a step draw, rank by rank, in the order of positions; of one rank if it is given.
 
         Raises:
@@ -180,7 +179,7 @@ class Tracing:
             rows = zip(positions.tolist(), epochs[at].tolist(), samples[at].tolist(), strict=True)
             for position, epoch, sample in rows:
                 became: Became = "trained" if position < draws else "to come"
-                yield Drawn(step, place.part, number, position, epoch, sample, became)
+                yield TracedDraw(step, place.part, number, position, epoch, sample, became)
 
     def fates(self, sample: int) -> Iterator[Fate]:
         """Yields what became of a sample in each epoch that was begun; more than once where one was begun anew."""
@@ -189,10 +188,10 @@ class Tracing:
             end = self.facts.samples
             yield Fate(sample, self.epochs[-1], "not published" if sample >= end else "beyond the end")
             return
-        for number, stretch in enumerate(self.stretches):
-            first = stretch.course.until(0).epoch(total)
-            for epoch in range(first, stretch.last_epoch + 1):
-                yield self._fate(sample, epoch, stretch, last=number == len(self.stretches) - 1)
+        for number, section in enumerate(self.sections):
+            first = section.course.until(0).epoch(total)
+            for epoch in range(first, section.last_epoch + 1):
+                yield self._fate(sample, epoch, section, last=number == len(self.sections) - 1)
 
     def fewer_than_step(self, fate: Fate) -> int | None:
         """Returns the samples of the step in which one is to come, where its epoch has too few left for it; else None.
@@ -208,15 +207,15 @@ class Tracing:
         part = self.state.parts[drawn.part]
         return part.dp * part.draws_per_step
 
-    def _fate(self, sample: int, epoch: int, stretch: Stretch, last: bool) -> Fate:
-        course, state = stretch.course, self.state
-        current = last and epoch == stretch.last_epoch
+    def _fate(self, sample: int, epoch: int, section: UnbrokenParts, last: bool) -> Fate:
+        course, state = section.course, self.state
+        current = last and epoch == section.last_epoch
         place = course.place(sample, self.total, epoch)
         if place is not None:
-            part = stretch.first + place.part
+            part = section.first + place.part
             of = state.parts[part]
             step = self.steps.step_of(part, place.position)
-            drawn = Drawn(step, part, place.lane, place.position, epoch, sample, "to come")
+            drawn = TracedDraw(step, part, place.lane, place.position, epoch, sample, "to come")
             if place.position < of.draws:
                 became: Became = "trained" if of.trained else "skipped"
                 return Fate(sample, epoch, became, drawn._replace(became=became))
@@ -232,7 +231,7 @@ class Tracing:
             # What a later part leaves out, it leaves out of the epochs that it is in.
             if sample in Gaps(course.parts[part].skip) and course.until(part).epoch(self.total) <= epoch:
                 return Fate(sample, epoch, "skipped", part=self._left_out_from(sample))
-        if current or epoch < stretch.last_epoch or is_over(stretch, self.total):
+        if current or epoch < section.last_epoch or _is_over(section, self.total):
             return Fate(sample, epoch, "left over")
         return Fate(sample, epoch, "cut short")
 
@@ -282,3 +281,92 @@ def _agrees(steps: Steps, trained: int | None) -> bool:
         and not steps.ragged()
         and (trained is None or steps.unknown is not None or steps.trained == trained)
     )
+
+
+class UnbrokenParts(NamedTuple):
+    """Parts of a run that go on from each other, the first of them beginning an epoch.
+
+    Attributes:
+        first: number of its first part.
+        course: these parts alone.
+        last_epoch: the epoch of what was drawn last in it.
+    """
+
+    first: int
+    course: Course
+    last_epoch: int
+
+
+def _sections_of(course: Course, total: int | None) -> Iterator[UnbrokenParts]:
+    """Yields the sections of a course; what was left out before one is left out of it too.
+
+    Raises:
+        ValueError: a part has drawn more than there is.
+    """
+    parts = course.parts
+    starts = [number for number, part in enumerate(parts) if not number or part.epoch is not None]
+    gaps: Gaps = Gaps()
+    for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):
+        own = parts[start:stop]
+        alone = Course(course.rules, [replace(own[0], skip=gaps.joined(own[0].skip).ranges), *own[1:]])
+        yield UnbrokenParts(start, alone, _last_epoch(alone, total))
+        gaps = gaps.joined(one for part in own for one in part.skip)
+
+
+def _last_epoch(course: Course, total: int | None) -> int:
+    draws = course.current.draws
+    if not draws or total is None:
+        return course.epoch(total)
+    return course.draw(0, draws - 1, total).epoch
+
+
+def _is_over(section: UnbrokenParts, total: int | None) -> bool:
+    """Returns whether a section has drawn its last epoch to the end."""
+    if total is None:
+        return False
+    course = section.course
+    length, full, draws = course.epoch_length(total), course.full_epoch_length(total), course.current.draws
+    return draws == length or (draws > length and full > 0 and (draws - length) % full == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What a stream's directory says at one moment.
+
+    Attributes:
+        stream_id: the stream's identity, None for a foreign directory.
+        samples_per_chunk: rows in every chunk but possibly the last.
+        chunks: published chunks.
+        samples: rows in them.
+        ended: nothing will follow.
+        retired: the chunks of the half-open range [0, retired) are deleted.
+    """
+
+    stream_id: str | None
+    samples_per_chunk: int
+    chunks: int
+    samples: int
+    ended: bool
+    retired: int = 0
+
+
+def facts_of(stream: Stream) -> StreamFacts:
+    """Looks what is published now. Raises as `Stream.published` and `Stream.retired` do."""
+    published = stream.published()
+    return StreamFacts(
+        stream.stream_id,
+        stream.samples_per_chunk,
+        published.chunks,
+        published.samples,
+        published.ended,
+        stream.retired(),
+    )
+
+
+def _total_of(facts: StreamFacts, max_total_samples: int | None) -> int | None:
+    """Returns the end of the samples to draw, None as long as it is open."""
+    if facts.ended:
+        return facts.samples if max_total_samples is None else min(facts.samples, max_total_samples)
+    if max_total_samples is not None and facts.samples >= max_total_samples:
+        return max_total_samples
+    return None

@@ -1,14 +1,17 @@
-"""From a place in a source file to the chunks that hold its row, by the source positions in the seals.
+"""From a place in a source file, or a text, to the rows of a stream, and from a row back to the line it was made of.
 
 A seal keeps how far each source was read when its chunk was published. So a place lies in the first chunk whose seal is
 past it, which a bisection finds; and the row itself is found by its digest where the file still holds it and rows are
-published as they are. Where rows are mixed, shuffled or made of others, a few chunks may come into question.
+published as they are. Where rows are mixed, shuffled or made of others, a few chunks may come into question. The other
+way round, the seals of a chunk and of the one before it say which part of each source was read for it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -22,14 +25,20 @@ from lazyshard.format.cursor import is_count
 from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.names import seal_name
 from lazyshard.store.files import open_given_file, read_file
+from lazyshard.stream.stream import Stream
 
-OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
+_OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
 """Kinds of sources whose positions are bytes and lines of a text."""
 
-MAX_LINE_BYTES: Final = 256 << 20
+_MAX_LINE_BYTES: Final = 256 << 20
 """More than a producer takes for a row."""
 
 _SCAN_BYTES: Final = 1 << 20
+
+_PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
+
+_BUDGET_BYTES: Final = 4 << 20
+"""Bytes that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class SourcePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRows:
+class PlaceRows:
     """The rows that a place in a source has become.
 
     Attributes:
@@ -66,7 +75,7 @@ class SourceRows:
     why: str | None = None
 
 
-class Mark(NamedTuple):
+class _SourcePosition(NamedTuple):
     """What a seal says of a source: bytes and lines read of it, and whether a row or block is published in part."""
 
     offset: int
@@ -74,14 +83,14 @@ class Mark(NamedTuple):
     open_unit: bool
 
 
-def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> SourceRows:
+def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: SourcePlace) -> PlaceRows:
     """Finds the rows of a place in a source. Reads about log2(chunks) seals.
 
     Args:
-        directory: the stream's directory, of a stream of ours.
+        directory: of a stream of ours.
         chunks: those that are there: from what is deleted to what is published.
         samples_per_chunk: of the stream.
-        place: the place.
+        place: what is looked for.
 
     Raises:
         StateMismatch: the seals do not tell of this source, or have not come so far.
@@ -89,13 +98,13 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     """
     if not chunks:
         raise _unknown(f"{directory}: no chunk is there")
-    newest = read_seal(directory, chunks[-1])
+    newest = _read_seal(directory, chunks[-1])
     name = _name(directory, newest, place)
     wanted = place.byte if place.line is None else place.line - 1
     assert wanted is not None
 
-    def mark(chunk: int) -> Mark:
-        return source_mark(newest if chunk == chunks[-1] else read_seal(directory, chunk), name)
+    def mark(chunk: int) -> _SourcePosition:
+        return _position_in(newest if chunk == chunks[-1] else _read_seal(directory, chunk), name)
 
     def reached(chunk: int) -> int:
         return mark(chunk).offset if place.line is None else mark(chunk).line
@@ -107,7 +116,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
         raise _unknown(f"{place}: of this source {reached(chunks[-1])} {unit} are published so far")
     last = min(at, chunks[-1])
     if at == chunks.start:
-        first, begin = 0, Mark(0, 0, False)
+        first, begin = 0, _SourcePosition(0, 0, False)
     else:
         first, begin = at, mark(at - 1)
         if begin.open_unit:
@@ -118,32 +127,31 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     except StateMismatch:
         raise
     except OSError as error:
-        return SourceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
+        return PlaceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
     except ValueError as error:
-        return SourceRows((first, last + 1), why=str(error))
+        return PlaceRows((first, last + 1), why=str(error))
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
-        digests = read_seal(directory, chunk).digests
+        digests = _read_seal(directory, chunk).digests
         for row in np.flatnonzero(np.isin(digests, [xxhash.xxh3_64_intdigest(text) for text in line])).tolist():
             found.append(chunk * samples_per_chunk + row)
     if found:
-        return SourceRows((first, last + 1), tuple(found))
+        return PlaceRows((first, last + 1), tuple(found))
     why = "rows are not published as the lines are, or the file has changed since"
     if first < chunks.start:
         gone = f"the chunks below {chunks.start} are deleted, and the row was most likely in one of them"
         why = f"{gone}; if not, {why}"
     else:
         why = f"no row there equals that line, so {why}"
-    return SourceRows((first, last + 1), why=why)
+    return PlaceRows((first, last + 1), why=why)
 
 
 def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
     """Returns how the seals call a source."""
-    source = seal.source
-    entries = source.get("sources") if isinstance(source, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    entries = _entries(seal)
+    if not entries:
         raise _unknown(f"{directory}: its seals hold no positions in sources: another program has written the stream")
-    kinds = {str(entry.get("path")): entry.get("kind") for entry in entries}
+    kinds = {path: entry.get("kind") for path, entry in entries.items()}
     if place.path in kinds:
         name = place.path
     else:
@@ -153,27 +161,26 @@ def _name(directory: Path, seal: Seal, place: SourcePlace) -> str:
             some = ", ".join(list(kinds)[:5]) + (", ..." if len(kinds) > 5 else "")
             raise _unknown(f"{place.path}: none of the stream's sources, which are: {some}")
         name = same[0]
-    if kinds[name] not in OF_LINES | {None}:
+    if kinds[name] not in _OF_LINES | {None}:
         raise _unknown(f"{name}: a source of kind {kinds[name]}, which has no bytes and lines to be found by")
     return name
 
 
-def source_mark(seal: Seal, name: str) -> Mark:
+def _position_in(seal: Seal, name: str) -> _SourcePosition:
     """Returns how far a seal says that a source of lines was read; 0 where it was not begun."""
-    source: Any = seal.source if isinstance(seal.source, dict) else {}
-    entries = source.get("sources")
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("path") == name and entry.get("kind") is not None:
-            offset: Any = entry.get("offset")
-            line: Any = entry.get("line")
-            if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
-                raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
-            return Mark(offset, line, bool(source.get("skip")))
-    # Not begun, or not given yet.
-    return Mark(0, 0, bool(source.get("skip")))
+    open_unit = isinstance(seal.source, dict) and bool(seal.source.get("skip"))
+    entry = _entries(seal).get(name)
+    if entry is None or entry.get("kind") is None:
+        # Not begun, or not given yet.
+        return _SourcePosition(0, 0, open_unit)
+    offset: Any = entry.get("offset")
+    line: Any = entry.get("line")
+    if not (is_count(offset, MAX_SAMPLES) and is_count(line, MAX_SAMPLES)):
+        raise _unknown(f"{name}: the seal of chunk {seal.chunk} does not say how far it was read")
+    return _SourcePosition(offset, line, open_unit)
 
 
-def _line(name: str, place: SourcePlace, begin: Mark) -> list[bytes]:
+def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
     """Returns what the row may be that is made of the line at a place: as it is, or without white space around it.
 
     Raises:
@@ -193,17 +200,17 @@ def _line(name: str, place: SourcePlace, begin: Mark) -> list[bytes]:
             assert place.line is not None
             file.seek(begin.offset)
             for _ in range(place.line - 1 - begin.line):
-                if not file.readline(MAX_LINE_BYTES):
+                if not file.readline(_MAX_LINE_BYTES):
                     break
-        line = file.readline(MAX_LINE_BYTES)
+        line = file.readline(_MAX_LINE_BYTES)
     if not line:
         raise ValueError("the file is shorter now")
     if not line.strip():
         raise _unknown(f"{place}: that line is blank, so no row is made of it")
-    return line_forms(line)
+    return _line_forms(line)
 
 
-def line_forms(line: bytes) -> list[bytes]:
+def _line_forms(line: bytes) -> list[bytes]:
     """Returns what the row may be that is made of a line: as it is, or without white space around it."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     return [line.rstrip(b"\r\n") + b"\n", line.strip() + b"\n"]
@@ -221,11 +228,196 @@ def _line_start(file: BinaryIO, byte: int) -> int:
     return 0
 
 
-def read_seal(directory: Path, chunk: int) -> Seal:
-    """Returns the seal of a chunk. Raises SealInvalid or OSError where it cannot be used."""
+def _read_seal(directory: Path, chunk: int) -> Seal:
+    """Raises SealInvalid or OSError where it cannot be used."""
     path = directory / seal_name(chunk)
     return Seal.decode(read_file(path), chunk, str(path))
 
 
 def _unknown(what: str) -> StateMismatch:
     return StateMismatch(f"{what}; look for the row with --text, or give it by --sample or --chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a row may have come from.
+
+    Attributes:
+        path: the source, as its stream calls it.
+        lines: from 1: those that the row equals; more than one where lines are alike. Empty where none was found.
+        among: the half-open range of lines that its chunk was made of; None for sources that have no lines.
+        why: why its line is not told; None where it is.
+    """
+
+    path: str
+    lines: tuple[int, ...] = ()
+    among: tuple[int, int] | None = None
+    why: str | None = None
+
+    def __str__(self) -> str:
+        """Returns it in words.
+
+        >>> str(Origin("b.jsonl", (41,), (41, 49))), str(Origin("b.jsonl", (), (41, 49), "the file has changed"))
+        ('b.jsonl:41', 'b.jsonl, lines 41 to 48 (the file has changed)')
+        """
+        if self.lines:
+            return " or ".join(f"{self.path}:{line}" for line in self.lines)
+        if self.among is None:
+            return f"{self.path} ({self.why})"
+        first, last = self.among[0], self.among[1] - 1
+        return f"{self.path}, {f'line {first}' if first == last else f'lines {first} to {last}'} ({self.why})"
+
+
+class Origins:
+    """Tells where rows of a stream of ours came from; `chunks` are those that are there."""
+
+    def __init__(self, directory: Path, chunks: range) -> None:
+        self._directory = directory
+        self._chunks = chunks
+        # Of the chunk that was asked for last: rows that are asked for one after another are mostly of one.
+        self._chunk = -1
+        self._seal: Seal | None = None
+        self._read: list[tuple[Origin, dict[int, list[int]]]] = []
+
+    def of(self, chunk: int, row: int) -> tuple[Origin, ...]:
+        """Returns where a row may have come from: one source where its line was found, or else all that may be.
+
+        Empty where that is not known: the chunk is deleted, or the one before it, whose seal tells from where on its
+        sources were read; or the chunk ends within a block of which the rest is not published yet.
+
+        Raises:
+            StateMismatch: the seal does not tell of any source.
+            SealInvalid, OSError: a seal cannot be used.
+        """
+        if chunk not in self._chunks or max(0, chunk - 1) not in self._chunks:
+            return ()
+        if self._seal is None or chunk != self._chunk:
+            self._seal = self._look(chunk)
+            self._chunk = chunk
+        digest = int(self._seal.digests[row])
+        found = [
+            Origin(origin.path, tuple(lines[digest]), origin.among) for origin, lines in self._read if digest in lines
+        ]
+        return tuple(found) or tuple(origin for origin, _ in self._read)
+
+    def _look(self, chunk: int) -> Seal:
+        seal = _read_seal(self._directory, chunk)
+        begin = _read_seal(self._directory, chunk - 1) if chunk else None
+        end = self._end(seal)
+        known = _entries(begin)
+        self._read = []
+        for name, entry in _entries(end).items():
+            if end is None or entry == known.get(name) or entry.get("kind") is None:
+                continue
+            if entry["kind"] in _OF_LINES:
+                first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
+                self._read.append(_look_into(name, first, _position_in(end, name)))
+            else:
+                self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
+        if not _entries(seal):
+            raise StateMismatch(
+                f"{self._directory}: the seal of chunk {chunk} does not say which sources it was read from; leave out "
+                f"--origins"
+            )
+        return seal
+
+    def _end(self, seal: Seal) -> Seal | None:
+        """Returns the seal that tells how far sources were read for a chunk, None if it is not there yet.
+
+        It is the chunk's own, or where that ends within a block that is shuffled or packed, the next that is past the
+        block: a seal tells of whole blocks.
+        """
+        if not _counted(seal, "skip"):
+            return seal
+        read = _counted(seal, "rows")
+        at = self._chunks.start + bisect_right(
+            self._chunks, read, key=lambda chunk: _counted(_read_seal(self._directory, chunk), "rows")
+        )
+        return _read_seal(self._directory, at) if at in self._chunks else None
+
+
+def _counted(seal: Seal, name: str) -> int:
+    value = seal.source.get(name) if isinstance(seal.source, dict) else None
+    return value if isinstance(value, int) else 0
+
+
+def _entries(seal: Seal | None) -> dict[str, dict[str, Any]]:
+    """Returns what a seal says of each source, by name."""
+    source = None if seal is None else seal.source
+    entries = source.get("sources") if isinstance(source, dict) else None
+    if not isinstance(entries, list):
+        return {}
+    return {str(entry["path"]): entry for entry in entries if isinstance(entry, dict) and "path" in entry}
+
+
+def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple[Origin, dict[int, list[int]]]:
+    """Reads a part of a source; returns the numbers of its lines by digest, and what is to be said of other rows."""
+    among = (begin.line + 1, max(begin.line + 1, end.line) + 1)
+    lines: dict[int, list[int]] = {}
+    try:
+        for number, line in _read_lines(Path(name), begin, end):
+            for form in set(_line_forms(line)):
+                lines.setdefault(xxhash.xxh3_64_intdigest(form), []).append(number)
+    except OSError as error:
+        return Origin(name, (), among, f"the file cannot be read: {error.strerror or error}"), {}
+    except ValueError as error:
+        return Origin(name, (), among, str(error)), {}
+    return Origin(name, (), among, "no line there equals the row"), lines
+
+
+def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:
+    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
+    opened = open_given_file(path)
+    with os.fdopen(os.dup(opened.fd), "rb") as file:
+        if file.read(2) in _PACKED:
+            raise ValueError("the file is compressed")
+        file.seek(begin.offset)
+        number = begin.line
+        while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):
+            number += 1
+            yield number, line
+
+
+def find_text(
+    stream: Stream, chunks: range, text: str, report: Callable[[str, int, int], None] = lambda phase, done, total: None
+) -> Iterator[int]:
+    r"""Yields the samples whose rows hold a text, in order.
+
+    It is looked for as it is and as JSON writes it within a string: in UTF-8, and in ASCII with escapes. Not found is a
+    text that is escaped in another way, "\/" for "/" for instance, or that goes over the end of a string.
+
+    Args:
+        stream: the stream.
+        chunks: those that are there.
+        text: the text.
+        report: is told a phase, how many chunks of it are done, and how many there are.
+
+    Raises:
+        ChunkCorrupt, RowInvalid, FileNotFoundError, OSError: a chunk cannot be read; those before it are searched.
+    """
+    wanted = _spellings(text)
+    for number, chunk in enumerate(chunks):
+        report("searching", number, len(chunks))
+        opened = stream.open_chunk(chunk)
+        row, rows = 0, len(opened)
+        while row < rows:
+            lines = opened.lines(row, rows, 1, _BUDGET_BYTES)
+            for at, line in enumerate(lines, row):
+                if any(spelling in line for spelling in wanted):
+                    yield chunk * stream.samples_per_chunk + at
+            row += len(lines)
+    report("searching", len(chunks), len(chunks))
+
+
+def _spellings(text: str) -> list[bytes]:
+    r"""Returns how a text may stand in a row.
+
+    >>> _spellings('a"b'), len(_spellings("\u00e4")), len(_spellings("plain"))
+    ([b'a"b', b'a\\"b'], 2, 1)
+    """
+    raw = text.encode("utf-8", "surrogateescape")
+    try:
+        escaped = [json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode() for ascii_only in (False, True)]
+    except UnicodeEncodeError:
+        escaped = []
+    return list(dict.fromkeys([raw, *escaped]))

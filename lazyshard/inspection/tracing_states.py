@@ -12,19 +12,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from lazyshard.errors import StateInvalid
+from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import CURSORS, cursor_name
 from lazyshard.format.state import PartState, RunState
 from lazyshard.format.stream_id import is_stream_id
-from lazyshard.inspection.tracing_blends import Member, of_stream
 from lazyshard.memory import loads
+from lazyshard.plan.blend_course import BlendCourse, BlendPiece
+from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
+from lazyshard.store.urls import stream_name
+from lazyshard.stream.manifest import read_manifest
 
 NAME: Final = "lazyshard.json"
 """The file in a checkpoint's folder."""
@@ -248,3 +251,167 @@ def _refused(file: str, expected: str, actual: str, field: str | None = None) ->
         expected=expected,
         actual=actual,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the streams of a blend.
+
+    Attributes:
+        blend: the state of the blend.
+        number: of the stream among its members.
+    """
+
+    blend: BlendState
+    number: int
+
+    @property
+    def blended(self) -> bool:
+        """Whether the stream is one of those that are blended now."""
+        return self.number in self.blend.parts[-1].members
+
+    @property
+    def share(self) -> float:
+        """What it gives of the samples that come next; 0 if it is blended no more."""
+        part = self.blend.parts[-1]
+        if not self.blended:
+            return 0.0
+        _, parts, _ = [piece for piece in part.pieces if piece[0] <= part.draws][-1]
+        return parts[part.members.index(self.number)] / sum(parts)
+
+
+def _names_of(directory: Path) -> tuple[str, ...]:
+    """Returns how a blend's state may call a stream: by its identity, and by its directory."""
+    path = stream_name(directory)
+    try:
+        manifest = read_manifest(directory, None)
+    except (OSError, FormatInvalid):
+        # Who opens the stream tells.
+        return (path,)
+    return (path,) if manifest is None else (manifest.stream_id, path)
+
+
+def of_stream(blend: BlendState, directory: Path, file: str) -> Member:
+    """Returns the member of a blend that is the stream of a directory.
+
+    Raises:
+        StateMismatch: none is; its field is "names".
+    """
+    names = _names_of(directory)
+    for number, name in enumerate(blend.names):
+        if name in names:
+            return Member(blend, number)
+    raise StateMismatch(
+        f"{file}: the state is of a blend of {', '.join(blend.names)}, and {directory} is none of these streams, or "
+        f"was added later: give the directory of one of them, or a later state",
+        directory=str(directory),
+        field="names",
+        expected=", ".join(blend.names),
+        actual=names[0],
+    )
+
+
+class _MemberPartSteps(NamedTuple):
+    """The steps in which a part of the stream's own state was drawn from.
+
+    Attributes:
+        first_step: the first of them.
+        stop_step: the step behind the last one.
+        known: whether it is known which step takes what.
+    """
+
+    first_step: int
+    stop_step: int
+    known: bool
+
+
+class _MemberPart(NamedTuple):
+    """A part of the blend, as it concerns one stream.
+
+    Attributes:
+        steps: the part's.
+        course: which stream each of its positions draws from.
+        place: of the stream among those that are blended; None if it is not.
+        part: the part of the stream's own state that is drawn from.
+        begin: draws of a lane of that part before.
+        stop: and behind it; None where it goes on.
+    """
+
+    steps: PartSteps
+    course: BlendCourse
+    place: int | None
+    part: int
+    begin: int
+    stop: int | None
+
+    def drawn(self, position: int) -> int:
+        """Returns the draws of the stream before a position of the blend's part."""
+        return self.begin + (0 if self.place is None else self.course.counts(position)[self.place])
+
+
+class MemberSteps:
+    """The steps of a run over a blend, by the draws of one of its streams: as `lazyshard.plan.steps.Steps`.
+
+    `parts` has the steps of each part of the stream's own state.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._own: list[_MemberPart] = []
+        part, stop = 0, 0
+        for number, state in enumerate(member.blend.parts):
+            steps = PartSteps(state.first_step, state.draws, state.draws_per_step)
+            course = BlendCourse([BlendPiece(*piece) for piece in state.pieces])
+            if member.number not in state.members:
+                self._own.append(_MemberPart(steps, course, None, part, stop, stop))
+                continue
+            place = state.members.index(member.number)
+            part, begin = state.begins[place]
+            stop = begin + course.counts(state.draws)[place]
+            last = number == len(member.blend.parts) - 1
+            self._own.append(_MemberPart(steps, course, place, part, begin, None if last else stop))
+        self._blend = Steps([one.steps for one in self._own])
+        count = len(member.blend.members[member.number].parts)
+        self.parts = tuple(self._of_part(number) for number in range(count))
+
+    @property
+    def trained(self) -> int:
+        """Steps trained so far, over all streams; as far as it is known."""
+        return self._blend.trained
+
+    @property
+    def unknown(self) -> int | None:
+        """The first part of the stream's state of which it is not known which step took what; None if of none."""
+        return next((number for number, part in enumerate(self.parts) if not part.known), None)
+
+    def place(self, step: int) -> StepPlace | None:
+        """Return what a step took of the stream, perhaps nothing; None if that is not known."""
+        found = self._blend.place(step)
+        if found is None:
+            return None
+        own = self._own[found.part]
+        return StepPlace(own.part, own.drawn(found.start), own.drawn(found.stop))
+
+    def step_of(self, part: int, position: int) -> int | None:
+        """Return the step that takes a position of a part; None if it is not known, or none will."""
+        for own in self._own:
+            if own.place is None or own.part != part or position < own.begin:
+                continue
+            if own.stop is None or position < own.stop:
+                at = own.course.position(own.place, position - own.begin)
+                return None if at is None else own.steps.step_of(at)
+        return None
+
+    def ragged(self) -> list[int]:
+        """Return the parts of the stream's state during which the blend ended within a step."""
+        return [self._own[number].part for number in self._blend.ragged()]
+
+    def breaks(self) -> list[tuple[int, int, int]]:
+        """Return where steps do not follow on each other: part of the stream, steps by then, steps it begins at."""
+        return [(self._own[number].part, before, first) for number, before, first in self._blend.breaks()]
+
+    def _of_part(self, number: int) -> _MemberPartSteps:
+        own = [one.steps for one in self._own if one.place is not None and one.part == number]
+        if not own:
+            # Nothing was drawn from it: it was left behind before.
+            return _MemberPartSteps(0, 0, True)
+        return _MemberPartSteps(own[0].first_step, own[-1].stop_step, all(one.known for one in own))

@@ -9,28 +9,58 @@ Memory: the names of the directory, and for each process what `lazyshard.inspect
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lazyshard.errors import LazyShardError, StreamMismatch, StreamUnsealed
+from lazyshard.errors import LazyShardError, StreamMismatch
 from lazyshard.format import Manifest, check_samples_per_chunk
-from lazyshard.format.names import MANIFEST, SEAL_SUFFIX
-from lazyshard.inspection.verification_chunks import ChunkBatch, ChunkVerdict, check_chunk
-from lazyshard.inspection.verification_facts import Facts, gather_facts
-from lazyshard.inspection.verification_findings import Finding, Severity, in_order
-from lazyshard.inspection.verification_judgement import find_extent, judge_files, judge_samples
-from lazyshard.inspection.verification_names import ChunkNames, Extent, leftovers, missing_chunks, sort_names
-from lazyshard.inspection.verification_plan import plan_batches, unmarked_chunks
-from lazyshard.inspection.verification_processes import check_in_order
-from lazyshard.stream.manifest import how_to_mark, read_manifest, stream_missing
+from lazyshard.format.names import (
+    END,
+    HEAD,
+    MANIFEST,
+    OWNER,
+    RETIRED,
+    TEMPORARY,
+)
+from lazyshard.inspection.survey import stream_unsealed
+from lazyshard.inspection.verification_chunks import (
+    REMOVED,
+    ChunkBatch,
+    ChunkVerdict,
+    Fault,
+    Severity,
+    check_chunk,
+    check_in_order,
+    damage,
+    leftover,
+)
+from lazyshard.inspection.verification_files import (
+    Extent,
+    StreamFiles,
+    find_extent,
+    gather_facts,
+    leftovers,
+    missing_chunks,
+    plan_batches,
+    sort_names,
+    unmarked_chunks,
+)
+from lazyshard.stream.manifest import read_manifest, stream_missing
 from lazyshard.stream.reader import GRACE_S
 from lazyshard.stream.retire import read_retired
 
 _LOOK_S: Final = 1.0
 """How often a file is looked for again that is to appear."""
+
+_START: Final = "start the producer again, it puts that right"
+
+_EITHER: Final = f"restore {HEAD} or {END}, whichever does not fit the chunks, from a copy"
+
+_LOST_MANIFEST: Final = "restore the file from a copy"
 
 Report = Callable[[str, int, int], None]
 """Called with what is done, how many chunks of it are done, and how many there are."""
@@ -64,7 +94,7 @@ class Verified:
     ended: bool
     running: bool
     quick: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[Fault, ...]
 
     def count(self, severity: Severity) -> int:
         """Returns how many findings there are of a severity."""
@@ -92,8 +122,7 @@ def verify(
         quick: whether to leave the rows unread: names, numbers and sizes alone are compared.
         jobs: how many processes may work at a time.
         clock: returns seconds since 1970.
-        grace_s: how many seconds a file of a chunk may stay invisible that a running producer has published: network
-            filesystems remember that it was not there.
+        grace_s: how many seconds a file may stay invisible that a running producer has published.
         report: is told how far it is.
 
     Raises:
@@ -112,9 +141,10 @@ def verify(
     if facts.manifest is not None:
         samples_per_chunk = _agreed(directory, facts.manifest, samples_per_chunk)
     names = sort_names(facts.names, native=facts.native)
-    _check_kind(directory, facts, names)
+    if not facts.native and not names.seals:
+        raise stream_unsealed(directory, len(names.data)) if names.data else stream_missing(directory)
     extent = find_extent(facts, names)
-    tally = _Tally(extent, samples_per_chunk)
+    tally = _ChunkTally(extent, samples_per_chunk)
     batches = plan_batches(directory, names, extent, samples_per_chunk, quick=quick)
     total = sum(len(batch.files) for batch in batches)
     done = 0
@@ -132,7 +162,7 @@ def verify(
     findings = [*facts.findings, *names.findings, *tally.findings]
     findings += missing_chunks(names, now, tally.missing | unmarked_chunks(names, extent), tally.there)
     findings += leftovers(names, extent)
-    findings += judge_files(facts, extent, tally.last)
+    findings += _judge_files(facts, extent, tally.last)
     return Verified(
         native=facts.native,
         stream_id=None if facts.manifest is None else facts.manifest.stream_id,
@@ -144,11 +174,11 @@ def verify(
         ended=extent.ended,
         running=extent.running,
         quick=quick,
-        findings=in_order(findings),
+        findings=tuple(sorted(findings, key=_key)),
     )
 
 
-class _Tally:
+class _ChunkTally:
     """What is known of the chunks so far."""
 
     def __init__(self, extent: Extent, per_chunk: int | None) -> None:
@@ -158,7 +188,7 @@ class _Tally:
         self.missing: dict[int, str] = {}
         self.there: set[int] = set()
         self.last: ChunkVerdict | None = None
-        self.findings: list[Finding] = []
+        self.findings: list[Fault] = []
         self._extent = extent
 
     def add(self, verdict: ChunkVerdict) -> None:
@@ -174,7 +204,7 @@ class _Tally:
         if self.per_chunk is None:
             self.per_chunk = verdict.samples
         if self.per_chunk is not None:
-            self.findings += judge_samples(verdict, self.per_chunk, self._extent)
+            self.findings += _judge_samples(verdict, self.per_chunk, self._extent)
         if verdict.chunk == self._extent.stop - 1:
             self.last = verdict
 
@@ -191,19 +221,7 @@ def _agreed(directory: Path, manifest: Manifest, asked: int | None) -> int:
     return manifest.samples_per_chunk
 
 
-def _check_kind(directory: Path, facts: Facts, names: ChunkNames) -> None:
-    if facts.native or names.seals:
-        return
-    if not names.data:
-        raise stream_missing(directory)
-    raise StreamUnsealed(
-        f"{directory}: {len(names.data)} chunk files, but no {SEAL_SUFFIX} marker, so nothing tells which of them are "
-        f"complete; {how_to_mark(directory)}",
-        directory=str(directory),
-    )
-
-
-def _look_again(batches: list[ChunkBatch], tally: _Tally, facts: Facts, until: float) -> None:
+def _look_again(batches: list[ChunkBatch], tally: _ChunkTally, facts: StreamFiles, until: float) -> None:
     """Gives files time to appear that a running producer has published, and has not deleted since."""
     while True:
         retired = _retired(facts)
@@ -218,14 +236,14 @@ def _look_again(batches: list[ChunkBatch], tally: _Tally, facts: Facts, until: f
                     tally.add(check_chunk(batch.directory, files, quick=batch.quick))
 
 
-def _retired(facts: Facts) -> int:
+def _retired(facts: StreamFiles) -> int:
     if facts.manifest is not None:
         with contextlib.suppress(LazyShardError, OSError):
             return read_retired(facts.directory, facts.manifest.stream_id)
     return 0
 
 
-def _check_identity(directory: Path, facts: Facts) -> None:
+def _check_identity(directory: Path, facts: StreamFiles) -> None:
     if facts.manifest is None:
         return
     found = read_manifest(directory, None)
@@ -236,3 +254,144 @@ def _check_identity(directory: Path, facts: Facts) -> None:
             expected=facts.manifest.stream_id,
             actual=None if found is None else found.stream_id,
         )
+
+
+def _judge_files(facts: StreamFiles, extent: Extent, last: ChunkVerdict | None) -> Iterator[Fault]:
+    """Yields what contradicts the chunks, or is missing or left over beside them; `last` is the last one's verdict."""
+    if not facts.native:
+        if OWNER in facts.names:
+            found = f"no such file, although {OWNER} is there"
+            yield damage("manifest-missing", MANIFEST, "the manifest", found, _LOST_MANIFEST)
+        return
+    if facts.manifest is None and not facts.told(MANIFEST):
+        yield damage("manifest-missing", MANIFEST, "the manifest", "no such file")
+    yield from _judge_retired(facts, extent)
+    yield from _judge_head(facts, extent, last)
+    yield from _judge_end(facts, extent, last)
+    yield from _judge_consumers(facts, extent)
+    if not facts.running:
+        for name in facts.temporary:
+            yield leftover("temporary", f"{TEMPORARY}/{name}", "nothing", "what a producer was writing", REMOVED)
+
+
+def _judge_samples(verdict: ChunkVerdict, per_chunk: int, extent: Extent) -> Iterator[Fault]:
+    """Yields what is wrong with the number of rows in a chunk: only the last one of an ended stream may be short."""
+    rows = verdict.samples
+    if rows is None or rows == per_chunk:
+        return
+    last = verdict.chunk == extent.stop - 1
+    short = last and 0 < rows < per_chunk
+    if short and extent.ended:
+        return
+    expected, found = _rows(per_chunk), _rows(rows)
+    if last and extent.ended and per_chunk > 1:
+        expected = f"1 to {expected}"
+    if short:
+        way = f"start the producer again, it writes {END}" if extent.native else f"if it ends here, `touch {END}`"
+        finding = leftover("unended", verdict.data, f"{expected}, or {END} after fewer", found, way)
+    else:
+        finding = damage("samples", verdict.data, expected, found)
+    yield replace(finding, chunk=verdict.chunk)
+
+
+def _judge_retired(facts: StreamFiles, extent: Extent) -> Iterator[Fault]:
+    mark = facts.retired
+    if mark is None:
+        return
+    if facts.manifest is not None and mark.stream_id != facts.manifest.stream_id:
+        yield leftover(
+            "other-stream",
+            RETIRED,
+            f"stream {facts.manifest.stream_id}",
+            f"stream {mark.stream_id}",
+            "remove the file: nobody heeds it",
+        )
+    elif extent.stop <= mark.chunks_before and not facts.running:
+        # A running producer may have published and deleted more since the look at its head.
+        expected = "at least the newest chunk kept, as its producer does"
+        yield damage("retired", RETIRED, expected, f"all chunks below {mark.chunks_before} deleted")
+
+
+def _judge_head(facts: StreamFiles, extent: Extent, last: ChunkVerdict | None) -> Iterator[Fault]:
+    head, end = facts.head, facts.end
+    if head is None:
+        if not facts.told(HEAD):
+            yield leftover("head-missing", HEAD, "the head", "no such file, so readers list the directory", _START)
+        return
+    if facts.manifest is not None:
+        per_chunk = facts.manifest.samples_per_chunk
+        short = head.chunks * per_chunk - head.samples
+        if not (short == 0 or (head.ended and 0 < short < per_chunk)):
+            yield damage("head", HEAD, f"{head.chunks:,} chunks of {_rows(per_chunk)}", _rows(head.samples), _START)
+            return
+    says = _chunks_of(head.chunks, head.samples)
+    if end is not None:
+        expected = f"{_chunks_of(end.chunks, end.samples)}, as {END} says"
+        if head.ended and (head.chunks, head.samples) != (end.chunks, end.samples):
+            yield damage("head", HEAD, expected, says, _EITHER)
+        elif head.chunks > end.chunks:
+            yield damage("head", HEAD, expected, f"{says}, and more to come", _EITHER)
+        elif not head.ended and not facts.running:
+            yield leftover("head-behind", HEAD, expected, f"{says}, so readers wait for more", _START)
+    elif head.ended:
+        if not facts.has_end:
+            yield damage("end-missing", END, f"the end, after {says}, as {HEAD} says", "no such file")
+    elif not facts.running:
+        sealed = extent.stop - (1 if last is not None and _is_short(last, facts) else 0)
+        if head.chunks < sealed:
+            yield leftover("head-behind", HEAD, f"{sealed} chunks, as the seals say", f"{head.chunks}", _START)
+
+
+def _judge_end(facts: StreamFiles, extent: Extent, last: ChunkVerdict | None) -> Iterator[Fault]:
+    if facts.end is None or facts.manifest is None or last is None or last.samples is None:
+        return
+    samples = (extent.stop - 1) * facts.manifest.samples_per_chunk + last.samples
+    if samples != facts.end.samples:
+        yield damage("end", END, f"{_rows(samples)}, as the seals say", _rows(facts.end.samples))
+
+
+def _judge_consumers(facts: StreamFiles, extent: Extent) -> Iterator[Fault]:
+    stream_id = None if facts.manifest is None else facts.manifest.stream_id
+    for file, cursor in facts.cursors:
+        forget = f"if that run is over, `lazyshard forget STREAM {shlex.quote(cursor.consumer)}`"
+        if stream_id is not None and cursor.stream_id != stream_id:
+            yield damage("other-stream", file, f"stream {stream_id}", _called(cursor.stream_id), forget)
+        elif cursor.chunks_before > extent.stop:
+            found = f"done with the chunks below {cursor.chunks_before:,}"
+            yield damage("ahead", file, f"at most the {extent.stop:,} published chunks", found, forget)
+        elif facts.manifest is not None and not extent.ended:
+            # Past the end of a stream a run may be in another epoch.
+            published = extent.stop * facts.manifest.samples_per_chunk
+            if cursor.consumed > published:
+                found = f"{cursor.consumed:,} samples consumed"
+                yield damage("ahead", file, f"at most the {published:,} published samples", found, forget)
+    for file, mark in facts.readings:
+        if stream_id is not None and mark.stream_id != stream_id:
+            remedy = "nothing to do: it is a hint, which nobody heeds"
+            yield leftover("other-stream", file, f"stream {stream_id}", _called(mark.stream_id), remedy)
+
+
+def _is_short(verdict: ChunkVerdict, facts: StreamFiles) -> bool:
+    return (
+        facts.manifest is not None
+        and verdict.samples is not None
+        and verdict.samples < facts.manifest.samples_per_chunk
+    )
+
+
+def _chunks_of(chunks: int, samples: int) -> str:
+    return f"{chunks:,} chunk{'' if chunks == 1 else 's'} with {_rows(samples)}"
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} row{'' if number == 1 else 's'}"
+
+
+def _called(stream_id: str | None) -> str:
+    return "a stream without manifest" if stream_id is None else f"stream {stream_id}"
+
+
+def _key(finding: Fault) -> tuple[int, str, int, str]:
+    """Returns the order of a report: the stream itself, then chunk by chunk."""
+    chunk = -1 if finding.chunk is None else finding.chunk
+    return chunk, finding.file, -1 if finding.row is None else finding.row, finding.kind

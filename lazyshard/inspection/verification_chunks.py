@@ -1,15 +1,23 @@
-"""What a verification finds in one chunk: its data against its seal, row by row.
+"""What a verification finds in chunks: the data of each against its seal, row by row, by several processes at a time.
 
-Memory: offsets and digests of one chunk, 16 bytes a row, and a block of rows. Nothing is raised for what is wrong with
-the chunk: it is returned, so that the chunks after it are looked at too.
+What is wrong with a chunk is returned, not raised, so that the chunks after it are looked at too. Processes and not
+threads, since parsing holds the interpreter's lock. They end with this one, however it ends: each waits for work on a
+pipe that nobody else holds. They have a session of their own: this process alone answers a Ctrl-C.
+
+Memory of a process: 16 bytes for each row of a chunk, a block of rows, and a few batches of verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from lazyshard.errors import (
     ChunkCorrupt,
@@ -25,19 +33,95 @@ from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.fields import FORMAT_WITH_ARRAYS
 from lazyshard.format.names import MANIFEST, tokens_name
 from lazyshard.format.row import parse_lines
-from lazyshard.inspection.verification_findings import RESTORE, Finding, Severity
-from lazyshard.inspection.verification_names import foreign_tokens
 from lazyshard.store.files import is_there, open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
 from lazyshard.stream.token_lengths import measured_tokens
 
-BLOCK_BYTES: Final = 1 << 20
+Severity = Literal["damage", "unchecked", "leftover"]
+"""damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
+leaves behind, and a producer's next start puts right."""
+
+RESTORE: Final = "restore the file from a copy"
+REMOVED: Final = "nothing to do: the producer's next start removes it"
+
+
+_BLOCK_BYTES: Final = 1 << 20
 """Rows are read in pieces of about this size; more gains nothing."""
 
 _SMALL_BLOCK_BYTES: Final = 4096
 
 _MEND: Final = "restore the file from a copy, or have its producer make it anew: readers refuse this row"
+
+_ALONE_S: Final = 0.5
+"""So long this process works alone: to start another one takes about as long."""
+
+_AHEAD: Final = 4
+"""Batches a process that may be done before their turn."""
+
+_PROGRAM: Final = """
+import sys
+sys.path[:] = {path!r}
+from lazyshard.inspection.verification_chunks import serve
+serve()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        severity: what it means for the stream.
+        kind: a word for programs; `docs/checking.md` lists them.
+        file: its name in the stream's directory.
+        expected: what should be there.
+        found: what is there.
+        remedy: what to do.
+        chunk: the chunk's number, None for a file that belongs to none.
+        field: the field of the file that is meant, None where it is the file or a row.
+        row: the first bad row, None where the whole file is meant.
+        byte: where that row starts in the file.
+        rows: how many rows are bad in this way; 0 where the whole file is meant.
+    """
+
+    severity: Severity
+    kind: str
+    file: str
+    expected: str
+    found: str
+    remedy: str
+    chunk: int | None = None
+    field: str | None = None
+    row: int | None = None
+    byte: int | None = None
+    rows: int = 0
+
+    def __str__(self) -> str:
+        """Returns it in one sentence."""
+        where = self.file
+        if self.row is not None:
+            more = f" and {self.rows - 1:,} more" if self.rows > 1 else ""
+            where += f": row {self.row} (byte {self.byte}){more}"
+        elif self.field is not None:
+            where += f": field {self.field!r}"
+        return f"{where}: expected {self.expected}, found {self.found}; {self.remedy}"
+
+
+def damage(kind: str, file: str, expected: str, found: str, remedy: str = RESTORE, chunk: int | None = None) -> Fault:
+    """Returns a fault of what is published."""
+    return Fault("damage", kind, file, expected, found, remedy, chunk)
+
+
+def leftover(kind: str, file: str, expected: str, found: str, remedy: str, chunk: int | None = None) -> Fault:
+    """Returns a fault that harms nobody."""
+    return Fault("leftover", kind, file, expected, found, remedy, chunk)
+
+
+def foreign_tokens(chunk: int, expected: str, found: str) -> Fault:
+    """Returns the finding for a file of measured lengths that is not of the chunk that is there: nobody heeds it."""
+    remedy = "nothing to do: readers pass over it, and `lazyshard measure` replaces it"
+    return leftover("other-chunk", tokens_name(chunk), expected, found, remedy, chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +175,15 @@ class ChunkVerdict:
     data: str
     samples: int | None
     size: int | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Fault, ...]
     missing: str | None = None
 
 
-def check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
-    """Looks at the chunks of a batch."""
-    return [check_chunk(batch.directory, files, quick=batch.quick) for files in batch.files]
-
-
 def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerdict:
-    """Looks at a chunk.
-
-    Args:
-        directory: the stream's directory.
-        files: the chunk's files.
-        quick: whether to compare only the size of the data file with the seal. Of a foreign chunk the rows are counted
-            in any case, since nothing else tells how many there are.
-    """
+    """Looks at a chunk; `quick` compares sizes with the seal alone, but counts the rows of a foreign chunk too."""
     name = files.data
     samples = size = None
-    beside: tuple[Finding, ...] = ()
+    beside: tuple[Fault, ...] = ()
     try:
         if files.seal is None:
             chunk = open_foreign(directory / name, files.chunk)
@@ -143,7 +215,7 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     return ChunkVerdict(files.chunk, files.data, samples, size, faults + beside)
 
 
-def _bad_tokens(directory: Path, chunk: int, data: bytes, seal: Seal) -> tuple[Finding, ...]:
+def _bad_tokens(directory: Path, chunk: int, data: bytes, seal: Seal) -> tuple[Fault, ...]:
     """Returns what is wrong with the file of measured lengths beside a seal, whose bytes are given."""
     name, digest = tokens_name(chunk), seal_digest(data)
     try:
@@ -160,22 +232,13 @@ def _bad_tokens(directory: Path, chunk: int, data: bytes, seal: Seal) -> tuple[F
 def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:
     assert files.seal is not None
     expected, found = (FORMAT_WITH_ARRAYS, FORMAT) if seal.arrays is None else (FORMAT, FORMAT_WITH_ARRAYS)
-    fault = Finding(
-        severity="damage",
-        kind="invalid",
-        file=files.seal,
-        expected=f"{expected}, as {MANIFEST} says",
-        found=str(found),
-        remedy=RESTORE,
-        chunk=files.chunk,
-        field="format",
-    )
-    return ChunkVerdict(files.chunk, files.data, seal.samples, seal.size, (fault,))
+    fault = damage("invalid", files.seal, f"{expected}, as {MANIFEST} says", str(found), chunk=files.chunk)
+    return ChunkVerdict(files.chunk, files.data, seal.samples, seal.size, (replace(fault, field="format"),))
 
 
-def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Finding, ...]:
+def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Fault, ...]:
     """Returns the first bad row of each kind, and how many there are of it."""
-    first: dict[str, Finding] = {}
+    first: dict[str, Fault] = {}
     for row, error in _faults(chunk, sealed=files.seal is not None):
         found = _row_finding(files, error, row, chunk.offset(row))
         kind = f"{found.file} {found.kind}"
@@ -185,14 +248,9 @@ def _bad_rows(files: ChunkFiles, chunk: Chunk) -> tuple[Finding, ...]:
 
 
 def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError]]:
-    """Yields each bad row with what is wrong with it.
-
-    Raises:
-        ChunkCorrupt: the file was cut while it was read.
-        OSError: the filesystem failed.
-    """
+    """Yields each bad row with what is wrong with it. Raises ChunkCorrupt where the file was cut meanwhile."""
     row = 0
-    budget = BLOCK_BYTES
+    budget = _BLOCK_BYTES
     while row < len(chunk):
         try:
             lines = chunk.lines(row, len(chunk), 1, budget)
@@ -204,12 +262,14 @@ def _faults(chunk: Chunk, *, sealed: bool) -> Iterator[tuple[int, LazyShardError
             # The whole block is read again for each bad row in it, so after one they are read singly for a while.
             budget = 0
             continue
-        budget = min(BLOCK_BYTES, max(2 * budget, _SMALL_BLOCK_BYTES))
+        budget = min(_BLOCK_BYTES, max(2 * budget, _SMALL_BLOCK_BYTES))
         # Without digests the reader has held the rows to the rules already.
-        if sealed and not _are_rows(lines):
+        if sealed and not (all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None):
             for at, line in enumerate(lines, row):
                 try:
-                    _check_line(line)
+                    if not line.endswith(b"\n"):
+                        raise RowInvalid(reason="no newline at its end", byte=len(line))
+                    check_row(line)
                 except RowInvalid as error:
                     yield at, error
         if chunk.arrays is not None:
@@ -232,18 +292,7 @@ def _bad_arrays(chunk: Chunk, lines: list[bytes], first: int) -> Iterator[tuple[
             yield row, error
 
 
-def _are_rows(lines: list[bytes]) -> bool:
-    """Whether all lines are rows, which is found quickly; if not, each has to be looked at."""
-    return all(line.endswith(b"\n") for line in lines) and check_lines(lines).refused is None
-
-
-def _check_line(line: bytes) -> None:
-    if not line.endswith(b"\n"):
-        raise RowInvalid(reason="no newline at its end", byte=len(line))
-    check_row(line)
-
-
-def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int) -> Finding:
+def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int) -> Fault:
     file = files.data
     if isinstance(error, RowInvalid):
         # Of a sealed row it is told where in the row, of another one where in the file.
@@ -255,20 +304,10 @@ def _row_finding(files: ChunkFiles, error: LazyShardError, row: int, start: int)
         kind, expected, found, remedy = "digest", str(error.expected), str(error.actual), RESTORE
         if files.arrays is not None and error.file is not None and error.file.endswith(files.arrays):
             file, start = files.arrays, error.byte or 0
-    return Finding(
-        severity="damage",
-        kind=kind,
-        file=file,
-        expected=expected,
-        found=found,
-        remedy=remedy,
-        chunk=files.chunk,
-        row=row,
-        byte=start,
-    )
+    return replace(damage(kind, file, expected, found, remedy, files.chunk), row=row, byte=start)
 
 
-def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Finding:
+def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None = None) -> Fault:
     """Returns the finding for a file that cannot be opened, read or used as a whole."""
     severity: Severity = "damage"
     remedy, field = RESTORE, None
@@ -288,13 +327,121 @@ def file_finding(file: str, error: LazyShardError | OSError, chunk: int | None =
     else:
         severity, kind, remedy = "unchecked", "unreadable", "mend the filesystem, and run the same command again"
         expected, found = "a readable file", getattr(error, "strerror", None) or str(error)
-    return Finding(
-        severity=severity,
-        kind=kind,
-        file=file,
-        expected=str(expected),
-        found=str(found),
-        remedy=remedy,
-        chunk=chunk,
-        field=field,
-    )
+    return Fault(severity, kind, file, str(expected), str(found), remedy, chunk, field)
+
+
+def _check_batch(batch: ChunkBatch) -> list[ChunkVerdict]:
+    """Looks at the chunks of a batch."""
+    return [check_chunk(batch.directory, files, quick=batch.quick) for files in batch.files]
+
+
+def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _ALONE_S) -> Iterator[list[ChunkVerdict]]:
+    """Yields what is found in each batch, in their order.
+
+    Args:
+        batches: in the order of the chunks.
+        jobs: how many processes may work at a time.
+        alone_s: seconds that this process may take before it starts others.
+
+    Raises:
+        ChildProcessError: a process has ended before its work was done.
+        MemoryError: there is not enough memory for a row.
+    """
+    started = time.monotonic()
+    done = 0
+    while done < len(batches) and (jobs == 1 or time.monotonic() - started < alone_s):
+        yield _check_batch(batches[done])
+        done += 1
+    if done < len(batches):
+        yield from _check_by_others(batches, done, min(jobs, len(batches) - done))
+
+
+def serve() -> None:
+    """What another process does: looks at the batches that come on its stdin until there are no more."""
+    while True:
+        try:
+            batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
+        except EOFError:
+            return
+        found: list[ChunkVerdict] | MemoryError
+        try:
+            found = _check_batch(batch)
+        except MemoryError as error:
+            found = MemoryError(*error.args)
+        try:
+            pickle.dump(found, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            # Nobody waits for it any more; what is left in the buffer must not fail once more at the end.
+            sys.stdout = None
+            return
+
+
+class _CheckingProcess:
+    """Another process, which has one batch at a time."""
+
+    def __init__(self) -> None:
+        command, pipe = [sys.executable, "-c", _PROGRAM.format(path=sys.path)], subprocess.PIPE
+        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603 - constant
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self._stdin, self._stdout = self.popen.stdin, self.popen.stdout
+        self.index = 0
+
+    def fileno(self) -> int:
+        return self._stdout.fileno()
+
+    def give(self, index: int, batch: ChunkBatch) -> None:
+        self.index = index
+        try:
+            pickle.dump(batch, self._stdin)
+            self._stdin.flush()
+        except BrokenPipeError as cause:
+            raise self._ended() from cause
+
+    def take(self) -> list[ChunkVerdict]:
+        try:
+            found: list[ChunkVerdict] | MemoryError = pickle.load(self._stdout)  # noqa: S301 - of our own child
+        except (EOFError, pickle.UnpicklingError) as cause:
+            raise self._ended() from cause
+        if isinstance(found, MemoryError):
+            raise found
+        return found
+
+    def end(self) -> None:
+        self.popen.kill()
+        # Unlike wait, it closes the pipes as well.
+        self.popen.communicate()
+
+    def _ended(self) -> ChildProcessError:
+        code = self.popen.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return ChildProcessError(f"a process that looked at chunks {how}; if memory was short, use fewer --jobs")
+
+
+def _check_by_others(batches: Sequence[ChunkBatch], first: int, jobs: int) -> Iterator[list[ChunkVerdict]]:
+    given = due = first
+    found: dict[int, list[ChunkVerdict]] = {}
+    processes: list[_CheckingProcess] = []
+    idle: list[_CheckingProcess] = []
+    selector = selectors.DefaultSelector()
+    try:
+        for _ in range(jobs):
+            process = _CheckingProcess()
+            processes.append(process)
+            idle.append(process)
+            selector.register(process, selectors.EVENT_READ, process)
+        while due < len(batches):
+            while idle and given < min(len(batches), due + _AHEAD * jobs):
+                idle.pop().give(given, batches[given])
+                given += 1
+            for key, _ in selector.select():
+                process = key.data
+                found[process.index] = process.take()
+                idle.append(process)
+            while due in found:
+                yield found.pop(due)
+                due += 1
+    finally:
+        selector.close()
+        for process in processes:
+            process.end()

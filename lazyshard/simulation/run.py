@@ -1,4 +1,4 @@
-"""The run: when chunks are published, and when each step begins, for all ranks at once.
+"""The run: when chunks are published and each step begins, for all ranks at once; what it takes on disk.
 
 Chunks come by the rules of `lazyshard-producer run`: by its rate and head start; with `--max-ahead` one is not begun
 before it is allowed, a held producer looks again after pauses that grow from 0.2 to 2 s, and rows of at most a second
@@ -6,11 +6,12 @@ are made up for afterwards.
 
 Waiting readers find what they wait for by looks at `head.json`, paced by the product's own rule
 (`lazyshard.stream.pacing`): all ranks begin to wait at the same moment, at the end of a step, and read the same facts,
-so one is simulated for all. The processes of a node share what they see: each looks once when it begins to wait, then
-one of them looks for all, and the others know a little later.
+so one is simulated for all. The processes of a node share what they see: one of them looks for all.
 
 Steps follow each other without a pause as long as their data is there, so only those are looked at that need more than
 was seen before: from one of them to the next is arithmetic. A thousand ranks or one make no difference.
+
+On disk are the chunks that are published, less those that the checkpoints let go, by the rules of docs/retention.md.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format import Head
-from lazyshard.simulation.setting import PREFETCH, Setting
+from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting, Shuffle, shuffle_quality
 from lazyshard.stream import Published
 from lazyshard.stream.node_poll import LATER_S
 from lazyshard.stream.pacing import expected_wait, next_poll
@@ -37,10 +38,10 @@ BURST_S: Final = 1.0
 
 _NOTHING_S: Final = 1e-9
 
-LOOK_OPERATIONS: Final = 2
+_LOOK_OPERATIONS: Final = 2
 """Of a look at the head, one after the other: an open and a read."""
 
-WAKES_A_CHUNK: Final = 2
+_WAKES_A_CHUNK: Final = 2
 """Where readers are woken: by the seal, which comes first, and by the head, which then tells of it."""
 
 _WATCHES_AFTER_S: Final = 0.02
@@ -56,6 +57,25 @@ _STEPS: Final = 1000
 """A chunk's time is divided into so many: waits that differ by less are taken as alike."""
 
 
+LOOK_S: Final = 0.5
+
+DELETED_AT_ONCE: Final = 100
+"""How often the producer looks what it may delete, and how many chunks it then deletes in one go
+(`lazyshard_producer.holding.holdback`)."""
+
+MARK_S: Final = 0.2
+"""The least time between two reading marks (`lazyshard.data.reading_marks`)."""
+
+PUBLISH_OPENS: Final = 7
+"""Of a producer, for a chunk: data, seal and head made, the owner looked at twice, the directory synced twice."""
+
+_PUBLISH_OTHERS: Final = 7
+"""Likewise: three renames with a stat each, and a look whether the seal is there."""
+
+_REPLACE: Final = 4
+"""To replace a small file durably: one made, a stat, a rename, the directory synced."""
+
+
 def retry_s(held_s: float) -> float:
     """Returns in how many seconds a producer asks again that was held for so many (`lazyshard_producer.holding`)."""
     return min(2.0, max(0.2, held_s / 10))
@@ -63,9 +83,6 @@ def retry_s(held_s: float) -> float:
 
 class Producer:
     """The chunks of a stream, with the second at which each is published; 0 is when the training begins.
-
-    Args:
-        setting: of the run.
 
     Attributes:
         published: seconds, one for each chunk published so far; 0 for what was there before.
@@ -121,13 +138,9 @@ def first_look(held_s: float) -> float:
 
 
 class WaitEnd(NamedTuple):
-    """How a wait ended.
+    """How a wait ended: how late, and how many looks each process and one process of a node made.
 
-    Attributes:
-        late_s: seconds from when it could be seen until it was.
-        own: looks that each process makes.
-        shared: looks that one process of a node makes for all.
-        asides: likewise, besides: which chunks were deleted, to close those.
+    Those of `asides`, of one of a node too, are for chunks that were deleted, to close them.
     """
 
     late_s: float
@@ -137,26 +150,19 @@ class WaitEnd(NamedTuple):
 
 
 class Polls:
-    """The waits of a setting.
-
-    Args:
-        setting: whose producer is waited for.
-    """
+    """The waits of a setting."""
 
     def __init__(self, setting: Setting) -> None:
-        self.look_s = LOOK_OPERATIONS * setting.latency_s
+        self.look_s = _LOOK_OPERATIONS * setting.latency_s
         self._setting = setting
         self._period = setting.chunk_seconds
         self._shares = min(setting.ranks, setting.ranks_a_node) * max(1, setting.workers) > 1
         self._known = lru_cache(maxsize=None)(self._find)
 
     def wait(self, missing: int, next_s: float, blind_s: float = 0.0) -> WaitEnd:
-        """Returns how a wait ends.
+        """Returns how a wait for some chunks ends, the first of which can be seen in `next_s` > 0 seconds.
 
-        Args:
-            missing: chunks that are waited for, at least 1.
-            next_s: seconds until the first of them can be seen, > 0; the others follow one by one as they are produced.
-            blind_s: seconds in which the producer tells no rate yet.
+        The others follow one by one as they are produced. For `blind_s` seconds the producer tells no rate yet.
         """
         return self._known(missing, max(1, round(next_s / self._period * _STEPS)), round(blind_s, 3))
 
@@ -186,7 +192,7 @@ class Polls:
                 # Who begins to watch looks once more.
                 watched, age = True, 0.0
             elif watched and setting.woken and event <= time + age + _SAME_S:
-                own += WAKES_A_CHUNK - 1
+                own += _WAKES_A_CHUNK - 1
                 time, age = event, 0.0
             else:
                 time += age
@@ -197,7 +203,6 @@ class Timeline:
     """What came out, in seconds since the training began.
 
     Attributes:
-        setting: what was simulated.
         step_s: how long a step takes, reading included.
         published: when each chunk was published.
         begun: when each chunk was allowed.
@@ -304,3 +309,145 @@ def simulate(setting: Setting) -> Timeline:
     after, begun, waited = np.array(after_wait, dtype=np.int64), np.array(began), np.array(waits)
     published, allowed = np.array(producer.published), np.array(producer.begun)
     return Timeline(setting, step_s, published, allowed, after, begun, waited, asked, looks, shared, asides, looking)
+
+
+class Disk(NamedTuple):
+    """What was on disk: the most chunks at a time, with their bytes and when; commits of the cursor; chunks deleted."""
+
+    peak_chunks: int
+    peak_bytes: int
+    peak_at_s: float
+    cursor_writes: int
+    deleted: int
+
+
+def done_chunks(setting: Setting, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns how many chunks are done with once every rank has drawn so many positions: `Course.done_before`."""
+    return positions // setting.span * setting.span_rows // setting.samples_per_chunk
+
+
+def disk_use(timeline: Timeline) -> Disk:
+    """Returns what a run took on disk."""
+    setting, published = timeline.setting, timeline.published
+    count = np.arange(1, len(published) + 1)
+    every = setting.checkpoint_steps
+    commits = setting.steps // every if every else 0
+    deleted = np.zeros(len(published), dtype=np.int64)
+    if setting.retain == "consumed" and commits >= setting.keep_checkpoints:
+        # The checkpoint that moves the cursor, and the one that it is moved to.
+        newest = np.arange(setting.keep_checkpoints, commits + 1) * every
+        oldest = newest - (setting.keep_checkpoints - 1) * every
+        committed = timeline.ends(newest - 1) + setting.visibility_s
+        done = np.concatenate(([0], done_chunks(setting, oldest * setting.draws)))
+        # At its last look before each chunk the producer deletes what is committed, but never the newest chunk.
+        target = np.minimum(done[np.searchsorted(committed, timeline.begun, side="right")], np.maximum(0, count - 2))
+        deleted = _in_time(target, published, timeline.begun)
+    on_disk = count - deleted
+    at = int(np.argmax(on_disk))
+    peak = int(on_disk[at])
+    return Disk(peak, peak * setting.chunk_bytes, float(published[at]), commits, int(deleted[-1]))
+
+
+def _in_time(
+    target: npt.NDArray[np.int64], published: npt.NDArray[np.float64], begun: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """Returns how many chunks are deleted by the time each is begun: so many at a look, and so many looks a second."""
+    turns = (begun // LOOK_S).astype(np.int64)
+    looks = np.concatenate(([True], turns[1:] > turns[:-1]))
+    held = begun - np.concatenate(([0.0], published[:-1]))
+    allowed = np.cumsum(np.where(looks, 1 + np.maximum(held, 0.0) // retry_s(np.inf), 0)).astype(np.int64)
+    budget = allowed * DELETED_AT_ONCE
+    deleted = np.minimum.accumulate(target - budget) + budget
+    # Between two looks nothing changes.
+    newest = np.maximum.accumulate(np.where(looks, np.arange(len(looks)), 0))
+    return np.minimum(deleted, target)[newest]
+
+
+class _Files(NamedTuple):
+    """Operations on the filesystem, reads and syncs not counted; those a node, or while waiting, are of readers."""
+
+    processes: int
+    nodes: int
+    head_opens: int
+    chunk_opens: int
+    metadata_operations: int
+    metadata_a_second: float
+    metadata_a_second_and_node: float
+    polls_a_second: float
+    stripe_operations: int
+
+
+def count_files(timeline: Timeline, disk: Disk) -> _Files:
+    """Counts the operations of a run.
+
+    The main process looks when it begins and at each commit; with workers also at each stripe that is new to it.
+    """
+    setting, seconds = timeline.setting, timeline.end_s
+    loaders, nodes = setting.ranks * max(1, setting.workers), -(-setting.ranks // setting.ranks_a_node)
+    opened, asides = setting.all_openings, timeline.asides * nodes
+    polls = timeline.looks * loaders + timeline.shared * nodes
+    looks = polls + setting.ranks * (1 + (timeline.asked if setting.workers else 0)) + disk.cursor_writes
+    reading = looks + opened * (CHUNK_OPENS + CHUNK_STATS) + asides
+    spans = -(-setting.steps * setting.draws // setting.span)
+    marks = min(spans, int(seconds / MARK_S) + timeline.asked) + disk.cursor_writes
+    total = reading + _REPLACE * marks + setting.chunks * (PUBLISH_OPENS + _PUBLISH_OTHERS) + 2 * disk.deleted
+    return _Files(
+        processes=loaders,
+        nodes=nodes,
+        head_opens=looks,
+        chunk_opens=opened * CHUNK_OPENS,
+        metadata_operations=total,
+        metadata_a_second=total / seconds,
+        metadata_a_second_and_node=reading / seconds / nodes,
+        polls_a_second=(polls + asides) / timeline.looking_s if timeline.looking_s else 0.0,
+        stripe_operations=nodes + loaders * (CHUNK_OPENS + CHUNK_STATS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """All that is known of a simulated run."""
+
+    setting: Setting
+    timeline: Timeline
+    disk: Disk
+    files: _Files
+    shuffle: Shuffle
+
+    @property
+    def limited_by(self) -> Literal["producer", "reading", "training"]:
+        """What is slowest in the long run, whatever the head start."""
+        setting, step_s = self.setting, self.timeline.step_s
+        if setting.producer_rate * step_s < setting.step_rows:
+            return "producer"
+        return "reading" if step_s > 1.01 * setting.step_seconds else "training"
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Of the waits but that for the first step."""
+        return float(self.timeline.waits[1:].max(initial=0.0))
+
+    def figures(self) -> dict[str, Any]:
+        """Returns all figures by name, plain values."""
+        setting, timeline = self.setting, self.timeline
+        found = {
+            "steps": setting.steps,
+            "chunks": setting.chunks,
+            "limited_by": self.limited_by,
+            "first_step_s": timeline.first_step_s,
+            "end_s": timeline.end_s,
+            "stalled_s": timeline.stalled_s,
+            "stall_share": timeline.stall_share,
+            "longest_wait_s": self.longest_wait_s,
+            "waits": len(timeline.waits) - 1,
+            "tail_chunks": setting.tail_chunks,
+            "tail_openings": setting.tail_openings,
+        }
+        return asdict(setting) | found | self.disk._asdict() | self.files._asdict() | self.shuffle._asdict()
+
+
+def outcome(setting: Setting) -> Simulated:
+    """Simulates a run and counts everything."""
+    timeline = simulate(setting)
+    disk = disk_use(timeline)
+    return Simulated(setting, timeline, disk, count_files(timeline, disk), shuffle_quality(setting))

@@ -1,4 +1,4 @@
-"""What is simulated: a run's numbers, what the plan makes of them, and what reading costs. No I/O.
+"""What is simulated: a run's numbers, what the plan makes of them, what reading costs, how well it shuffles. No I/O.
 
 Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
 can be trained once the last of its positions may be drawn: `lazyshard.plan.Course.needed` says how many rows that
@@ -11,16 +11,21 @@ takes. It grows by whole stripes (with windows: by all ranks' windows), here cal
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from lazyshard.format.byte_size import parse_size
 from lazyshard.plan import Course, Part, Rules
+from lazyshard.plan.shuffle_distance import expected_neighbours
 from lazyshard.stream.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 
-SEAL_ROW_BYTES: Final = 27
+_SEAL_ROW_BYTES: Final = 27
 """Bytes of a seal for each row, see docs/retention.md."""
 
 PREFETCH: Final = 2
@@ -48,33 +53,31 @@ _AT_LEAST_NONE: Final = (
 )
 
 
+_POSITIONS: Final = 1 << 17
+"""Of one rank, of two whole windows or more where they are smaller."""
+
+_LANES: Final = 8
+"""Ranks whose draws in turn are looked at."""
+
+_BATCH_LANES: Final = 32
+"""Ranks whose share of a global batch is looked at where all of them would take long."""
+
+_SHUFFLED: Final = 4 << 20
+"""Rows that may be shuffled for a step of all ranks."""
+
+_STEPS: Final = 3
+
+
+def _option(name: str) -> str:
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A run.
-
-    Attributes:
-        ranks: data-parallel ranks, >= 1.
-        step_seconds: what a step takes where its data is there, > 0.
-        samples_per_chunk: rows in a chunk, >= 1.
-        producer_rate: rows a second that can be published, > 0.
-        rows: of the stream; then it ends.
-        batch: samples of one rank in a micro batch, >= 1.
-        micro_batches: micro batches of one rank in a step, >= 1.
-        window: chunks that each rank shuffles among; 0 draws in order.
-        row_bytes: mean size of a row, line end included.
-        head_start: rows that were produced before the training began.
-        max_ahead: the producer's --max-ahead: chunks, samples or bytes ("64chunks", "20GB"); None for no limit.
-        retain: the producer's --retain.
-        checkpoint_steps: steps from one checkpoint, and commit of the cursor, to the next; 0 for none.
-        keep_checkpoints: how many are kept: the cursor stays at the oldest.
-        workers: of each rank's DataLoader; 0 reads between the steps.
-        latency_s: of one operation of the filesystem: an open, a stat or a read.
-        visibility_s: seconds until another machine sees what was published.
-        woken: readers are woken by the filesystem, as local ones do; else they poll.
-        ranks_a_node: ranks on one machine.
+    """A run: the options of `lazyshard simulate`, whose help says what each is; times are in seconds.
 
     Raises:
-        ValueError: a field is outside its range, or there are fewer rows than a step takes.
+        ValueError: an option is outside its range, or there are fewer rows than a step takes.
     """
 
     ranks: int
@@ -102,13 +105,16 @@ class Setting:
         for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_NONE, 0)):
             for name in names:
                 if not least <= getattr(self, name) < math.inf:
-                    raise ValueError(f"{name} is {least} or more, got {getattr(self, name)}")
+                    raise ValueError(f"{_option(name)} is {least} or more, got {getattr(self, name)}")
         for name in ("step_seconds", "producer_rate"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+                raise ValueError(f"{_option(name)} is above 0, got {getattr(self, name)}")
         if not self.steps:
-            raise ValueError(f"rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
-        _ = self.ahead_chunks
+            raise ValueError(f"--rows is at least {self.step_rows}, what one step of all ranks takes, got {self.rows}")
+        try:
+            _ = self.ahead_chunks
+        except ValueError as cause:
+            raise ValueError(f"--max-ahead: {cause}") from cause
 
     @cached_property
     def draws(self) -> int:
@@ -154,7 +160,7 @@ class Setting:
     @cached_property
     def chunk_bytes(self) -> int:
         """What a chunk takes on disk, with its seal."""
-        return self.samples_per_chunk * (self.row_bytes + SEAL_ROW_BYTES)
+        return self.samples_per_chunk * (self.row_bytes + _SEAL_ROW_BYTES)
 
     @cached_property
     def ahead_chunks(self) -> int | None:
@@ -170,8 +176,7 @@ class Setting:
     def needed_chunks(self, step: int) -> int:
         """Returns how many chunks must be published before a step can be trained.
 
-        `Course.needed` of the step's last position in closed form, which a test holds against it; not more than there
-        are, since what is left of an ended stream may be drawn too.
+        `Course.needed` of the step's last position in closed form; what is left of an ended stream may be drawn too.
         """
         spans = -(-(step + 1) * self.draws // self.span)
         return min(spans * self.span_rows // self.samples_per_chunk, self.chunks)
@@ -187,9 +192,7 @@ class Setting:
     def openings(self) -> float:
         """How often a chunk is opened on average: once by each worker that a batch with its rows comes to.
 
-        In order a chunk's rows lie in a few batches, which go round the workers. In a window they lie anywhere; a
-        worker that cannot hold all its chunks open opens them again and again, each row finding its chunk open by
-        chance.
+        In a window a worker that cannot hold all its chunks open opens them again and again.
         """
         size, workers = self.samples_per_chunk, max(1, self.workers)
         if not self.window:
@@ -207,10 +210,7 @@ class Setting:
 
     @cached_property
     def tail_openings(self) -> int:
-        """How often those are opened at the most.
-
-        Their rows are dealt one by one, so each of them is opened by as many ranks as it has rows for.
-        """
+        """How often those are opened at the most: their rows are dealt one by one, so by as many ranks as have rows."""
         size = self.samples_per_chunk
         batches = -(-max(1, size // self.ranks) // self.batch)
         return self.tail_chunks * min(size, self.ranks * min(max(1, self.workers), batches))
@@ -222,11 +222,7 @@ class Setting:
 
     @cached_property
     def reading_s(self) -> float:
-        """How long one process reads at a micro batch on average: operations one after the other.
-
-        In order half a megabyte is read at once. In windows each row counts as a read of its own, which is the worst
-        case.
-        """
+        """How long one process reads at a micro batch on average: in windows, at worst, each row by a read."""
         size, batch = self.samples_per_chunk, self.batch
         reads = batch if self.window else max(batch * self.row_bytes / _AHEAD_BYTES, batch / size)
         return (reads + self.openings * _CHUNK_OPERATIONS * batch / size) * self.latency_s
@@ -236,3 +232,80 @@ class Setting:
         """How long a step takes, reading included: beside it with workers, before it without."""
         reading = self.micro_batches * self.reading_s
         return max(self.step_seconds, reading / self.workers) if self.workers else self.step_seconds + reading
+
+
+class Shuffle(NamedTuple):
+    """Mean distances.
+
+    Attributes:
+        neighbour_draws: of two samples that are neighbours in the stream, in draws of a rank from the one to the other.
+        in_turn_distance: of two samples that a rank draws one after the other, in rows of the stream.
+        batch_distance: of two samples of a global batch, in rows of the stream; None where it is of one sample.
+        full_distance: of two samples anywhere, in rows: what shuffling everything would give.
+    """
+
+    neighbour_draws: float
+    in_turn_distance: float
+    batch_distance: float | None
+    full_distance: float
+
+
+def shuffle_quality(setting: Setting, seed: int = 0) -> Shuffle:
+    """Returns the distances of a setting; `seed` chooses what is looked at where not all is."""
+    choice = random.Random(seed)  # noqa: S311 - what is looked at
+    neighbours = expected_neighbours(
+        setting.ranks,
+        setting.samples_per_chunk,
+        setting.window * setting.samples_per_chunk,
+        setting.rows // setting.ranks,
+    )
+    return Shuffle(neighbours, _in_turn(setting, choice), _batch(setting, choice), (setting.rows + 1) / 3)
+
+
+def _in_turn(setting: Setting, choice: random.Random) -> float:
+    length, total = _length(setting)
+    if total is None:
+        # And the step from the last one to the next.
+        length = min(length, max(2, _POSITIONS // setting.span) * setting.span) + 1
+    lanes, positions = _some(setting.ranks, _LANES, choice), np.arange(length, dtype=np.int64)
+    drawn = setting.course.draws(lanes[:, None], positions[None, :], total)[1]
+    return float(np.abs(np.diff(drawn, axis=-1)).mean()) if drawn.shape[-1] > 1 else 0.0
+
+
+def _batch(setting: Setting, choice: random.Random) -> float | None:
+    if setting.step_rows < 2:
+        return None
+    few = setting.ranks * max(setting.draws, setting.window * setting.samples_per_chunk) > _SHUFFLED
+    lanes = _some(setting.ranks, _BATCH_LANES if few else setting.ranks, choice)
+    # Those of the same rank and those of two count as often as they do with all ranks.
+    same = setting.draws * (setting.draws - 1) / 2 * setting.ranks
+    apart = setting.step_rows * (setting.step_rows - 1) / 2 - same
+    length, total = _length(setting)
+    course, means, steps = setting.course, [], max(1, length // setting.draws)
+    for step in sorted({0, steps // 2, *(choice.randrange(steps) for _ in range(_STEPS))}):
+        positions = np.arange(step * setting.draws, (step + 1) * setting.draws, dtype=np.int64)
+        _, samples = course.draws(lanes[:, None], positions[None, :], total)
+        within = sum(_distances(row) for row in samples)
+        across = _distances(samples.ravel()) - within
+        within_pairs = len(lanes) * setting.draws * (setting.draws - 1) / 2
+        across_pairs = samples.size * (samples.size - 1) / 2 - within_pairs
+        mean = (same * within / within_pairs if same else 0.0) + (apart * across / across_pairs if apart else 0.0)
+        means.append(mean / (same + apart))
+    return float(np.mean(means))
+
+
+def _length(setting: Setting) -> tuple[int, int | None]:
+    """Returns the positions of each rank to look at, and the end of the stream if that matters there."""
+    whole = setting.rows // setting.span_rows * setting.span
+    return (whole, None) if whole else (setting.steps * setting.draws, setting.rows)
+
+
+def _some(count: int, most: int, choice: random.Random) -> npt.NDArray[np.int64]:
+    return np.array(sorted(choice.sample(range(count), min(count, most))), dtype=np.int64)
+
+
+def _distances(samples: npt.NDArray[np.int64]) -> float:
+    """Returns the sum of the distances of all pairs."""
+    ordered = np.sort(samples).astype(np.float64)
+    count = len(ordered)
+    return float((ordered * (2 * np.arange(count) - count + 1)).sum())

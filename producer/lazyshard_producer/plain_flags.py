@@ -1,6 +1,6 @@
 """Flags in a command's help without a type behind them: `--json`, not `--json <bool>` as recent releases of typer show.
 
-The command `lazyshard` has the same, `lazyshard.cli.plain_flags`: neither program imports the other.
+The command `lazyshard` has the same, `lazyshard.cli.command`: neither program imports the other.
 """
 
 from __future__ import annotations

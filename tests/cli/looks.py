@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.format import Cursor, Head, Manifest, PartState, ReadingMark, RunState
-from lazyshard.inspection.census import Census
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import Looks, Outlook
-from lazyshard.inspection.survey import Survey
+from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
 
 NOW: Final = 1_700_000_000.0

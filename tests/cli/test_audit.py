@@ -27,6 +27,17 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, out.splitlines(), err
 
 
+def audited(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
+    code, lines, _ = report(capsys, *arguments, "--json")
+    [line] = lines
+    return code, json.loads(line)
+
+
+def findings(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """The kinds of what is not in order, each with the name of the file."""
+    return [(one["kind"], Path(one["where"]).parent.name) for one in values["findings"]]
+
+
 @pytest.fixture
 def history(tmp_path: Path) -> tuple[Path, RunState]:
     """A run of two starts: checkpoints 1 and 2 of two ranks, 4 of three. Returns the stream and the newest state."""
@@ -80,10 +91,9 @@ def test_another_state_is_audited_on_request(
 ) -> None:
     stream, _ = history
     out = stream.parent / "out"
-    code, lines, _ = report(capsys, stream, out, "--state", out / "v0-20251121-101500/checkpoint-1")
-    assert code == 0
-    assert [line.split()[1] for line in lines[1:5]] == ["audited", "beyond", "beyond", "beyond"]
-    assert lines[5] == "epoch 0: 24 samples: 4 trained, 20 to come"
+    code, values = audited(capsys, stream, out, "--state", out / "v0-20251121-101500/checkpoint-1")
+    assert (code, [one["relation"] for one in values["states"]]) == (0, ["audited", "beyond", "beyond", "beyond"])
+    assert [(one["trained"], one["to_come"]["samples"]) for one in values["epochs"]] == [(4, 20)]
 
 
 def test_what_was_skipped_and_left_over_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,9 +104,9 @@ def test_what_was_skipped_and_left_over_is_named(tmp_path: Path, capsys: pytest.
         PartState(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
     ]
     save(tmp_path / "out", 4, run_of(stream_id, *parts))
-    assert report(capsys, tmp_path / "stream", tmp_path / "out")[1][-2] == (
-        "epoch 0: 24 samples: 16 trained, 3 left over (19 to 20, 23), 5 skipped on purpose (2, 5 to 6, 8 to 9)"
-    )
+    [epoch] = audited(capsys, tmp_path / "stream", tmp_path / "out")[1]["epochs"]
+    assert (epoch["trained"], epoch["left_over"]["ranges"]) == (16, [[19, 21], [23, 24]])
+    assert epoch["skipped"]["ranges"] == [[2, 3], [5, 7], [8, 10]]
 
 
 def test_json(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,15 +168,15 @@ def begun_again(state: RunState) -> RunState:
     ("mutate", "expected"),
     [
         # Ahead and behind: by a step, by a micro batch.
-        (lambda state: changed(state, 1, draws=3), "it is of step 4, but the state has trained 5 steps"),
-        (lambda state: changed(state, 1, draws=1), "it is of step 4, but the state has trained 3 steps"),
-        (lambda state: changed(state, 0, draws=5), "part 0 ends within a step: 5 draws a rank"),
+        (lambda state: changed(state, 1, draws=3), "steps"),
+        (lambda state: changed(state, 1, draws=1), "steps"),
+        (lambda state: changed(state, 0, draws=5), "steps"),
         # Draws of an earlier part.
-        (lambda state: changed(state, 0, draws=6), "part 1 begins after 2 steps, the parts before it have 3"),
-        (without_first_part, "part 0 begins after 2 steps, the parts before it have 0"),
-        (lambda state: replace(state, seed=1), "seed 0, not 1: it drew in another order, so it is of another run"),
-        (lambda state: replace(state, unit=1), "unit 3, not 1: it drew in another order"),
-        (begun_again, "epoch 0: 4 samples were trained more than once"),
+        (lambda state: changed(state, 0, draws=6), "steps"),
+        (without_first_part, "steps"),
+        (lambda state: replace(state, seed=1), "other-settings"),
+        (lambda state: replace(state, unit=1), "other-settings"),
+        (begun_again, "twice"),
     ],
 )
 def test_mutations_of_the_newest_state_are_found(
@@ -175,9 +185,8 @@ def test_mutations_of_the_newest_state_are_found(
     stream_id = make_stream(tmp_path / "stream")
     save(tmp_path / "out", 1, run_of(stream_id, two_ranks(1)))
     save(tmp_path / "out", 4, mutate(run_of(stream_id, two_ranks(2), THREE)))
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert code == 5
-    assert any(expected in line for line in lines if line.startswith("not in order: ")), lines
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, expected in {kind for kind, _ in findings(values)}) == (5, True), values["findings"]
 
 
 def test_samples_that_were_trained_twice_or_passed_over_are_named(
@@ -201,11 +210,11 @@ def test_samples_that_were_trained_twice_or_passed_over_are_named(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"state": {"parts": []}}, "field 'state.parts': expected at least one part"),
-        ({"state": {"consumed": 13}}, "field 'state.consumed': expected 14, the sum of dp * draws"),
-        ({"consumed": 13}, "expected consumed = 14 as in the state, found 13"),
-        ({"step": 5}, "it is of step 5, but the state has trained 4 steps"),
-        ({"state": {"stream_id": "f" * 32}}, "of stream ffffffffffffffffffffffffffffffff, not of"),
+        ({"state": {"parts": []}}, "unusable"),
+        ({"state": {"consumed": 13}}, "samples"),
+        ({"consumed": 13}, "samples"),
+        ({"step": 5}, "steps"),
+        ({"state": {"stream_id": "f" * 32}}, "other-stream"),
     ],
 )
 def test_damaged_checkpoints_are_found(
@@ -217,10 +226,9 @@ def test_damaged_checkpoints_are_found(
     values = json.loads(file.read_text())
     state_values = values["state"] | change.get("state", {})
     file.write_text(json.dumps(values | change | {"state": state_values}))
-    code, lines, _ = report(capsys, stream, out)
-    assert code == 5
-    assert any(expected in line for line in lines), lines
-    assert "proven: " in lines[-1]
+    code, found = audited(capsys, stream, out)
+    assert (code, findings(found)[0]) == (5, (expected, "checkpoint-4"))
+    assert found["proven"] is (expected in ("unusable", "other-stream"))
 
 
 def test_a_checkpoint_ahead_of_a_live_stream_is_found_or_refused(
@@ -229,67 +237,43 @@ def test_a_checkpoint_ahead_of_a_live_stream_is_found_or_refused(
     stream_id = make_stream(tmp_path / "stream", 12, end=False)
     save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
     save(tmp_path / "out", 5, run_of(stream_id, two_ranks(5)), saved_at=1.0)
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert code == 5
-    assert any("has drawn what needs 24 samples, but 12 are published" in line for line in lines)
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, findings(values)) == (5, [("ahead", "checkpoint-5")])
     code, lines, err = report(capsys, tmp_path / "stream", "--state", tmp_path / "out" / "checkpoint-5")
-    assert (code, lines) == (5, [])
-    assert "it is ahead of the stream, which may be an older copy" in err
+    assert (code, lines, err.count("\n")) == (5, [], 1)
 
 
 def test_a_live_stream_is_counted_as_far_as_it_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream_id = make_stream(tmp_path / "stream", 15, end=False)
     save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert (code, lines[-2]) == (0, "epoch 0: 15 samples published so far: 8 trained, 7 to come")
-
-
-def test_chunks_that_only_older_checkpoints_need_may_go(
-    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Checkpoints 1 and 2 stand in the first stripes, whose chunks are 0 to 3; checkpoint 4 needs chunk 4."""
-    stream, state = history
-    out = stream.parent / "out"
-    commit(stream, state, chunks_before=2)
-    code, lines, _ = report(capsys, stream, out)
-    assert code == 0
-    assert (
-        f"note: {out}/v0-20251121-101500/checkpoint-1/lazyshard.json: may soon no longer be gone on from: needs chunk "
-        f"0, and those below 2 may be deleted, by the run's cursor" in lines
-    )
-    assert lines[-1] == "proven: no sample was trained twice, and none was passed over"
-    retire(stream, 2, 8)
-    code, lines, _ = report(capsys, stream, out)
-    assert (code, lines[0]) == (0, f"{stream}: 8 chunks, those below 2 deleted, 24 samples, ended")
-    told = f"{out}/v0-20251121-101500/checkpoint-1/lazyshard.json"
-    what = "can no longer be gone on from: needs chunk 0, and those below 2 are deleted"
-    assert f"note: {told}: {what}" in lines
-    assert not any("checkpoint-4/lazyshard.json" in line for line in lines)
-    values = json.loads(report(capsys, stream, out, "--json")[1][0])
-    assert (values["ok"], {"where": told, "what": what, "files": []} in values["notes"]) == (True, True)
-
-
-def test_checkpoints_whose_chunks_go_are_told_in_one_note(
-    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As the checkpoints of a run that lasts are hundreds."""
-    stream, state = history
-    out = stream.parent / "out"
-    commit(stream, state, chunks_before=4)
-    first, second = (f"{out}/v0-20251121-101500/checkpoint-{steps}" for steps in (1, 2))
-    code, lines, _ = report(capsys, stream, out)
-    assert (code, [line for line in lines if line.startswith("note: ")]) == (
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
+    [epoch] = values["epochs"]
+    assert (code, values["ended"], epoch["samples"], epoch["trained"], epoch["to_come"]["samples"]) == (
         0,
-        [
-            f"note: {stream}: 2 checkpoints may soon no longer be gone on from: they need chunks from 0 on, and those "
-            f"below 4 may be deleted, by the run's cursor: {first}, {second}"
-        ],
+        False,
+        15,
+        8,
+        7,
     )
-    retire(stream, 4, 8)
-    what = "2 checkpoints can no longer be gone on from: they need chunks from 0 on, and those below 4 are deleted"
-    files = [f"{first}/lazyshard.json", f"{second}/lazyshard.json"]
-    notes = json.loads(report(capsys, stream, out, "--json")[1][0])["notes"]
-    assert notes == [{"where": str(stream), "what": f"{what}: {first}, {second}", "files": files}]
+
+
+@pytest.mark.parametrize(("before", "checkpoints"), [(2, [1]), (4, [1, 2])])
+def test_chunks_that_only_older_checkpoints_need_may_go(
+    history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str], before: int, checkpoints: list[int]
+) -> None:
+    """Checkpoints 1 and 2 stand in the first stripes, chunks 0 to 3; 4 needs chunk 4. One note tells of all."""
+    stream, state = history
+    out = stream.parent / "out"
+    files = [f"{out}/v0-20251121-101500/checkpoint-{steps}/lazyshard.json" for steps in checkpoints]
+    commit(stream, state, chunks_before=before)
+    for retired in (0, before):
+        if retired:
+            retire(stream, retired, 8)
+        code, values = audited(capsys, stream, out)
+        assert (code, values["retired"], values["proven"], values["findings"]) == (0, retired, True, [])
+        [note] = values["notes"]
+        assert (note["files"] or [note["where"]]) == files
+        assert f"below {before} {'are' if retired else 'may be'} deleted" in note["what"]
 
 
 def test_of_many_checkpoints_whose_chunks_go_a_few_are_named(
@@ -299,9 +283,9 @@ def test_of_many_checkpoints_whose_chunks_go_a_few_are_named(
     for steps in range(1, 7):
         save(tmp_path / "out", steps, run_of(stream_id, two_ranks(steps)))
     commit(tmp_path / "stream", run_of(stream_id, two_ranks(6)), chunks_before=8)
-    notes = json.loads(report(capsys, tmp_path / "stream", tmp_path / "out", "--json")[1][0])["notes"]
-    assert [len(note["files"]) for note in notes] == [5]
-    assert notes[0]["what"].endswith(f"/out/checkpoint-2, {tmp_path}/out/checkpoint-3 and 2 more")
+    [note] = audited(capsys, tmp_path / "stream", tmp_path / "out")[1]["notes"]
+    assert len(note["files"]) == 5
+    assert note["what"].endswith(f"/out/checkpoint-2, {tmp_path}/out/checkpoint-3 and 2 more")
 
 
 def test_what_is_too_little_for_a_step_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,36 +293,22 @@ def test_what_is_too_little_for_a_step_is_said_to_be(tmp_path: Path, capsys: pyt
     stream_id = make_stream(tmp_path / "stream", 25)
     parts = [PartState(2, 2, 8, draws_per_step=4), PartState(1, 2, 6, first_step=2, draws_per_step=6)]
     save(tmp_path / "out", 3, run_of(stream_id, *parts))
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert (code, lines[-2]) == (
-        0,
-        "epoch 0: 25 samples: 22 trained, 2 to come (fewer than the 6 of a step: left over too, if training stops "
-        "here), 1 left over (24)",
-    )
-    [epoch] = json.loads(report(capsys, tmp_path / "stream", tmp_path / "out", "--json")[1][0])["epochs"]
-    assert (epoch["to_come"]["samples"], epoch["fewer_than_step"]) == (2, 6)
+    assert "fewer than the 6 of a step" in report(capsys, tmp_path / "stream", tmp_path / "out")[1][-2]
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
+    [epoch] = values["epochs"]
+    assert (code, epoch["to_come"]["samples"], epoch["fewer_than_step"]) == (0, 2, 6)
 
 
 def test_chunks_that_the_newest_checkpoint_needs_must_be_kept(
     history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream, state = history
-    out = stream.parent / "out"
     commit(stream, state, chunks_before=7)
-    newest = f"{out}/v1-20251121-111500/checkpoint-4/lazyshard.json"
-    code, lines, _ = report(capsys, stream, out)
-    assert code == 5
-    [found] = [line for line in lines if line.startswith("not in order: ")]
-    assert found.startswith(
-        f"not in order: {stream}/cursors/sft.json: it lets the chunks below 7 be deleted, but {newest} needs chunk "
-    )
-    assert lines[-1] == (
-        "proven: no sample was trained twice, and none was passed over; but 1 thing not in order, see above"
-    )
+    code, values = audited(capsys, stream, stream.parent / "out")
+    assert (code, findings(values), values["proven"]) == (5, [("cursor", "cursors")], True)
     retire(stream, 7, 8)
-    code, lines, _ = report(capsys, stream, out)
-    assert code == 5
-    assert any(line.startswith(f"not in order: {newest}: it cannot be gone on from: that needs") for line in lines)
+    code, values = audited(capsys, stream, stream.parent / "out")
+    assert (code, ("deleted", "checkpoint-4") in findings(values)) == (5, True)
 
 
 def test_cursors_that_are_not_looked_at_are_named(
@@ -349,18 +319,12 @@ def test_cursors_that_are_not_looked_at_are_named(
     plain.parent.mkdir()
     plain.write_bytes(state.encode())
     commit(stream, state, consumer="other")
-    code, lines, _ = report(capsys, stream, plain)
-    assert code == 0
-    assert (
-        f"note: {stream}: no cursor is looked at: there are those of other, sft, and the checkpoints name none; name "
-        f"one with --consumer" in lines
-    )
-    assert not any(line.startswith("note: ") for line in report(capsys, stream, plain, "--consumer", "sft")[1])
     save(stream.parent / "named", 4, state, consumer="gone")
-    assert (
-        f"note: {stream}: no cursor is looked at: the checkpoints are of gone, and there are the cursors of other, "
-        f"sft; name the run's with --consumer" in report(capsys, stream, stream.parent / "named")[1]
-    )
+    for arguments, names in (([plain], ["other, sft"]), ([stream.parent / "named"], ["gone", "other, sft"])):
+        code, values = audited(capsys, stream, *arguments)
+        [note] = values["notes"]
+        assert (code, note["where"], all(name in note["what"] for name in names)) == (0, str(stream), True)
+    assert audited(capsys, stream, plain, "--consumer", "sft")[1]["notes"] == []
 
 
 def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(
@@ -370,10 +334,9 @@ def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(
     stream_id = make_stream(tmp_path / "stream")
     blind = run_of(stream_id, PartState(2, 1, 3), PartState(2, 1, 6))
     saved = save(tmp_path / "blind", 12, blind)
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "blind")
-    assert (code, lines[-1].split(":")[0]) == (9, "consistent, if `consumed` was counted right")
-    values = json.loads(report(capsys, tmp_path / "stream", tmp_path / "blind", "--json")[1][0])
-    assert (values["ok"], values["consistent"], values["proven"]) == (True, True, False)
+    assert report(capsys, tmp_path / "stream", tmp_path / "blind")[1][-1].startswith("consistent, if `consumed` was")
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "blind")
+    assert (code, values["ok"], values["consistent"], values["proven"]) == (9, True, True, False)
     # With steps it is found, where something says how many there were.
     seeing = run_of(stream_id, PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 6, first_step=3, draws_per_step=1))
     save(tmp_path / "seeing", 12, seeing)
@@ -392,13 +355,9 @@ def test_nothing_is_proven_where_states_are_contradicted(
     out = stream.parent / "out"
     file = out / "v1-20251121-111500" / "checkpoint-4" / "lazyshard.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    code, lines, _ = report(capsys, stream, out)
-    assert code == 5
-    assert lines[-1] == (
-        "NOT proven: the counts hold only for what the states say, and these contradict their steps, their samples or "
-        "the stream, see above"
-    )
-    assert json.loads(report(capsys, stream, out, "--json")[1][0])["proven"] is False
+    assert report(capsys, stream, out)[1][-1].startswith("NOT proven: ")
+    code, found = audited(capsys, stream, out)
+    assert (code, found["proven"]) == (5, False)
 
 
 def test_a_copied_folder_is_audited_from_the_state_that_trained_most(
@@ -410,18 +369,13 @@ def test_a_copied_folder_is_audited_from_the_state_that_trained_most(
     for step, saved in ((10, state), (2, run_of(state.stream_id, two_ranks(2)))):
         save(out, step, saved, saved_at=None)
         os.utime(out / f"checkpoint-{step}" / "lazyshard.json", (1e9 - 100 * step, 1e9 - 100 * step))
-    lines = report(capsys, stream, out)[1]
-    assert any(line.startswith(f"  {out}/checkpoint-10 ") and "audited" in line for line in lines)
-    assert (
-        f"note: {out}/checkpoint-10/lazyshard.json: audited as the one that has trained the most steps: not every "
-        f"state says when it was saved, and the times of files tell nothing where they were copied; name another one "
-        f"by --state" in lines
-    )
+    values = audited(capsys, stream, out)[1]
+    assert values["audited"] == f"{out}/checkpoint-10/lazyshard.json"
+    assert [note["where"] for note in values["notes"]] == [values["audited"]]
     for step, saved, at in ((10, state, 500.0), (2, run_of(state.stream_id, two_ranks(2)), 501.0)):
         save(stream.parent / "same", step, saved, saved_at=at)
-    lines = report(capsys, stream, stream.parent / "same")[1]
-    assert any("/checkpoint-10 " in line and "audited" in line for line in lines)
-    assert not any(line.startswith("note: ") for line in lines)
+    values = audited(capsys, stream, stream.parent / "same")[1]
+    assert (values["audited"].split("/")[-2], values["notes"]) == ("checkpoint-10", [])
 
 
 def test_a_cursor_without_a_state_is_compared(
@@ -429,9 +383,8 @@ def test_a_cursor_without_a_state_is_compared(
 ) -> None:
     stream, _ = history
     commit(stream, None, consumed=20)
-    code, lines, _ = report(capsys, stream, stream.parent / "out")
-    assert code == 5
-    assert any("it has consumed 20 samples, the checkpoints at most 14; are all given?" in line for line in lines)
+    code, values = audited(capsys, stream, stream.parent / "out")
+    assert (code, findings(values)) == (5, [("cursor", "cursors")])
 
 
 def test_how_many_samples_there_are_is_looked_up(
@@ -441,15 +394,14 @@ def test_how_many_samples_there_are_is_looked_up(
     for name in ("head.json", "stream.end"):
         values = json.loads((stream / name).read_bytes())
         (stream / name).write_text(json.dumps(values | {"samples": 23}))
-    code, lines, _ = report(capsys, stream, stream.parent / "out")
-    assert code == 5
-    assert f"not in order: {stream}: 23 samples are told, but its chunks hold 24" in lines
+    code, values = audited(capsys, stream, stream.parent / "out")
+    assert (code, values["findings"][0]["kind"]) == (5, "stream")
 
 
 def test_the_cursor_alone(history: tuple[Path, RunState], capsys: pytest.CaptureFixture[str]) -> None:
     stream, state = history
-    code, lines, _ = report(capsys, stream)
-    assert (code, lines[1]) == (9, f"  {stream}/cursors/sft.json  audited        14 samples in 4 steps")
+    code, values = audited(capsys, stream)
+    assert (code, values["audited"], values["steps"]) == (9, f"{stream}/cursors/sft.json", 4)
     commit(stream, state, consumer="other")
     assert report(capsys, stream)[0] == 2
     assert report(capsys, stream, "--consumer", "other")[0] == 9
@@ -459,31 +411,27 @@ def test_the_cursor_alone(history: tuple[Path, RunState], capsys: pytest.Capture
 def test_nothing_to_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_stream(tmp_path / "stream")
     (tmp_path / "out").mkdir()
-    code, lines, err = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert (code, lines) == (3, [])
-    assert err.startswith(
-        f"lazyshard: error: {tmp_path}/out: there is no checkpoint in it: expected checkpoint-N/lazys"
-    )
-    code, lines, err = report(capsys, tmp_path / "stream")
-    assert (code, lines) == (3, [])
-    assert err.startswith(f"lazyshard: error: {tmp_path}/stream: there is no state to audit: neither in a checkpoint")
-    (tmp_path / "out" / "lazyshard.json").write_text("{")
-    code, _, err = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert code == 5
-    assert "found 1 bytes that are torn or no JSON" in err
-    assert report(capsys, tmp_path / "stream", tmp_path / "nowhere")[0] == 2
-    assert report(capsys, tmp_path / "nowhere")[0] == 2
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "lazyshard.json").write_text("{")
+    for code, *arguments in (
+        (3, "stream", "out"),
+        (3, "stream"),
+        (5, "stream", "torn"),
+        (2, "stream", "nowhere"),
+        (2, "nowhere"),
+    ):
+        ended, lines, err = report(capsys, *(tmp_path / name for name in arguments))
+        assert (ended, lines, err.startswith("lazyshard: error: ")) == (code, [], True)
 
 
 def test_a_folder_without_checkpoints_is_not_passed_over_in_silence(
     history: tuple[Path, RunState], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """There is a cursor, which alone would be proven."""
     stream, _ = history
     (tmp_path / "other" / "step-5").mkdir(parents=True)
     (tmp_path / "other" / "step-5" / "lazyshard.json").write_text("{}")
-    code, lines, err = report(capsys, stream, tmp_path / "other")
-    assert (code, lines) == (3, [])
-    assert "or none to audit the run's cursor alone" in err
+    assert report(capsys, stream, tmp_path / "other")[:2] == (3, [])
 
 
 def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(
@@ -495,10 +443,9 @@ def test_a_run_that_begins_its_epochs_by_itself_has_states_of_one_epoch_each(
         folder.mkdir()
         state = run_of(stream_id, replace(two_ranks(step if epoch is None else step - 6), epoch=epoch))
         (folder / "lazyshard.json").write_bytes(state.encode())
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path, "--state", tmp_path / "checkpoint-8")
-    assert code == 9
-    assert [line.split()[1:3] for line in lines[1:3]] == [["audited", "8"], ["another", "epoch"]]
-    assert lines[3] == "epoch 1: 24 samples: 8 trained, 16 to come"
+    code, values = audited(capsys, tmp_path / "stream", tmp_path, "--state", tmp_path / "checkpoint-8")
+    assert (code, [one["relation"] for one in values["states"]]) == (9, ["audited", "another epoch"])
+    assert [(one["epoch"], one["trained"], one["to_come"]["samples"]) for one in values["epochs"]] == [(1, 8, 16)]
 
 
 def test_a_branch_that_is_ahead_of_the_stream_is_not_counted(
@@ -509,8 +456,7 @@ def test_a_branch_that_is_ahead_of_the_stream_is_not_counted(
     save(tmp_path / "out" / "v1", 2, head, saved_at=9e9)
     save(tmp_path / "out", 5, run_of(stream_id, two_ranks(5)))
     save(tmp_path / "out", 2, run_of(stream_id, two_ranks(2)))
-    code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
-    assert code == 5
-    assert [line.split()[1] for line in lines[1:4]] == ["audited", "abandoned", "abandoned"]
-    assert lines[4].startswith(f"{tmp_path}/out/checkpoint-2 left the course after 4 samples: it trained 4 more")
-    assert sum("checkpoint-5" in line and "ahead of the stream" in line for line in lines) == 1
+    code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
+    assert (code, findings(values)) == (5, [("ahead", "checkpoint-5")])
+    states = [(one["relation"], one["left_after"], one["trained_beyond"]) for one in values["states"]]
+    assert states == [("audited", None, None), ("abandoned", 4, 4), ("abandoned", 4, None)]

@@ -99,6 +99,27 @@ def test_help_tells_examples_that_the_command_takes_and_exit_codes(
     assert found_codes >= ({2, 130} if name == "lazyshard watch" else {0} if name.endswith(" check") else {0, 2})
 
 
+@pytest.mark.parametrize(
+    ("command", "codes"),
+    [
+        ("audit", {0, 1, 2, 3, 5, 7, 9}),
+        ("check-config", {0, 1, 2, 3, 7}),
+        ("doctor", {0, 1, 2}),
+        ("export", {0, 1, 2, 3, 5, 6, 7}),
+        ("forget", {0, 1, 2, 3, 5, 7}),
+        ("simulate", {0, 1, 2}),
+        ("status", {0, 1, 2, 3, 5, 7}),
+        ("trace", {0, 1, 2, 3, 5, 7}),
+        ("verify", {0, 1, 2, 5, 7}),
+        ("verify-filesystem", {0, 1, 2, 3, 4}),
+    ],
+)
+def test_help_lists_the_exit_codes(command: str, codes: set[int]) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+    listed = {int(code) for code in re.findall(r"^ +(\d+)  \S", shown, re.MULTILINE)}
+    assert listed == codes | {70, 71, 130}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_explained(name: str) -> None:
     assert [one.name for one in COMMANDS[name].params if not getattr(one, "help", None)] == []
@@ -122,10 +143,13 @@ def test_page_lists_every_command_once() -> None:
     assert sorted(rows) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("stream", "options"), [("missing", []), ("missing", ["--json"]), ("", [])], ids=["text", "json", "empty"]
+)
 @pytest.mark.parametrize("command", OF_STREAMS)
 def test_a_stream_that_is_not_there_is_one_line_and_a_code(
     command: str,
+    stream: str,
     options: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -133,11 +157,11 @@ def test_a_stream_that_is_not_there_is_one_line_and_a_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    code = main([command, "missing", *MORE.get(command, []), *options])
+    code = main([command, stream, *MORE.get(command, []), *options])
     shown = capsys.readouterr()
     assert (code in (2, 5), shown.out) == (True, ""), (code, shown)
     (line,) = shown.err.splitlines()
-    assert line.startswith("lazyshard: error: ") and "missing" in line
+    assert line.startswith("lazyshard: error: ") and (stream or "STREAM") in line
     assert sorted(os.listdir(tmp_path)) == ["checkpoints"]
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from lazyshard.cli import doctor, environment, exits
+from lazyshard.cli import doctor, exits
 from lazyshard.cli.main import main
 from lazyshard.examination import GROUP, Finding
 from tests.cli.commands import lazyshard
@@ -160,8 +160,8 @@ def test_requirements_are_those_of_the_package() -> None:
         name = re.split(r"[^A-Za-z0-9-]", line)[0].lower()
         extra = re.search(r"extra == ['\"](\w+)['\"]", line)
         extras.setdefault(extra[1] if extra else "", set()).add(name)
-    assert set(environment.NEEDED) == extras.pop("")
-    assert {extra: set(names) for extra, (_, names) in environment.EXTRAS.items()} == {
+    assert set(doctor.NEEDED) == extras.pop("")
+    assert {extra: set(names) for extra, (_, names) in doctor.EXTRAS.items()} == {
         extra: names for extra, names in extras.items() if extra not in ("all", "docs", "test")
     }
 
@@ -225,15 +225,6 @@ def test_unknown_area(capsys: pytest.CaptureFixture[str]) -> None:
 def test_examination_that_fails(area: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", area]) == 70
     assert f"lazyshard: error: unexpected {error}" in capsys.readouterr().err
-
-
-def test_help() -> None:
-    done = lazyshard("doctor", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {exits.DONE, exits.MISSING, exits.USAGE, exits.UNEXPECTED, exits.OUT_OF_MEMORY, exits.INTERRUPTED}
-    assert "--json" in done.stdout
-    assert doctor.EPILOG.count("\n\n") > 5
 
 
 def test_installed_package_can_be_examined() -> None:

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 import lazyshard as package
-from lazyshard.cli import command, exits, main, verify, wording
+from lazyshard.cli import command, exits, main, output, verify
 from lazyshard.errors import (
     ChunkCorrupt,
     FileUnreadable,
@@ -158,12 +158,12 @@ def test_unexpected_error_shows_its_traceback(
     assert shown.splitlines()[-1].startswith("lazyshard: error: unexpected KeyError: 'x'; ")
 
 
-@pytest.mark.parametrize("write", [wording.explain, wording.complain])
+@pytest.mark.parametrize("write", [output.explain, output.complain])
 def test_messages_that_go_nowhere_are_no_failure(write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patched:
         patched.setattr("sys.stderr", full)
         write("x")
-        wording.drop_what_nobody_reads()
+        output.drop_what_nobody_reads()
         # What is still in its buffer must not fail at close.
         with contextlib.suppress(OSError):
             full.close()
@@ -173,10 +173,10 @@ def test_results_that_a_full_disk_does_not_take_are_a_failure(monkeypatch: pytes
     with open("/dev/full", "w") as full, monkeypatch.context() as patched:
         patched.setattr("sys.stdout", full)
         with pytest.raises(OSError, match="No space left on device"):
-            wording.say("x")
+            output.say("x")
         with contextlib.suppress(OSError):
             full.close()
 
 
 def test_messages_are_one_line() -> None:
-    assert wording.one_line("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"
+    assert output.one_line("a\nb\tc\x1b[31m\udcff") == "a\\nb\\tc\\x1b[31m\\udcff"

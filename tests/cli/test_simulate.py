@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.cli.simulate import run_lines
+from lazyshard.cli.simulate import parse_axes, parse_axis, run_lines, sweep
 from lazyshard.data import reading_marks
-from lazyshard.simulation.costs import DELETED_AT_ONCE, LOOK_S, MARK_S, PUBLISH_OPENS, count_files, disk_use
-from lazyshard.simulation.order import shuffle_quality
-from lazyshard.simulation.outcome import outcome, parse_axes, parse_axis, sweep
-from lazyshard.simulation.run import BURST_S, Producer, first_look, retry_s, simulate
-from lazyshard.simulation.setting import Setting
+from lazyshard.simulation.run import (
+    BURST_S,
+    DELETED_AT_ONCE,
+    LOOK_S,
+    MARK_S,
+    PUBLISH_OPENS,
+    Producer,
+    count_files,
+    disk_use,
+    first_look,
+    outcome,
+    retry_s,
+    simulate,
+)
+from lazyshard.simulation.setting import Setting, shuffle_quality
 from lazyshard_producer import pace
 from lazyshard_producer.configuration.quantities import parse_amount
 from lazyshard_producer.holding import hold, holdback
@@ -252,7 +262,7 @@ def test_axes_of_a_sweep(text: str, values: list[float]) -> None:
 
 def test_a_sweep_changes_its_last_axis_fastest() -> None:
     axes = parse_axes(["samples_per_chunk=4,8", "window=0,2"])
-    found = [(one.setting.samples_per_chunk, one.setting.window) for one in sweep(SMALL, axes)]
+    found = [(one.samples_per_chunk, one.window) for one in sweep(SMALL, axes)]
     assert found == [(4, 0), (4, 2), (8, 0), (8, 2)]
 
 
@@ -285,6 +295,7 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) 
         [*COMMAND, "--rows", "64", "--max-ahead", "much"],
         [*COMMAND, "--rows", "64", "--sweep", "seed=1,2"],
         [*COMMAND, "--rows", "64", "--sweep", "window=a"],
+        [*COMMAND, "--rows", "64", "--sweep", "window=-1"],
         [*COMMAND, "--rows", "64", "--sweep", "window=1", "--sweep", "window=2"],
     ],
 )
@@ -292,6 +303,22 @@ def test_wrong_arguments_end_with_code_2(arguments: Sequence[str], capsys: pytes
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--rows", "64", "--samples-per-chunk", "0"],
+        ["--rows", "64", "--latency", "-1"],
+        ["--rows", "64", "--visibility", "-1"],
+        ["--rows", "64", "--max-ahead", "x"],
+        ["--rows", "3"],
+        ["--chunks", "0"],
+    ],
+)
+def test_errors_name_the_option(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *wrong]) == 2
+    assert f" {wrong[-2]}" in capsys.readouterr().err
 
 
 def test_rows_a_second_say_what_a_step_takes(capsys: pytest.CaptureFixture[str]) -> None:

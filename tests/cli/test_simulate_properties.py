@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.simulation.costs import disk_use, done_chunks
-from lazyshard.simulation.run import Polls, Timeline, WaitEnd, first_look, simulate
+from lazyshard.simulation.run import Polls, Timeline, WaitEnd, disk_use, done_chunks, first_look, simulate
 from lazyshard.simulation.setting import Setting
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.simulation.costs import PUBLISH_OPENS
-from lazyshard.simulation.outcome import outcome
+from lazyshard.simulation.run import PUBLISH_OPENS, outcome
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.check import CASES, Comparison, compare, lines
 from tests.harness.simulated.rank import kind

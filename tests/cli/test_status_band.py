@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from lazyshard.cli.status_band import SIGNS, band_line, legend, share_words, source_words, window_words
-from lazyshard.cli.status_json import status_values
-from lazyshard.cli.status_view import status_lines
+from lazyshard.cli.status import status_values
+from lazyshard.cli.status_view import SIGNS, band_line, legend, share_words, source_words, status_lines, window_words
 from lazyshard.format.blend_share import BlendShare
 from lazyshard.format.mixed import MixedSource
-from lazyshard.inspection.band import Band, ChunkState, Stretch
-from lazyshard.inspection.open_window import OpenWindow
+from lazyshard.inspection.band import Band, ChunkState, ChunkStretch, OpenWindow
 from tests.cli.looks import outlook, survey, told
 
 
 def band(*stretches: tuple[int, ChunkState]) -> Band:
     first, made = 0, []
     for stop, state in stretches:
-        made.append(Stretch(first, stop, state))
+        made.append(ChunkStretch(first, stop, state))
         first = stop
     return Band(first, tuple(made), (), {})
 

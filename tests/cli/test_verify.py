@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.cli import exits
 from lazyshard.cli.main import main
 from lazyshard.stream.retire import retire
 from tests.cli.commands import DEADLINE_S, contents, environment, lazyshard, on_terminal
@@ -155,9 +154,6 @@ def test_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "Missing argument 'STREAM'"),
-        ([""], 2, "'' is not a directory"),
-        (["/no/such/place"], 2, "'/no/such/place' is not a directory"),
         (["/", "--jobs", "0"], 2, "--jobs"),
         (["{tmp}"], 5, "there is no stream: neither stream.json nor any chunk file"),
         (["{tmp}/bare"], 5, "1 chunk files, but no .completed marker"),
@@ -204,22 +200,6 @@ def test_what_may_not_be_read(
     assert summary == ".: 3 chunks, 5 samples, 45 bytes, ended: 1 not to be read"
 
 
-def test_help_lists_the_exit_codes() -> None:
-    done = lazyshard("verify", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    codes = {int(code) for code in re.findall(r"^ +(\d+)  \S", done.stdout, re.MULTILINE)}
-    assert codes == {
-        exits.DONE,
-        exits.NO_EXTRA,
-        exits.USAGE,
-        exits.STREAM_DAMAGED,
-        exits.FILESYSTEM,
-        exits.UNEXPECTED,
-        exits.OUT_OF_MEMORY,
-        exits.INTERRUPTED,
-    }
-
-
 @pytest.mark.parametrize(("samples", "bar"), [(80, True), (6, False)])
 def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_path: Path) -> None:
     code, shown = on_terminal("verify", stream(tmp_path / "stream", samples))
@@ -230,7 +210,7 @@ def test_bar_on_a_terminal_where_chunks_are_many(samples: int, bar: bool, tmp_pa
 
 BEGUN = """
 import os, sys
-from lazyshard.inspection import verification, verification_processes
+from lazyshard.inspection import verification, verification_chunks
 check = verification.check_in_order
 
 def check_by_others(batches, jobs):

@@ -15,8 +15,7 @@ import pytest
 
 from lazyshard.cli import exits
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.cli.verify_filesystem import _CODES
-from lazyshard.filesystem.judging import Judged, conclude, judge
+from lazyshard.cli.verify_filesystem import _CODES, Judged, conclude, judge
 from lazyshard.filesystem.measuring import LOOKS, Far, Sightings, _sights, measure
 from lazyshard.filesystem.side import Side, content, version_of
 from tests.cli.commands import ROOT, environment
@@ -155,6 +154,8 @@ def test_a_local_folder_fits_and_nothing_is_left(
             folder.rmdir()
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["measured"]["rename"], len(found["lines"])) == ("fits", "", 14)
+    # What was really waited, not what --longest allows.
+    assert 0 < found["measured"]["waited_s"] < 20
 
 
 def test_what_the_other_side_leaves_is_removed_too(tmp_path: Path) -> None:

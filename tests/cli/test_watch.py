@@ -19,7 +19,7 @@ import pytest
 
 from lazyshard.cli import watch_server
 from lazyshard.cli.main import main
-from lazyshard.cli.status_json import status_values
+from lazyshard.cli.status import status_values
 from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey

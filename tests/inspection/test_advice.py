@@ -14,7 +14,7 @@ from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.source_rows import Made, SourceRows
 from lazyshard.inspection.advice import FEW_ROWS, Training, advise, training_of, unevenness
 from lazyshard.inspection.inspection import Overview
-from lazyshard.inspection.lengths import Lengths
+from lazyshard.inspection.row_facts import Lengths
 from lazyshard.stream import Published
 from lazyshard.stream.consumers import Consumer
 

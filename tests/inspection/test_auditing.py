@@ -11,9 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.format.state import PartState, RunState
-from lazyshard.inspection.auditing import Branch, count_epochs
-from lazyshard.inspection.auditing_counts import LEFT_OUT, SKIPPED, TO_COME, Counts, Ranges, ranges_where
-from lazyshard.inspection.auditing_lineage import Fork, Related, Span, fork_of, relate, spans_behind
+from lazyshard.inspection.auditing_counts import (
+    LEFT_OUT,
+    SKIPPED,
+    TO_COME,
+    Branch,
+    Counts,
+    Fork,
+    Ranges,
+    Related,
+    Span,
+    count_epochs,
+    fork_of,
+    ranges_where,
+    relate,
+    spans_behind,
+)
 from lazyshard.plan import Course, Part, Rules
 from tests.inspection.test_tracing import facts, lists, run_state, states, traced
 from tests.plan.cases import PROPERTY

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.format import Cursor, Manifest, PartState, ReadingMark, RunState
-from lazyshard.inspection.band import CLOSE_UP, Band, Cell, Reader, Stretch, make_band
-from lazyshard.inspection.census import Census
+from lazyshard.inspection.band import CLOSE_UP, Band, Cell, ChunkStretch, OpenWindow, Reader, make_band, open_window
 from lazyshard.inspection.disk_use import canonical_names
-from lazyshard.inspection.open_window import OpenWindow, open_window
+from lazyshard.inspection.survey import Census
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.run_state import course_of
 from tests.cli.looks import ID, consumer, told
@@ -68,12 +67,12 @@ def test_chunk_that_two_consumers_read_names_both() -> None:
 def test_bands_of_no_consumer_and_of_no_chunk() -> None:
     assert stretches(make_band(census(5), [])) == [(0, 5, "ready")]
     assert make_band(census(0), []) == Band(0, (), (), {})
-    assert make_band(census(0), [told(needs=2)]).stretches == (Stretch(0, 2, "awaited"),)
+    assert make_band(census(0), [told(needs=2)]).stretches == (ChunkStretch(0, 2, "awaited"),)
 
 
 def test_nothing_is_awaited_of_a_stream_that_has_ended() -> None:
     band = make_band(census(5, ended=True), [told(needs=6)])
-    assert (band.stop, band.stretches[-1]) == (5, Stretch(4, 5, "reading"))
+    assert (band.stop, band.stretches[-1]) == (5, ChunkStretch(4, 5, "reading"))
 
 
 def test_a_million_chunks_are_as_few_stretches_and_cells() -> None:

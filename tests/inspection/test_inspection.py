@@ -19,8 +19,7 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamUnsealed
 from lazyshard.inspection import inspection
 from lazyshard.inspection.inspection import Overview, describe_chunk, overview, read_rows, sampled_chunks
-from lazyshard.inspection.lengths import MAX_BINS, Bin, Lengths
-from lazyshard.inspection.row_keys import Keys
+from lazyshard.inspection.row_facts import MAX_BINS, Bin, Keys, Lengths
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
 from tests.stream.damage import delete, edit, flip, put, stream

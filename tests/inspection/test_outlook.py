@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 
 from lazyshard.format import Cursor, Head, Manifest, ProducerState, ReadingMark
 from lazyshard.format.state import PartState, RunState
-from lazyshard.inspection.census import Census
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
-from lazyshard.inspection.growth import ChangePace, Pace
-from lazyshard.inspection.outlook import Looks, Supply, outlook_of_reader, producer_state
-from lazyshard.inspection.remainder import Remainder, remainder
-from lazyshard.inspection.survey import Survey
+from lazyshard.inspection.outlook import (
+    Growth,
+    Looks,
+    ObservedGrowth,
+    Remainder,
+    Supply,
+    outlook_of_reader,
+    producer_state,
+    remainder,
+)
+from lazyshard.inspection.survey import Census, Survey
 from lazyshard.stream.consumers import Consumer
 
 NOW: Final = 1_700_000_000.0
@@ -238,7 +244,7 @@ def test_time_to_full_is_finite(rate: float, free: int) -> None:
 
 
 def test_pace_takes_two_steps_to_different_moments() -> None:
-    pace = Pace()
+    pace = Growth()
     assert pace.rate(0) is None
     for _ in range(2):
         pace.step(10, 5)
@@ -248,7 +254,7 @@ def test_pace_takes_two_steps_to_different_moments() -> None:
 
 
 def test_pace_of_what_stands_still_fades() -> None:
-    pace = Pace()
+    pace = Growth()
     pace.step(0, 0)
     pace.step(10, 20)
     assert pace.rate(30) == 2.0
@@ -260,7 +266,7 @@ def test_pace_of_what_stands_still_fades() -> None:
 
 @pytest.mark.parametrize(("at", "value"), [(21, 4), (19, 40)])
 def test_pace_begins_anew_after_a_step_back(at: float, value: float) -> None:
-    pace = Pace()
+    pace = Growth()
     pace.step(10, 5)
     pace.step(20, 25)
     pace.step(at, value)
@@ -270,7 +276,7 @@ def test_pace_begins_anew_after_a_step_back(at: float, value: float) -> None:
 
 
 def test_pace_follows_a_change() -> None:
-    pace = Pace()
+    pace = Growth()
     for second in range(1000):
         pace.step(second, second)
     for second in range(1000, 1121):
@@ -279,7 +285,7 @@ def test_pace_follows_a_change() -> None:
 
 
 def test_pace_of_rare_steps_is_that_of_the_last_two() -> None:
-    pace = Pace()
+    pace = Growth()
     pace.step(0, 0)
     pace.step(3600, 1)
     pace.step(3610, 11)
@@ -288,7 +294,7 @@ def test_pace_of_rare_steps_is_that_of_the_last_two() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e10), st.floats(0, 1e15)), max_size=50), st.floats(0, 1e10))
 def test_pace_is_never_negative(steps: list[tuple[float, float]], now: float) -> None:
-    pace = Pace()
+    pace = Growth()
     for at, value in steps:
         pace.step(at, value)
     rate = pace.rate(now)
@@ -296,7 +302,7 @@ def test_pace_is_never_negative(steps: list[tuple[float, float]], now: float) ->
 
 
 def test_change_takes_two_changes() -> None:
-    pace = ChangePace()
+    pace = ObservedGrowth()
     rates = []
     for now, value in ((0, 5), (2, 5), (4, 6), (6, 6), (8, 8)):
         pace.look(now, value)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import StreamMissing, StreamUnsealed
 from lazyshard.format.mixed import MixedSource
-from lazyshard.inspection import census as census_module
-from lazyshard.inspection import disk_use, mixture
+from lazyshard.inspection import disk_use, survey
 from lazyshard.inspection.disk_use import (
     SAMPLED_CHUNKS,
     DiskUse,
@@ -76,7 +75,7 @@ def test_look_at_a_long_stream_lists_nothing(tmp_path: Path, monkeypatch: pytest
 
     produce(tmp_path, 2, end=False)
     edit_head(tmp_path, chunks=10**15, samples=2 * 10**15, updated_at=NOW - 60)
-    monkeypatch.setattr(census_module, "list_chunks", refuse)
+    monkeypatch.setattr(survey, "list_chunks", refuse)
     found = look(tmp_path)
     assert found.census.chunks == 10**15
     assert len(found.disk.missing) == SAMPLED_CHUNKS - 1
@@ -103,12 +102,14 @@ def test_chunk_that_is_retired_while_it_is_looked_for_is_not_lost(
 ) -> None:
     produce(tmp_path, 8, end=False)
 
+    take_census = survey.take_census
+
     def slow_census(directory: Path, problems: list[str]) -> object:
-        found = census_module.take_census(directory, problems)
+        found = take_census(directory, problems)
         retire(directory, 2, 4)
         return found
 
-    monkeypatch.setattr("lazyshard.inspection.survey.take_census", slow_census)
+    monkeypatch.setattr(survey, "take_census", slow_census)
     found = look(tmp_path)
     assert (found.disk.missing, found.problems) == ((0, 1), ())
 
@@ -437,7 +438,7 @@ def test_at_the_end_both_are_finished(mixed: Path) -> None:
 
 
 def test_large_seal_is_not_read_and_a_damaged_one_tells_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "_MAX_SEAL_BYTES", 100)
+    monkeypatch.setattr(survey, "_MAX_SEAL_BYTES", 100)
     found = take_survey(mixed, 0.0)
     assert (found.mixture, found.problems) == ((), ())
     monkeypatch.undo()

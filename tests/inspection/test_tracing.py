@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format import Cursor
 from lazyshard.format.state import PartState, RunState
-from lazyshard.inspection.tracing import Became, Drawn, Fate, Tracing
-from lazyshard.inspection.tracing_facts import Facts
+from lazyshard.inspection.tracing import Became, Fate, StreamFacts, TracedDraw, Tracing
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
@@ -29,11 +28,11 @@ def run_state(*parts: PartState, per_chunk: int = 3, unit: int = 3, window: int 
     return RunState(ID, per_chunk, unit, window, seed, None, parts, consumed)
 
 
-def facts(samples: int, ended: bool = True, per_chunk: int = 3, retired: int = 0) -> Facts:
-    return Facts(ID, per_chunk, -(-samples // per_chunk), samples, ended, retired)
+def facts(samples: int, ended: bool = True, per_chunk: int = 3, retired: int = 0) -> StreamFacts:
+    return StreamFacts(ID, per_chunk, -(-samples // per_chunk), samples, ended, retired)
 
 
-def traced(state: RunState, known: Facts, step: int | None = None) -> Tracing:
+def traced(state: RunState, known: StreamFacts, step: int | None = None) -> Tracing:
     return Tracing(SavedState(state, Path("state"), step=step), known, "stream")
 
 
@@ -71,7 +70,7 @@ def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
         each = part.draws_per_step
         for step in range(part.draws // each if part.trained else 0):
             expected = [
-                Drawn(part.first_step + step, number, rank, at, *lane[at], "trained")
+                TracedDraw(part.first_step + step, number, rank, at, *lane[at], "trained")
                 for rank, lane in enumerate(lanes)
                 for at in range(step * each, (step + 1) * each)
             ]
@@ -84,13 +83,13 @@ def test_steps_take_what_the_oracle_draws(case: tuple[RunState, int]) -> None:
 def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[RunState, int]) -> None:
     state, total = case
     tracing = traced(state, facts(total))
-    expected: dict[tuple[int, int], Drawn] = {}
+    expected: dict[tuple[int, int], TracedDraw] = {}
     for number, (part, lanes) in enumerate(zip(state.parts, lists(state, total), strict=True)):
         for rank, lane in enumerate(lanes):
             for at, (epoch, sample) in enumerate(lane):
                 step = part.first_step + at // part.draws_per_step if part.trained else None
                 became: Became = "trained" if part.trained else "skipped"
-                expected[epoch, sample] = Drawn(step, number, rank, at, epoch, sample, became)
+                expected[epoch, sample] = TracedDraw(step, number, rank, at, epoch, sample, became)
     for sample in range(total):
         fates = list(tracing.fates(sample))
         assert [fate.epoch for fate in fates] == list(tracing.epochs)
@@ -116,9 +115,9 @@ TWO_PARTS = run_state(PartState(2, 1, 4, draws_per_step=2), PartState(3, 1, 2, f
 
 def test_fates_by_hand() -> None:
     tracing = traced(TWO_PARTS, facts(60))
-    assert list(tracing.fates(5)) == [Fate(5, 0, "trained", Drawn(1, 0, 1, 2, 0, 5, "trained"))]
-    assert list(tracing.fates(15)) == [Fate(15, 0, "trained", Drawn(3, 1, 1, 1, 0, 15, "trained"))]
-    assert list(tracing.fates(12)) == [Fate(12, 0, "to come", Drawn(4, 1, 0, 2, 0, 12, "to come"))]
+    assert list(tracing.fates(5)) == [Fate(5, 0, "trained", TracedDraw(1, 0, 1, 2, 0, 5, "trained"))]
+    assert list(tracing.fates(15)) == [Fate(15, 0, "trained", TracedDraw(3, 1, 1, 1, 0, 15, "trained"))]
+    assert list(tracing.fates(12)) == [Fate(12, 0, "to come", TracedDraw(4, 1, 0, 2, 0, 12, "to come"))]
 
 
 def test_left_out_skipped_and_left_over_are_told_apart() -> None:
@@ -131,7 +130,7 @@ def test_left_out_skipped_and_left_over_are_told_apart() -> None:
     # 0 1 and 3 4 are trained, 2 6 and 5 9 skipped; 8 is left out of 7 10 12 13 14 18 and 11 15 16 17 21 22.
     became = {sample: next(iter(tracing.fates(sample))) for sample in range(24)}
     assert [s for s, fate in became.items() if fate.became == "skipped"] == [2, 5, 6, 8, 9]
-    assert (became[2].drawn, became[2].part) == (Drawn(None, 1, 0, 0, 0, 2, "skipped"), None)
+    assert (became[2].drawn, became[2].part) == (TracedDraw(None, 1, 0, 0, 0, 2, "skipped"), None)
     assert (became[8].drawn, became[8].part) == (None, 2)
     assert [s for s, fate in became.items() if fate.became == "left over"] == [19, 20, 23]
 
@@ -139,7 +138,7 @@ def test_left_out_skipped_and_left_over_are_told_apart() -> None:
 def test_a_live_stream_tells_what_is_certain() -> None:
     tracing = traced(TWO_PARTS, facts(21, ended=False))
     assert tracing.total is None
-    assert list(tracing.fates(20)) == [Fate(20, 0, "to come", Drawn(5, 1, 2, 3, 0, 20, "to come"))]
+    assert list(tracing.fates(20)) == [Fate(20, 0, "to come", TracedDraw(5, 1, 2, 3, 0, 20, "to come"))]
     assert list(tracing.fates(21)) == [Fate(21, 0, "not published")]
     # Published, but of a stripe that is not: if the stream ends now, another rank may draw it.
     assert list(traced(TWO_PARTS, facts(24, ended=False)).fates(23)) == [Fate(23, 0, "to come")]
@@ -150,7 +149,7 @@ def test_a_live_stream_tells_what_is_certain() -> None:
 def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
     state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
     tracing = traced(state, facts(12))
-    assert [stretch.last_epoch for stretch in tracing.stretches] == [0, 1]
+    assert [section.last_epoch for section in tracing.sections] == [0, 1]
     assert [(fate.epoch, fate.became) for fate in tracing.fates(0)] == [(0, "trained"), (1, "trained")]
     assert [(fate.epoch, fate.became) for fate in tracing.fates(7)] == [(0, "cut short"), (1, "to come")]
 
@@ -178,7 +177,7 @@ def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says()
     ],
 )
 def test_a_state_that_does_not_fit_the_stream_is_refused(
-    change: dict[str, object], known: Facts, expected: str
+    change: dict[str, object], known: StreamFacts, expected: str
 ) -> None:
     with pytest.raises(StateMismatch, match=expected):
         traced(replace(TWO_PARTS, **change), known)  # type: ignore[arg-type]
@@ -190,7 +189,7 @@ def test_a_state_that_does_not_know_its_steps_says_so() -> None:
     assert [drawn.sample for drawn in tracing.at_step(2)] == [7, 10, 11]
     with pytest.raises(StateMismatch, match="does not tell what step 2 took: part 0 of 2 does not say how many"):
         tracing.place(1)
-    assert next(iter(tracing.fates(5))).drawn == Drawn(None, 0, 1, 2, 0, 5, "trained")
+    assert next(iter(tracing.fates(5))).drawn == TracedDraw(None, 0, 1, 2, 0, 5, "trained")
 
 
 def test_what_a_later_epoch_leaves_out_was_left_over_before() -> None:

@@ -13,8 +13,15 @@ from lazyshard import ChunkWriter
 from lazyshard.errors import StreamMismatch, StreamMissing
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.inspection.verification import Verified, verify
-from lazyshard.inspection.verification_names import ChunkNames, Extent, leftovers, missing_chunks, sort_names
-from lazyshard.inspection.verification_plan import LAGGING, plan_batches
+from lazyshard.inspection.verification_files import (
+    LAGGING,
+    ChunkNames,
+    Extent,
+    leftovers,
+    missing_chunks,
+    plan_batches,
+    sort_names,
+)
 from tests.cli.commands import contents
 from tests.stream.consuming import cursor, reading
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, found, move, put, shortened, stream, swap

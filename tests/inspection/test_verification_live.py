@@ -21,7 +21,7 @@ from lazyshard.errors import StreamMismatch
 from lazyshard.format import Head
 from lazyshard.inspection import verification
 from lazyshard.inspection.verification import verify
-from lazyshard.inspection.verification_facts import SILENT_S, is_running
+from lazyshard.inspection.verification_files import SILENT_S, is_running
 from lazyshard.stream.pacing import STALE_HEARTBEAT_S
 from lazyshard.stream.retire import retire
 from tests.stream.damage import delete, edit, found, head, move, put, shortened, stream

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from lazyshard.inspection import verification, verification_processes
+from lazyshard.inspection import verification, verification_chunks
 from lazyshard.inspection.verification import verify
-from lazyshard.inspection.verification_chunks import ChunkBatch, ChunkFiles
-from lazyshard.inspection.verification_processes import check_in_order
+from lazyshard.inspection.verification_chunks import ChunkBatch, ChunkFiles, check_in_order
 from tests.stream.damage import cut, flip, stream
 from tests.stream.streams import HERE, wait_until
 
@@ -24,7 +23,7 @@ CHUNKS = 40
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes work from the start, a chunk at a time."""
-    check = verification_processes.check_in_order
+    check = verification_chunks.check_in_order
 
     def check_by_others(batches: list[ChunkBatch], jobs: int) -> Any:
         single = [ChunkBatch(batch.directory, (files,), batch.quick) for batch in batches for files in batch.files]
@@ -87,7 +86,7 @@ WAITING = """
 import sys, time
 from pathlib import Path
 from tests.inspection.test_verification_processes import batches
-from lazyshard.inspection.verification_processes import check_in_order
+from lazyshard.inspection.verification_chunks import check_in_order
 results = check_in_order(batches(Path(sys.argv[1])), 2, alone_s=0.0)
 next(results)
 print("begun", flush=True)

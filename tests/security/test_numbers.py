@@ -20,8 +20,7 @@ from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Re
 from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection import inspection
 from lazyshard.inspection.inspection import overview
-from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, Tracing
-from lazyshard.inspection.tracing_facts import Facts
+from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState
 from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
 from lazyshard.stream.cursor import write_cursor
@@ -190,7 +189,7 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
     parts = values.pop("parts")
     consumed = sum(part.dp * part.draws for part in parts if part.trained)
     state = RunState("0" * 32, 2, values.pop("unit", 2), values.pop("window", 0), 0, None, parts, consumed)
-    facts = Facts("0" * 32, 2, facts_samples // 2, facts_samples, True)
+    facts = StreamFacts("0" * 32, 2, facts_samples // 2, facts_samples, True)
     return Tracing(SavedState(state, Path("state.json")), facts, "stream")
 
 

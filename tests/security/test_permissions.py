@@ -64,8 +64,8 @@ def test_everything_that_is_made_keeps_the_umask(mask: int, tmp_path: Path, capf
         assert write_reading(place / "live", ReadingMark("sft", writer.stream_id, 1, 0, 1, 1.0))
         assert retire(place / "live", 2, 3) == 2
         writer.close()
-        run = ("run", "--source", stream, "--samples-per-chunk", 2)
-        assert producer(*run, "--out", place / "rechunked") == 0, capfd.readouterr().err
+        copied = ("run", "--source", stream, "--samples-per-chunk", 2, "--out", place / "copied")
+        assert producer(*copied) == 0, capfd.readouterr().err
         Journal(place / "journals", "in").close()
         piece = PieceWriter(place, 1)
         piece.add([b"{}\n"])

@@ -13,8 +13,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamMismatch, WriterFailed
 from lazyshard.format import check_lines
-from lazyshard.inspection.census import take_census
 from lazyshard.inspection.disk_use import measure_disk
+from lazyshard.inspection.survey import take_census
 from lazyshard.store import durable
 from lazyshard.stream import list_kept
 from lazyshard.stream.retire import retire

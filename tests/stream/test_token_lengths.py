@@ -14,7 +14,7 @@ from lazyshard.errors import FileRefused, LengthsMissing, MeasureLocked, StreamI
 from lazyshard.format import Tokens, seal_digest
 from lazyshard.format.names import seal_name, tokens_name
 from lazyshard.inspection.inspection import overview
-from lazyshard.inspection.token_weights import mean_tokens
+from lazyshard.inspection.row_facts import mean_tokens
 from lazyshard.inspection.verification import verify
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import list_kept, read_retired, retire

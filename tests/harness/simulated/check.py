@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.simulation.outcome import outcome
+from lazyshard.simulation.run import outcome
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.real import Measured, RealRunFailed, measure
 

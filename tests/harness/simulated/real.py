@@ -36,7 +36,7 @@ class RealRunFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a real run was like; see `lazyshard.simulation.outcome.Simulated` for the meaning of each.
+    """What a real run was like; see `lazyshard.simulation.run.Simulated` for the meaning of each.
 
     Attributes:
         setting: what was run, with the head start that there was, and what a step took on average but for the waits:

@@ -1,6 +1,6 @@
 import pytest
 
-from lazyshard.cli.units import duration, per_second, size
+from lazyshard.cli.output import duration, per_second, size
 
 
 @pytest.mark.parametrize(

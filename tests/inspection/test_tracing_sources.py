@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.errors import StateMismatch
-from lazyshard.inspection.tracing_origins import Origin, Origins
-from lazyshard.inspection.tracing_sources import SourcePlace, SourceRows, find_source
-from lazyshard.inspection.tracing_text import find_text
+from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
 from tests.producer.commands import run
@@ -133,18 +131,18 @@ def produced_of(folder: Path, *more: object, lines: list[str] = LINES) -> Path:
     return folder / "stream"
 
 
-def find(folder: Path, first: int = 0, *, chunks: int = 5, **place: int) -> SourceRows:
+def find(folder: Path, first: int = 0, *, chunks: int = 5, **place: int) -> PlaceRows:
     return find_source(folder / "stream", range(first, chunks), 4, SourcePlace(str(folder / "in.jsonl"), **place))
 
 
 def test_rows_of_bytes_and_lines(tmp_path: Path) -> None:
     produced_of(tmp_path, lines=[*LINES[:11], "\n", *LINES[11:]])
-    assert find(tmp_path, byte=0) == find(tmp_path, byte=9) == find(tmp_path, line=1) == SourceRows((0, 1), (0,))
-    assert find(tmp_path, byte=10) == find(tmp_path, line=2) == SourceRows((0, 1), (1,))
-    assert find(tmp_path, byte=40) == SourceRows((1, 2), (4,))
-    assert find(tmp_path, line=11) == SourceRows((2, 3), (10,))
-    assert find(tmp_path, line=13) == SourceRows((2, 3), (11,))
-    assert find(tmp_path, line=21) == SourceRows((4, 5), (19,))
+    assert find(tmp_path, byte=0) == find(tmp_path, byte=9) == find(tmp_path, line=1) == PlaceRows((0, 1), (0,))
+    assert find(tmp_path, byte=10) == find(tmp_path, line=2) == PlaceRows((0, 1), (1,))
+    assert find(tmp_path, byte=40) == PlaceRows((1, 2), (4,))
+    assert find(tmp_path, line=11) == PlaceRows((2, 3), (10,))
+    assert find(tmp_path, line=13) == PlaceRows((2, 3), (11,))
+    assert find(tmp_path, line=21) == PlaceRows((4, 5), (19,))
     with pytest.raises(StateMismatch, match="line 12: that line is blank"):
         find(tmp_path, line=12)
     with pytest.raises(StateMismatch, match="line 22: of this source 21 lines are published so far; look for"):
@@ -164,7 +162,7 @@ def test_shuffled_rows_are_searched_in_their_block(tmp_path: Path) -> None:
 
 def test_rows_that_are_alike_are_all_named(tmp_path: Path) -> None:
     produced_of(tmp_path, lines=["{}\n"] * 20)
-    assert find(tmp_path, line=6) == SourceRows((1, 2), (4, 5, 6, 7))
+    assert find(tmp_path, line=6) == PlaceRows((1, 2), (4, 5, 6, 7))
 
 
 def test_a_source_that_has_changed_tells_the_chunk(tmp_path: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_compressed_source_tells_the_chunk(tmp_path: Path) -> None:
     done = run("run", "--source", "in.jsonl.gz", "--out", "stream", "--samples-per-chunk", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = find_source(tmp_path / "stream", range(5), 4, SourcePlace(str(tmp_path / "in.jsonl.gz"), line=7))
-    assert found == SourceRows((1, 2), why="the file is compressed; `--text` searches the published rows")
+    assert found == PlaceRows((1, 2), why="the file is compressed; `--text` searches the published rows")
 
 
 def test_a_line_with_white_space_around_it_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How lengths are spread: counted in buckets, so that memory does not grow with their number. No I/O.
+"""What rows are like, counted so that memory does not grow with their number: how long, with which keys and values.
 
 Lengths below 2,048 are counted one by one; above that a bucket is as wide as a thousandth of what is in it:
 
@@ -6,17 +6,26 @@ Lengths below 2,048 are counted one by one; above that a bucket is as wide as a 
 length   0  1  2 ... 2047 | 2048-2049  2050-2051 ... 4094-4095 | 4096-4099 ... | 8192-8199 ...
 bucket   0  1  2 ... 2047 |      2048       2049 ...      3071 |      3072 ... |      4096 ...
 ```
+
+With the weights of a blend by tokens: shares of samples, from shares of tokens and the lengths of the samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from lazyshard.errors import StreamInvalid
+from lazyshard.format.arrays import DTYPES
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.opening import open_now
+from lazyshard.stream.token_lengths import chunk_tokens, lengths_missing
 
 _STEPS: Final = 1024
 """Buckets between a power of two and the next."""
@@ -32,6 +41,23 @@ _LADDERS: Final[tuple[tuple[float, ...], ...]] = ((1, 1.5, 2, 3, 5, 7), (1, 2, 5
 """Edges of the bins of a histogram within a power of ten, from fine to coarse."""
 
 MAX_BINS: Final = 12
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+
+_LOOKED_AT: Final = 100
+"""Values of an array whose kinds are told apart; a list of tokens has thousands, of one kind."""
+
+_MOST_CHUNKS: Final = 256
+"""Chunks that are looked at of a stream: the mean of some hundred chunks is that of all, within a percent or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +182,108 @@ def _edges(smallest: int, largest: int, ladder: Sequence[float]) -> list[int]:
         power *= 10
     first = max(i for i, edge in enumerate(edges) if edge <= smallest)
     return edges[first:]
+
+
+class Keys:
+    """The keys of some rows.
+
+    Attributes:
+        rows: how many rows.
+        rows_with: by key, how many rows have it, in the order in which they were met.
+        kinds: by key, what kinds of values it has, in that order too.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.rows_with: dict[str, int] = {}
+        self.kinds: dict[str, list[str]] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Counts the keys of a row."""
+        self.rows += 1
+        for key, value in row.items():
+            self.rows_with[key] = self.rows_with.get(key, 0) + 1
+            kinds = self.kinds.setdefault(key, [])
+            if (kind := _kind_of(value)) not in kinds:
+                kinds.append(kind)
+
+
+def _kind_of(value: Any) -> str:
+    """Returns what a value of JSON is.
+
+    >>> _kind_of(1), _kind_of([{}, "x"]), _kind_of([])
+    ('integer', 'array of object, string', 'array')
+
+    Of a numpy array, which a row of a stream with arrays may hold, its dtype too.
+    """
+    if type(value) is not list or not value:
+        return _simple_kind(value)
+    return f"array of {', '.join(dict.fromkeys(_simple_kind(item) for item in value[:_LOOKED_AT]))}"
+
+
+def _simple_kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{next((name for name, dtype in DTYPES.items() if dtype == value.dtype), value.dtype)} array"
+    return _KINDS[type(value)]
+
+
+def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
+    """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
+
+    Lengths that `lazyshard measure` has found count for more than what the producer has sealed.
+
+    Args:
+        directory: of the stream.
+        most_chunks: how many chunks to look at at the most, evenly spaced over the chunks that are there.
+
+    Raises:
+        StreamMissing: there is no stream.
+        StreamInvalid: no chunk is there, or its samples have no tokens.
+        LengthsMissing: how many tokens the samples of a chunk have is not known.
+        SealInvalid, TokensInvalid, OSError: a file cannot be read.
+    """
+    path = stream_path(directory)
+    stream = open_now(path)
+    published = stream.published()
+    chunks = range(stream.retired(), published.chunks)
+    if not chunks or stream.stream_id is None:
+        why = "no chunk is there yet" if stream.stream_id is not None else "another program fills it"
+        raise StreamInvalid(f"{path}: {why}, so how long its samples are is not known", directory=str(path))
+    count = min(len(chunks), most_chunks)
+    samples = tokens = 0
+    for number in range(count):
+        chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
+        lengths = chunk_tokens(path, chunk).lengths
+        if lengths is None:
+            raise lengths_missing(path, chunk)
+        samples += len(lengths)
+        tokens += int(lengths.sum(dtype="u8"))
+    if not tokens:
+        raise StreamInvalid(f"{path}: its samples have no tokens at all", directory=str(path))
+    return tokens / samples
+
+
+def weights_by_tokens(
+    shares: Iterable[tuple[str | os.PathLike[str], float]], most_chunks: int = _MOST_CHUNKS
+) -> tuple[float, ...]:
+    """Returns the weights, in samples, that give each stream of a blend its share of the tokens.
+
+    What ranks ask of streams that are still produced may differ from one to the next, and a resumed run may see other
+    means: ask once, and give the numbers to all.
+
+    Args:
+        shares: directories of streams, and what each should have of all tokens.
+        most_chunks: as of `mean_tokens`.
+
+    Returns:
+        Weights for `lazyshard.BlendedDataset`, in order, rounded to 4 digits: shape (streams,).
+
+    Raises: as `mean_tokens`; ValueError if a share is not above 0.
+    """
+    weights = []
+    for directory, share in shares:
+        if not share > 0:
+            raise ValueError(f"{stream_path(directory)}: a share is a number above 0, got {share!r}")
+        weights.append(share / mean_tokens(directory, most_chunks))
+    total = sum(weights)
+    return tuple(float(f"{weight / total:.4g}") for weight in weights)

@@ -201,10 +201,10 @@ def opened(directory: Path, make: Any = megatron, template: Any = None, **change
 
 
 @contextlib.contextmanager
-def refused(kind: type[BaseException], *words: str, **fields: Any) -> Iterator[None]:
+def refused(kind: type[BaseException], *words: str, **fields: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expects an error of this class, with these fields, whose message has these words."""
     with pytest.raises(kind) as found:
-        yield
+        yield found
     assert {name: getattr(found.value, name) for name in fields} == fields
     assert all(word in str(found.value) for word in words), str(found.value)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-import os
 import pickle
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ import pytest
 from lazyshard_swift import arguments, errors, ms_swift
 from lazyshard_swift.errors import SettingsRefused
 from tests.swift.defaults import DEFAULTS
+from tests.swift.unit.runs import refused
 
 NAME = "stand_in_data_args"
 
@@ -76,10 +77,6 @@ class InferArguments(BaseArguments):
 """
 
 
-def write_module(folder: Path, name: str, source: str) -> None:
-    (folder / f"{name}.py").write_text(source)
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Calls of `install_exits`, which are not let through."""
@@ -89,31 +86,29 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[bool]) -> ModuleType:
-    """The module with the class, extended."""
-    write_module(tmp_path, NAME, SOURCE)
-    write_module(tmp_path, "stand_in_arguments", SUBCLASSES)
+def classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[bool]) -> Any:
+    """The classes that inherit from the one that is extended."""
     monkeypatch.syspath_prepend(tmp_path)
-    for name in (NAME, "stand_in_arguments"):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name, source in ((NAME, SOURCE), ("stand_in_arguments", SUBCLASSES)):
+        (tmp_path / f"{name}.py").write_text(source)
         monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    found = importlib.import_module(NAME)
-    monkeypatch.setitem(sys.modules, NAME, found)
-    arguments.extend(found)
+        found = importlib.import_module(name)
+        monkeypatch.setitem(sys.modules, name, found)
+        if name == NAME:
+            arguments.extend(found)
     return found
 
 
 @pytest.fixture
-def classes(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The classes that inherit from it."""
-    found = importlib.import_module("stand_in_arguments")
-    monkeypatch.setitem(sys.modules, "stand_in_arguments", found)
-    return found
+def module(classes: Any) -> ModuleType:
+    """The module with the class, extended."""
+    return sys.modules[NAME]
 
 
 def parse(kind: Any, line: str) -> Any:
     parser = importlib.import_module("transformers").HfArgumentParser([kind])
-    found, unknown = parser.parse_args_into_dataclasses(line.split(), return_remaining_strings=True)
+    found, unknown = parser.parse_args_into_dataclasses(shlex.split(line), return_remaining_strings=True)
     assert unknown == []
     return found
 
@@ -124,8 +119,8 @@ def ours(args: Any) -> dict[str, Any]:
 
 def test_without_the_flag_everything_is_as_before(classes: Any, installed: list[bool], notices: list[str]) -> None:
     args = parse(classes.SftArguments, "--dataset a b#5 c.jsonl --streaming true --data_seed 7")
-    assert (args.dataset, args.seen, args.streaming) == (["a", "b#5", "c.jsonl"], ["a", "b#5", "c.jsonl"], True)
-    assert (args.of_the_original(), args.template_seen) == (7, True)
+    assert args.dataset == args.seen == ["a", "b#5", "c.jsonl"]
+    assert (args.streaming, args.of_the_original(), args.template_seen) == (True, 7, True)
     assert ours(args) == DEFAULTS
     assert (installed, notices) == ([], [])
 
@@ -135,42 +130,36 @@ def test_a_forgotten_flag_is_warned_of(
 ) -> None:
     (tmp_path / "stream.json").touch()
     parse(classes.SftArguments, f"--dataset {tmp_path} other.jsonl")
-    assert cautions == [
-        f"lazyshard: --dataset {tmp_path} is a lazyshard stream, and --sharded_lazy true is missing: ms-swift takes "
-        "the directory for one of ordinary data files. Give --sharded_lazy true to read the stream"
-    ]
+    assert len(cautions) == 1 and f"--dataset {tmp_path} " in cautions[0] and "--sharded_lazy true" in cautions[0]
     assert installed == []
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--sharded_lazy true", {}),
-        ("--sharded_lazy", {}),
-        ("--sharded-lazy 1", {}),
-        ("--sharded_lazy yes --sharded_lazy_samples_per_chunk 1000", {"sharded_lazy_samples_per_chunk": 1000}),
-        ("--sharded_lazy true --sharded_lazy_max_wait 30", {"sharded_lazy_max_wait": 30.0}),
-        ("--sharded_lazy true --sharded_lazy_max_wait 1e3", {"sharded_lazy_max_wait": 1000.0}),
-        ("--sharded_lazy true --sharded_lazy_shuffle_window 0", {"sharded_lazy_shuffle_window": 0}),
-        ("--sharded_lazy true --sharded_lazy_shuffle_distance 10000", {"sharded_lazy_shuffle_distance": 10_000}),
-        ("--sharded_lazy true --sharded_lazy_unit auto", {"sharded_lazy_unit": "auto"}),
-        ("--sharded_lazy true --sharded_lazy_unit 500", {"sharded_lazy_unit": "500"}),
-        ("--sharded_lazy true --sharded_lazy_consumer one", {"sharded_lazy_consumer": "one"}),
-        ("--sharded_lazy true --sharded_lazy_on_bad_sample raise", {"sharded_lazy_on_bad_sample": "raise"}),
-        ("--sharded_lazy true --sharded_lazy_on_end repeat", {"sharded_lazy_on_end": "repeat"}),
-        ("--sharded_lazy true --sharded_lazy_take_over true", {"sharded_lazy_take_over": True}),
-        (
-            "--sharded_lazy true --sharded_lazy_encode_cache /c --sharded_lazy_encode_cache_size 20GB",
-            {"sharded_lazy_encode_cache": "/c", "sharded_lazy_encode_cache_size": "20GB"},
-        ),
+        ("", {}),
+        ("_samples_per_chunk 1000", {"samples_per_chunk": 1000}),
+        ("_max_wait 30", {"max_wait": 30.0}),
+        ("_max_wait 1e3", {"max_wait": 1000.0}),
+        ("_shuffle_window 0", {"shuffle_window": 0}),
+        ("_shuffle_distance 10000", {"shuffle_distance": 10_000}),
+        ("_unit auto", {"unit": "auto"}),
+        ("_unit 500", {"unit": "500"}),
+        ("_consumer one", {"consumer": "one"}),
+        ("_on_bad_sample raise", {"on_bad_sample": "raise"}),
+        ("_on_end repeat", {"on_end": "repeat"}),
+        ("_take_over true", {"take_over": True}),
+        ("_encode_cache /c", {"encode_cache": "/c"}),
+        ("_encode_cache /c --sharded_lazy_encode_cache_size 9GB", {"encode_cache": "/c", "encode_cache_size": "9GB"}),
+        ("_skip 'samples 120:180, chunks 7:8'", {"skip": "samples 120:180, chunks 7:8"}),
     ],
 )
 def test_command_line(classes: Any, line: str, expected: dict[str, Any]) -> None:
-    args = parse(classes.SftArguments, f"--dataset /one {line}")
-    assert ours(args) == {**DEFAULTS, "sharded_lazy": True, **expected}
-    assert [type(value) for value in ours(args).values()] == [
-        type(value) for value in {**DEFAULTS, "sharded_lazy": True, **expected}.values()
-    ]
+    whole = DEFAULTS | {"sharded_lazy": True} | {f"sharded_lazy_{name}": value for name, value in expected.items()}
+    for flag in ("--sharded_lazy true", "--sharded_lazy", "--sharded-lazy 1", "--sharded_lazy yes"):
+        args = parse(classes.SftArguments, f"--dataset /one {flag}" + (f" --sharded_lazy{line}" if line else ""))
+        assert ours(args) == whole
+        assert list(map(type, ours(args).values())) == list(map(type, whole.values()))
 
 
 @pytest.mark.parametrize(
@@ -196,21 +185,10 @@ def test_help_shows_every_text(classes: Any) -> None:
     parser = importlib.import_module("transformers").HfArgumentParser([classes.SftArguments])
     shown = " ".join(parser.format_help().split())
     for name in DEFAULTS:
-        assert f"--{name} " in shown
-        field = classes.SftArguments.__dataclass_fields__[name]
-        assert len(field.metadata["help"]) > 40
-        assert " ".join(field.metadata["help"].split()) in shown
-    assert "{stop,repeat}" in shown
-    assert "{substitute,raise}" in shown
-
-
-def test_what_to_skip_is_one_argument_with_spaces_in_it(classes: Any) -> None:
-    text = "samples 120:180, chunks 7:8"
-    parser = importlib.import_module("transformers").HfArgumentParser([classes.SftArguments])
-    (args,) = parser.parse_args_into_dataclasses(
-        ["--dataset", "/one", "--sharded_lazy", "true", "--sharded_lazy_skip", text]
-    )
-    assert args.sharded_lazy_skip == text
+        text = classes.SftArguments.__dataclass_fields__[name].metadata["help"]
+        assert len(text) > 40
+        assert f"--{name} " in shown and " ".join(text.split()) in shown
+    assert "{stop,repeat}" in shown and "{substitute,raise}" in shown
 
 
 def test_class_passes_for_the_original(module: ModuleType) -> None:
@@ -221,10 +199,8 @@ def test_class_passes_for_the_original(module: ModuleType) -> None:
     names = [field.name for field in dataclasses.fields(kind)]
     assert names[:2] == ["dataset", "data_seed"]
     assert names[-len(DEFAULTS) :] == list(DEFAULTS)
-
-
-def test_defaults_that_are_made_are_made_for_each(module: ModuleType) -> None:
-    one, two = module.DataArguments(), module.DataArguments()
+    # Defaults that are made are made for each.
+    one, two = kind(), kind()
     one.dataset.append("a")
     assert two.dataset == []
 
@@ -238,28 +214,19 @@ def test_arguments_survive_pickling_and_copying(classes: Any) -> None:
     assert dataclasses.asdict(args)["dataset"] == ["/one"]
 
 
-def test_second_extension_changes_nothing(module: ModuleType) -> None:
+def test_module_that_is_loaded_again_is_extended_again_and_else_once(module: ModuleType) -> None:
     before = module.DataArguments
     arguments.extend(module)
     assert module.DataArguments is before
-
-
-def test_module_that_is_loaded_again_is_extended_again(module: ModuleType) -> None:
-    before = module.DataArguments
     importlib.reload(module)
     assert "sharded_lazy" not in module.DataArguments.__dataclass_fields__
     arguments.extend(module)
-    assert module.DataArguments is not before
     args = module.DataArguments(dataset=["a"], sharded_lazy_max_wait=1.0)
     assert [field.name for field in dataclasses.fields(args)].count("sharded_lazy") == 1
     assert args.seen == ["a"]
-
-
-def test_module_without_the_class_is_refused() -> None:
-    module = ModuleType("empty")
-    with pytest.raises(AttributeError) as refused:
-        arguments.extend(module)
-    assert (refused.value.obj, refused.value.name) == (module, "DataArguments")
+    empty = ModuleType("empty")
+    with refused(AttributeError, obj=empty, name="DataArguments"):
+        arguments.extend(empty)
 
 
 def test_commands_that_do_not_train_put_the_flag_aside(classes: Any, installed: list[bool], notices: list[str]) -> None:
@@ -267,13 +234,17 @@ def test_commands_that_do_not_train_put_the_flag_aside(classes: Any, installed: 
     assert (args.sharded_lazy, args.dataset, args.seen) == (False, ["a", "b"], ["a", "b"])
     assert installed == []
     assert len(notices) == 1
-    assert "--sharded_lazy is for commands that train" in notices[0]
 
 
-def test_errors_have_their_codes_before_the_first_check(classes: Any, installed: list[bool]) -> None:
-    with pytest.raises(SettingsRefused, match="leave out --streaming"):
+def test_refusal_comes_before_ms_swift_looks_at_anything(
+    classes: Any, installed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(classes.BaseArguments.__mro__[3], "__post_init__", looked.append)
+    with refused(SettingsRefused, argument="streaming"):
         parse(classes.SftArguments, "--dataset a --sharded_lazy true --streaming true")
-    assert installed == [True]
+    # Errors have their exit codes before the first check.
+    assert (looked, installed) == ([], [True])
 
 
 @pytest.mark.parametrize("version", ["2.6.1", "3.12.6"])
@@ -282,57 +253,33 @@ def test_ms_swift_that_is_too_old_refuses_the_flag_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(ms_swift, "version", lambda: version)
     assert parse(classes.SftArguments, "--dataset a --max_length 9").seen == ["a"]
-    with pytest.raises(SettingsRefused) as refused:
+    with refused(SettingsRefused, version, "4.0.0", "pip install", argument="sharded_lazy") as error:
         parse(classes.SftArguments, "--dataset stream --sharded_lazy true --max_length 9")
-    assert refused.value.argument == "sharded_lazy"
-    assert all(words in str(refused.value) for words in (version, "4.0.0", "pip install"))
-    assert errors.code_of(refused.value) == errors.REFUSED
+    assert errors.code_of(error.value) == errors.REFUSED
     assert installed == [True]
 
 
-def test_refusal_comes_before_ms_swift_looks_at_anything(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-    monkeypatch.setattr(classes.BaseArguments.__mro__[3], "__post_init__", looked.append)
-    with pytest.raises(SettingsRefused, match="one stream is given twice"):
-        parse(classes.SftArguments, "--dataset a a --sharded_lazy true")
-    assert looked == []
-
-
-@pytest.mark.parametrize("given", ["stream", "./stream", "../here/stream", "stream/"])
-def test_directory_becomes_absolute(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    args = classes.SftArguments(dataset=[given], sharded_lazy=True)
-    assert args.dataset == args.seen == [str(tmp_path / "here" / "stream")]
-
-
-def test_directories_of_a_blend_become_absolute(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    args = classes.SftArguments(dataset=["one", "two"], sharded_lazy=True)
-    assert args.dataset == args.seen == [str(tmp_path / "one"), str(tmp_path / "two")]
-
-
-def test_home_and_a_single_name_are_understood(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home")
-    assert classes.SftArguments(dataset="~/stream", sharded_lazy=True).dataset == ["/home/stream"]
-
-
-@pytest.mark.parametrize("name", ["~/a.jsonl", "~/a#b"])
-def test_home_is_understood_before_the_directory_is_looked_at(
-    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        *(([name], ["here/stream"]) for name in ("stream", "./stream", "../here/stream", "stream/")),
+        (["one", "two"], ["here/one", "here/two"]),
+        ("~/stream", ["stream"]),
+        (["~/a#b"], ["a#b"]),
+    ],
+)
+def test_directories_become_absolute(
+    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, found: list[str]
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "here").mkdir()
     (tmp_path / "a#b").mkdir()
-    if name == "~/a#b":
-        assert classes.SftArguments(dataset=[name], sharded_lazy=True).dataset == [os.path.expanduser(name)]
-        return
-    with pytest.raises(SettingsRefused, match="is a file"):
-        classes.SftArguments(dataset=[name], sharded_lazy=True)
-
-
-def test_arguments_that_are_checked_again_stay_the_same(classes: Any) -> None:
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args = classes.SftArguments(dataset=given, sharded_lazy=True)
+    assert args.dataset == args.seen == [str(tmp_path / name) for name in found]
     # ms-swift makes arguments of arguments, of checkpoints' args.json for instance.
-    args = classes.SftArguments(dataset=["/one"], sharded_lazy=True)
     args.__post_init__()
-    assert args.dataset == ["/one"]
+    assert args.dataset == args.seen
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with refused(SettingsRefused, argument="dataset"):
+        classes.SftArguments(dataset=["~/a.jsonl"], sharded_lazy=True)

@@ -7,12 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from lazyshard.data.rank import Rank
 from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
@@ -24,59 +21,38 @@ from lazyshard.errors import (
     SkipSample,
     StateInvalid,
     StateMismatch,
+    StoreUnavailable,
     StreamInvalid,
     StreamMismatch,
     TooManyBadSamples,
     WaitTimeout,
 )
 from lazyshard_swift import errors
-from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort, each_of, ranks
+from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.parallel import stopped
-from lazyshard_swift.planning import decide
-from lazyshard_swift.run_plan import RunPlan, how_it_goes_on
 from tests.swift.unit.programs import python
-from tests.swift.unit.runs import facts, megatron
+from tests.swift.unit.runs import decided, megatron
 
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (SettingsRefused("no", argument="packing"), 2),
-        (ResumeRefused("no"), 2),
-        (PositionInvalid("torn"), 2),
-        (StreamMismatch("another one"), 2),
-        (ChunkCorrupt("damaged"), 5),
-        (ChunkMissing("gone"), 5),
-        (StreamInvalid("a gap"), 5),
-        (BadSample("bad"), 5),
-        (TooManyBadSamples("bad"), 5),
-        (WaitTimeout("no chunk"), 75),
-        (KeyboardInterrupt(), 130),
-        (ValueError("a bug"), None),
-        (RuntimeError("CUDA out of memory"), None),
-        (TimeoutError("of somebody else"), None),
-        (FileNotFoundError("model.safetensors"), None),
-        (MemoryError(), None),
-    ],
-)
-def test_code_of_an_error(error: BaseException, code: int | None) -> None:
-    assert errors.code_of(error) == code
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+CODES: dict[int | None, list[BaseException]] = {
+    2: [
+        *(SettingsRefused("no", argument="packing"), ResumeRefused("no"), PositionInvalid("torn")),
         # The stream is whole; it is the arguments that do not fit it, and the message says which to change.
-        StreamTooShort("fewer than one step takes. Use a smaller global batch"),
-        RankInvalid("0 <= dp_rank < dp_size"),
-        ChunkRetired("deleted"),
-        CursorTaken("process 7 on node1 is running as 'one'"),
-        StateMismatch("another window"),
-        StateInvalid("torn"),
+        *(StreamMismatch("another one"), StreamTooShort("short"), RankInvalid("rank"), ChunkRetired("deleted")),
+        *(CursorTaken("process 7 is running as 'one'"), StateMismatch("another window"), StateInvalid("torn")),
     ],
-)
-def test_code_of_arguments_that_do_not_fit_the_stream(error: BaseException) -> None:
-    assert errors.code_of(error) == 2
+    5: [ChunkCorrupt("damaged"), ChunkMissing("gone"), StreamInvalid("a gap"), BadSample("bad"), TooManyBadSamples("")],
+    75: [WaitTimeout("no chunk"), StoreUnavailable("503")],
+    130: [KeyboardInterrupt()],
+    None: [
+        *(ValueError("a bug"), RuntimeError("CUDA out of memory"), TimeoutError("of somebody else")),
+        *(FileNotFoundError("model.safetensors"), MemoryError()),
+    ],
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_code_of_an_error(code: int | None) -> None:
+    assert [errors.code_of(error) for error in CODES[code]] == [code] * len(CODES[code])
 
 
 def raised(*chain: BaseException, by: str = "cause") -> BaseException:
@@ -87,33 +63,24 @@ def raised(*chain: BaseException, by: str = "cause") -> BaseException:
 
 
 @pytest.mark.parametrize("by", ["cause", "context"])
-def test_error_that_led_to_another_one_counts(by: str) -> None:
+def test_error_of_ours_that_led_to_another_one_counts(by: str) -> None:
     assert errors.code_of(raised(WaitTimeout("w"), RuntimeError("a"), ValueError("clean-up failed"), by=by)) == 75
     assert errors.code_of(raised(ChunkCorrupt("c"), RuntimeError("a"), by=by)) == 5
     assert errors.code_of(raised(RuntimeError("a"), ValueError("b"), by=by)) is None
+    # The last one of ours.
+    assert errors.code_of(raised(ChunkMissing("gone"), ResumeRefused("take a later checkpoint"), by=by)) == 2
+    assert errors.code_of(raised(RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt(), by=by)) == 75
+    assert errors.code_of(raised(ValueError("a"), KeyboardInterrupt(), by=by)) == 130
 
 
-def test_the_last_of_ours_in_a_chain_counts() -> None:
-    assert errors.code_of(raised(ChunkMissing("gone"), ResumeRefused("take a later checkpoint"))) == 2
-    assert errors.code_of(raised(RuntimeError("a"), WaitTimeout("w"), KeyboardInterrupt(), by="context")) == 75
-    assert errors.code_of(raised(ValueError("a"), KeyboardInterrupt(), by="context")) == 130
-
-
-def test_chain_that_goes_round_comes_to_an_end() -> None:
+def test_chain_that_goes_round_comes_to_an_end_and_one_that_was_cut_does_not_count() -> None:
     first, second = RuntimeError("a"), ValueError("b")
     first.__context__, second.__context__ = second, first
     assert errors.code_of(first) is None
-
-
-def test_error_that_was_dealt_with_does_not_count() -> None:
     # As after: except SkipSample: raise SomethingElse from None.
-    try:
-        try:
-            raise SkipSample("too long")
-        except SkipSample:
-            raise ValueError("a bug of the model") from None
-    except ValueError as error:
-        assert errors.code_of(error) is None
+    bug = ValueError("a bug of the model")
+    bug.__context__, bug.__suppress_context__ = SkipSample("too long"), True
+    assert errors.code_of(bug) is None
 
 
 def caught(kind: type[LazyShardError], text: str, worker: int = 0) -> LazyShardError:
@@ -121,34 +88,6 @@ def caught(kind: type[LazyShardError], text: str, worker: int = 0) -> LazyShardE
     trace = 'Traceback (most recent call last):\n  File "fetch.py", line 5, in f\n'
     where = f"Caught {kind.__name__} in DataLoader worker process {worker}."
     return kind(f"{where}\nOriginal {trace}{kind.__module__}.{kind.__name__}: {text}\n")
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (ChunkCorrupt("/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
-        (caught(ChunkCorrupt, "/s/chunk_00003.jsonl: row 7"), "/s/chunk_00003.jsonl: row 7"),
-        (caught(BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
-        (caught(TooManyBadSamples, "101 bad samples; the last one: x"), "101 bad samples; the last one: x"),
-        # In the text of an error there may be anything.
-        (caught(BadSample, "row 3: Caught a cold"), "row 3: Caught a cold"),
-        (
-            caught(BadSample, "row 3: ValueError: BadSample: is in the text"),
-            "row 3: ValueError: BadSample: is in the text",
-        ),
-        (BadSample("Caught nothing"), "Caught nothing"),
-        (WaitTimeout(""), ""),
-    ],
-)
-def test_message_of_an_error(error: LazyShardError, message: str) -> None:
-    assert errors._message(error) == message
-
-
-def test_timeout_speaks_of_our_argument() -> None:
-    text = "waiting for chunk 3. Gave up: see to its producer, or wait longer with max_wait"
-    expected = "waiting for chunk 3. Gave up: see to its producer, or wait longer with --sharded_lazy_max_wait"
-    assert errors._message(WaitTimeout(text)) == expected
-    assert errors._message(caught(WaitTimeout, text)) == expected
 
 
 PROGRAM = """
@@ -186,6 +125,35 @@ def test_process_ends_with_one_message_and_the_code(failure: str, code: int, mes
     ended = run(failure)
     assert (ended.returncode, ended.stdout) == (code, "")
     assert ended.stderr == f"\nlazyshard: {message} (exit code {code})\n"
+
+
+AT = "/s/chunk_00003.jsonl: row 7"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ChunkCorrupt(AT), AT),
+        (caught(ChunkCorrupt, AT), AT),
+        (caught(BadSample, "a row:\nover two lines"), "a row:\nover two lines"),
+        # In the text of an error there may be anything.
+        (caught(BadSample, "row 3: Caught a cold"), "row 3: Caught a cold"),
+        (
+            caught(BadSample, "row 3: ValueError: BadSample: is in the text"),
+            "row 3: ValueError: BadSample: is in the text",
+        ),
+        (BadSample("Caught nothing"), "Caught nothing"),
+        (WaitTimeout("or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
+        (caught(WaitTimeout, "or wait longer with max_wait"), "or wait longer with --sharded_lazy_max_wait"),
+    ],
+)
+def test_message_is_that_of_the_error_and_speaks_of_our_argument(
+    error: LazyShardError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors.os, "_exit", lambda code: None)
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    errors.end_within(0, error).join()
+    assert capsys.readouterr().err.strip().startswith(f"lazyshard: error: {message} (exit code ")
 
 
 def test_process_that_cannot_save_in_time_ends_with_the_error() -> None:
@@ -329,42 +297,14 @@ def test_rank_ends_with_the_launcher() -> None:
     assert ended.stdout == "SIGTERM\n"
 
 
-def test_hook_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks: list[Any] = []
-    monkeypatch.setattr(errors, "_installed", False)
-    monkeypatch.setattr(errors, "_die_with_launcher", lambda: hooks.append(sys.excepthook))
-    before = sys.excepthook
-    try:
-        errors.install_exits()
-        errors.install_exits()
-        assert hooks == [sys.excepthook]
-        assert sys.excepthook is not before
-    finally:
-        sys.excepthook = before
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "told"), [(None, ""), ("output/checkpoint-25", ". Checkpoint: output/checkpoint-25")]
 )
 def test_end_of_a_stream(checkpoint: str | None, told: str) -> None:
     """As the README has it."""
     args = megatron(micro_batch_size=2, global_batch_size=8, train_iters=60)
-    why, left = decide(args, "/streams/one", facts(203), Rank(0, 2)).end(200, 203, 8)
+    why, left = decided(args, 203).end(200, 203, 8)
     assert stopped(why, left, step=25, planned=60, trained=200, checkpoint=checkpoint) == (
         "the stream has ended with 203 samples: training stops after step 25 of 60, on all ranks alike, with 200 "
         f"samples trained and 3 left over, fewer than the 8 of a step{told}"
-    )
-
-
-def test_one_rank_is_told_in_the_singular() -> None:
-    assert (ranks(1), ranks(4)) == ("1 data-parallel rank", "4 data-parallel ranks")
-    assert (each_of(1), each_of(4)) == ("the only data-parallel rank", "each of 4 data-parallel ranks")
-
-
-def test_a_run_that_goes_on_with_one_rank_says_so() -> None:
-    saved = SimpleNamespace(consumed=160, step=20, dp_size=2, batch_size=2)
-    plan = SimpleNamespace(saved=saved, rank=SimpleNamespace(dp_size=1), batch_size=2, one_pass=False, skipped=())
-    assert how_it_goes_on(cast("RunPlan", plan)) == (
-        "goes on after 160 samples, in step 21; with 1 data-parallel rank and micro batches of 2, before with 2 and 2: "
-        "what is left of the epoch is dealt anew, each sample once"
     )

@@ -15,6 +15,7 @@ from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.stream import Gate
 from tests.stream.streams import produce
+from tests.swift.unit.runs import refused
 
 PER_CHUNK = 3
 SETTINGS = [
@@ -29,16 +30,8 @@ SETTINGS = [
 def gate(
     directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
 ) -> Gate:
-    dataset = LazyShardedDataset(
-        directory,
-        dp_rank=rank,
-        dp_size=dp,
-        batch_size=batch,
-        layout="strided",
-        shuffle_window=window,
-        num_samples=2**50,
-        max_wait=max_wait,
-    )
+    place: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "batch_size": batch, "layout": "strided"}
+    dataset = LazyShardedDataset(directory, **place, shuffle_window=window, num_samples=2**50, max_wait=max_wait)
     return Gate(dataset, stop_at_end)
 
 
@@ -102,47 +95,45 @@ def test_what_is_decided_while_the_stream_grows_is_what_is_decided_after_its_end
 def test_run_that_is_resumed_stops_at_the_same_step(tmp_path: Path, resumed: int) -> None:
     directory = produce(tmp_path / "s", 18, PER_CHUNK)
     # 4 steps of 2 * 2 samples.
-    assert decisions(gate(directory, 1, 2, 2), 2, 6, resumed) == [True] * (4 - resumed) + [False, False]
-
-
-def test_step_is_not_trained_once_one_was_refused(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 6, PER_CHUNK)
-    asked = gate(directory, 0, 1, 1)
-    assert not asked.allows(4, 8)
-    assert not asked.allows(0, 1)
+    asked = gate(directory, 1, 2, 2)
+    assert decisions(asked, 2, 6, resumed) == [True] * (4 - resumed) + [False, False]
+    assert not asked.allows(0, 1), "a step after one that was refused"
+    # The end of a stream is no error.
+    assert not asked.allows(0, 1, saves=True)
+    asked.end()
+    assert asked.gave_up is None
 
 
 @pytest.mark.parametrize("total", [4, 7, 12])
 def test_repeat_goes_on_for_ever(tmp_path: Path, total: int) -> None:
     directory = produce(tmp_path / "s", total, PER_CHUNK)
-    asked = gate(directory, 0, 2, 2, stop_at_end=False)
-    assert decisions(asked, 4, 50) == [True] * 50
-    assert not asked.stopped
+    # The second one with steps of 6 micro batches, more than an epoch of 4 samples has.
+    for asked, size in (
+        (gate(directory, 0, 2, 2, stop_at_end=False), 4),
+        (gate(directory, 1, 2, 1, stop_at_end=False), 6),
+    ):
+        assert decisions(asked, size, 50) == [True] * 50
+        assert not asked.stopped
 
 
 @pytest.mark.parametrize("total", [0, 3])
-def test_repeat_of_less_than_a_micro_batch_a_rank_is_refused(tmp_path: Path, total: int) -> None:
+@pytest.mark.parametrize("stop_at_end", [True, False])
+def test_less_than_a_micro_batch_a_rank_is_refused(tmp_path: Path, total: int, stop_at_end: bool) -> None:
     directory = produce(tmp_path / "s", total, PER_CHUNK)
     for rank in range(2):
-        with pytest.raises(StreamTooShort, match=f"ended with {total} samples") as refused:
-            gate(directory, rank, 2, 2, stop_at_end=False).allows(0, 2)
-        assert (refused.value.directory, refused.value.samples) == (str(directory), total)
-
-
-def test_repeat_of_less_than_a_step_goes_on(tmp_path: Path) -> None:
-    # A step of 6 micro batches, 2 of them to an epoch.
-    directory = produce(tmp_path / "s", 4, PER_CHUNK)
-    assert decisions(gate(directory, 1, 2, 1, stop_at_end=False), 6, 3) == [True, True, True]
+        with refused(StreamTooShort, directory=str(directory), samples=total):
+            gate(directory, rank, 2, 2, stop_at_end=stop_at_end).allows(0, 2)
 
 
 def test_data_that_do_not_come_are_a_timeout_that_names_them(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
-    asked = gate(directory, 1, 2, 1, max_wait=0.01)
+    asked = gate(directory, 1, 2, 1, max_wait=0.05)
     assert asked.allows(0, 3)
-    with pytest.raises(WaitTimeout) as timeout:
-        asked.allows(3, 4)
-    # Its stripe is chunks 2 and 3.
-    assert (timeout.value.chunk, timeout.value.directory) == (3, str(directory))
+    # Its stripe is chunks 2 and 3. The deadline is that of each wait alone.
+    for _ in range(3):
+        with refused(WaitTimeout, chunk=3, directory=str(directory)) as timeout:
+            asked.allows(3, 4)
+        assert timeout.value.waited is not None and 0.05 <= timeout.value.waited < 5
     assert not asked.stopped
     produce(directory, 12, PER_CHUNK, end=False)
     assert asked.allows(3, 4)
@@ -180,13 +171,6 @@ def test_ranks_that_all_give_up_end_with_the_error_once_they_have_saved(
     assert len(keys) == 1
 
 
-def test_end_of_a_stream_is_no_error(tmp_path: Path) -> None:
-    asked = gate(produce(tmp_path / "s", 6, PER_CHUNK), 0, 1, 1)
-    assert not asked.allows(5, 8, saves=True)
-    asked.end()
-    assert asked.gave_up is None
-
-
 HashStore: Any = vars(dist)["HashStore"]
 
 
@@ -205,38 +189,14 @@ def test_all_ranks_or_none_find_that_all_have_come(monkeypatch: pytest.MonkeyPat
     assert come([2], store, 60.0) == [False]
 
 
-def test_timeout_counts_for_each_wait_alone(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 3, PER_CHUNK, end=False)
-    asked = gate(directory, 0, 1, 1, max_wait=0.05)
-    for _ in range(3):
-        with pytest.raises(WaitTimeout) as timeout:
-            asked.allows(3, 4)
-        assert timeout.value.waited is not None
-        assert 0.05 <= timeout.value.waited < 5
-
-
 def test_sample_whose_chunk_was_deleted_is_refused_naming_it(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 24, PER_CHUNK)
     gate(directory, 1, 2, 1).check_present([15, 21])
+    # One that is not published yet is not looked for.
+    gate(directory, 1, 2, 1).check_present([15, 24, 900])
     for chunk in (5, 7):
         (directory / f"chunk_{chunk:05d}.jsonl").unlink()
     fresh = gate(directory, 1, 2, 1)
-    with pytest.raises(ResumeRefused, match="take a later checkpoint, or restore the chunk") as refused:
+    with refused(ResumeRefused, expected="chunk 5", actual="deleted"):
         fresh.check_present([15, 21])
-    assert (refused.value.expected, refused.value.actual) == ("chunk 5", "deleted")
     fresh.check_present([3, 9])
-
-
-def test_sample_that_is_not_published_yet_is_not_looked_for(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 6, PER_CHUNK, end=False)
-    gate(directory, 0, 1, 1).check_present([5, 6, 900])
-
-
-def test_position_right_at_the_end_is_left_to_the_first_step(tmp_path: Path) -> None:
-    directory = produce(tmp_path / "s", 12, PER_CHUNK)
-    asked = gate(directory, 0, 2, 2)
-    assert not asked.allows(6, 8)
-    # Fewer than a micro batch a rank: nothing is there at all.
-    short = gate(produce(tmp_path / "short", 3, PER_CHUNK), 0, 2, 2)
-    with pytest.raises(StreamTooShort):
-        short.allows(0, 2)

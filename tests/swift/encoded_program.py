@@ -1,6 +1,6 @@
 """Rows through ms-swift's template and through an encoded stream; in a process of its own, since ms-swift warns.
 
-    python encoded_program.py STREAM ROWS.jsonl FOUND.json MODEL [NAME=VALUE ...]
+    python encoded_program.py FOUND.json STREAM ROWS.jsonl MODEL [NAME=VALUE ...]
 
 The stream was made of these rows with `--encode swift --model MODEL`. The template is made as training makes its own,
 by the arguments of `swift sft`. Found is {"same": whether each sample is, "kinds": of their values, "batches": whether
@@ -38,7 +38,7 @@ def make_template(model: str, options: dict[str, str], folder: Path, **more: Any
     return template
 
 
-def main(stream: str, rows: str, found: str, model: str, *options: str) -> int:
+def main(found: str, stream: str, rows: str, model: str, *options: str) -> int:
     given = dict(option.split("=", 1) for option in options)
     folder = Path(found).parent
     template = make_template(model, given, folder)

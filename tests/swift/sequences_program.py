@@ -1,6 +1,6 @@
 """What ms-swift's collator makes of sequences and padded rows; in a process of its own, since ms-swift warns.
 
-    python sequences_program.py ENCODED SPLIT PADDED FOUND.json MODEL [NAME=VALUE ...]
+    python sequences_program.py FOUND.json ENCODED SPLIT PADDED MODEL [NAME=VALUE ...]
 
 Three streams of the same rows: encoded, and cut or padded besides; options as of `encoded_program`. Found is
 {"apart": whether the samples of sequences are the lists of documents that the rows give, "borders": of a batch of two
@@ -54,7 +54,7 @@ def begins(whole: Any, part: Any) -> bool:
     return alike and bool((whole["labels"][:, width:] == -100).all())
 
 
-def main(encoded: str, split: str, padded: str, found: str, model: str, *options: str) -> int:
+def main(found: str, encoded: str, split: str, padded: str, model: str, *options: str) -> int:
     given = dict(option.split("=", 1) for option in options)
     template = make_template(model, given, Path(found).parent, use_chat_template=False)
     rows, whole, filled = (samples_of(stream, template) for stream in (encoded, split, padded))

@@ -1,18 +1,14 @@
-"""Packages in the place of ms-swift and of the extensions, and interpreters to import them in."""
+"""Packages in the place of ms-swift and of the extensions, for `programs.python` to import."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from lazyshard_swift.hook import EXTENSIONS
 from lazyshard_swift.ms_swift import HookPoint
+from tests.swift.programs import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 PTH: Final = ROOT / "integrations" / "swift" / "lazyshard_swift.pth"
-DEADLINE_S: Final = 60.0
 
 EXTEND: Final = """
 calls = []
@@ -77,22 +73,6 @@ def make_swift(folder: Path, points: Iterable[HookPoint], version: str = "4.6.0"
         make_packages(folder, [module], text)
     write(folder / "swift" / "version.py", f"__version__ = '{version}'\n")
     return folder / "swift"
-
-
-def python(code: str, *paths: Path, site: bool = False, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Runs code with these folders on the path, and site-packages only if `site`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAZYSHARD"))}
-    environment = {name: value for name, value in environment.items() if name not in {"RANK", "NODE_RANK"}}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    return subprocess.run(
-        [sys.executable, *([] if site else ["-S"]), "-c", code],
-        env=environment | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
 
 
 def package_folder() -> Path:

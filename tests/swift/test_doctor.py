@@ -11,7 +11,8 @@ import pytest
 
 from lazyshard.examination import Finding
 from lazyshard_swift import doctor, hook, ms_swift
-from tests.swift.stand_ins import make_swift, python
+from tests.swift.programs import python
+from tests.swift.stand_ins import make_swift
 
 ALL: Final = {"torch": "2.13.0", "transformers": "5.19.0", "megatron-core": "0.16.1", "mcore-bridge": "1.6.5"}
 MEGATRON: Final = "megatron sft --sharded_lazy true"
@@ -187,8 +188,7 @@ from lazyshard.cli.main import main
 main(["doctor", "swift", "--json"])
 print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torch", "transformers"}])
 """
-    root = Path(__file__).resolve().parents[2]
-    done = python(code, root, site=True)
+    done = python(code)
     assert done.stderr == ""
     result, imported = done.stdout.splitlines()
     found: dict[str, dict[str, Any]] = {finding["subject"]: finding for finding in json.loads(result)["findings"]}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ from lazyshard import StreamReader
 from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
 from tests.swift.commands import Run, swift_sft
-from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE, environment_of, produce
-from tests.swift.streams import ROOT, row, write_stream
+from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE, produce
+from tests.swift.programs import found_by
+from tests.swift.streams import row, write_stream
 
 ROWS = 40
 OPTIONS = ("template=" + TEMPLATE, f"max_length={MAX_LENGTH}", "model_type=qwen3")
@@ -43,20 +42,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 def test_samples_and_batches_are_those_of_the_template(encoded: Path, model: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(one) + "\n" for one in [*map(row, range(ROWS)), *ODD]), encoding="utf-8")
-    found = tmp_path / "found.json"
-    program = Path(__file__).with_name("encoded_program.py")
-    ended = subprocess.run(
-        [sys.executable, program, encoded, rows, found, model, *OPTIONS],
-        env=environment_of(tmp_path),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    result = json.loads(found.read_text())
+    result = found_by(Path(__file__).with_name("encoded_program.py"), tmp_path, encoded, rows, model, *OPTIONS)
     assert result["same"] == [True] * (ROWS + len(ODD))
     assert result["kinds"] == {"input_ids": "list", "labels": "list", "length": "int", "lengths": "list"}
     assert result["batches"] == [True] * 4

@@ -20,7 +20,8 @@ from typing import Any, Final
 import pytest
 
 from lazyshard_swift import hook, hooked
-from tests.swift.stand_ins import EXTEND, PTH, ROOT, STAND_IN_EXTENSIONS, make_packages, package_folder, python, write
+from tests.swift.programs import ROOT, python
+from tests.swift.stand_ins import EXTEND, PTH, STAND_IN_EXTENSIONS, make_packages, package_folder, write
 
 SOURCE: Final = """
 value = 1
@@ -283,7 +284,7 @@ exec(line)
 assert report() == ["Finder"]
 """
     make_packages(tmp_path, ["swift.version"])
-    done = python(code, tmp_path, package_folder())
+    done = python(code, tmp_path, package_folder(), site=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -296,7 +297,7 @@ import {module}
 print([extension.__name__ for extension in extensions for name in extension.extended if name == {module!r}])
 """
     make_packages(tmp_path, hook.EXTENSIONS)
-    done = python(code, tmp_path, package_folder(), LAZYSHARD_SWIFT_WARNED="1")
+    done = python(code, tmp_path, package_folder(), LAZYSHARD_SWIFT_WARNED="1", site=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[hook.EXTENSIONS[module]]}\n", "")
 
 
@@ -307,5 +308,5 @@ for name in {sorted(set(hook.EXTENSIONS.values()))}:
     importlib.import_module(name)
 print([name for name in sys.modules if name.startswith("lazyshard.data")])
 """
-    done = python(code, package_folder(), ROOT, site=True)
+    done = python(code, package_folder(), ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

@@ -13,7 +13,8 @@ import pytest
 
 from lazyshard_swift import hooked, ms_swift
 from lazyshard_swift.hooked import wrap
-from tests.swift.stand_ins import PTH, make_packages, make_swift, package_folder, python
+from tests.swift.programs import python
+from tests.swift.stand_ins import PTH, make_packages, make_swift, package_folder
 
 UNAFFECTED: Final = "Runs without --sharded_lazy are not affected. `lazyshard doctor swift` shows the details."
 
@@ -221,6 +222,7 @@ for name in ("launcher", "huggingface"):
         f"FAILING = {failing!r}\n{stand_ins}{JOB}",
         tmp_path,
         package_folder(),
+        site=False,
         JOB=f"FAILING = {failing!r}\n{stand_ins}{JOB}",
     )
     assert (done.returncode, done.stdout) == (0, "")

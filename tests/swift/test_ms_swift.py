@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +5,8 @@ import pytest
 
 from lazyshard_swift import hook, ms_swift
 from lazyshard_swift.ms_swift import POINTS, HookPoint, check_points
-from tests.swift.stand_ins import make_swift, package_folder, python, write
+from tests.swift.programs import python
+from tests.swift.stand_ins import make_swift, package_folder, write
 
 METHOD = HookPoint("a method", "swift.pipelines.train.sft", "SwiftSft", "_show_dataset", ("self", "train_dataset"))
 NAME = HookPoint("a name", "swift.trainers.mixin", "", "BatchSamplerShard", None)
@@ -32,7 +31,7 @@ from lazyshard_swift import ms_swift
 ms_swift.check_points(ms_swift.POINTS, ms_swift.folder())
 print([name for name in sys.modules if name.partition(".")[0] in {"swift", "torch", "transformers"}])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = python(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
@@ -187,12 +186,12 @@ def test_checkout_without_metadata(damage: Callable[[Path], None], version: str 
     folder = make_swift(tmp_path, ms_swift.POINTS, "4.5.0.dev0")
     damage(folder)
     code = "from lazyshard_swift import ms_swift; print(ms_swift.folder(), ms_swift.version())"
-    done = python(code, tmp_path, package_folder())
+    done = python(code, tmp_path, package_folder(), site=False)
     assert (done.stdout, done.stderr) == (f"{folder} {version}\n", "")
 
 
 @pytest.mark.parametrize("before", ["", "import sys, types; sys.modules['swift'] = types.ModuleType('swift')"])
 def test_no_ms_swift(before: str) -> None:
     code = f"{before}\nfrom lazyshard_swift import ms_swift; print(ms_swift.folder(), ms_swift.version())"
-    done = python(code, package_folder())
+    done = python(code, package_folder(), site=False)
     assert (done.stdout, done.stderr) == ("None None\n", "")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +12,9 @@ import pytest
 from lazyshard import StreamReader
 from tests.producer.commands import run_arguments
 from tests.swift.commands import megatron_sft
-from tests.swift.encoding import MAX_LENGTH, TEMPLATE, environment_of
-from tests.swift.streams import ROOT, row
+from tests.swift.encoding import MAX_LENGTH, TEMPLATE
+from tests.swift.programs import found_by, offline, run
+from tests.swift.streams import row
 
 pytestmark = [pytest.mark.timeout(400)]
 
@@ -57,35 +56,15 @@ def streams(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, 
             ("padded", ("--max-length", MAX_LENGTH, "--pad", TOKENS)),
         )
     ]
-    ended = subprocess.run(
-        [sys.executable, "-c", _PRODUCE, json.dumps(commands)],
-        env=environment_of(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    ended = run(["-c", _PRODUCE, json.dumps(commands)], offline(folder))
     assert ended.returncode == 0, ended.stderr
     return {name: folder / name for name in ("encoded", "split", "padded")}
 
 
 def test_batches_are_those_of_the_documents(streams: dict[str, Path], model: Path, tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
-    program = Path(__file__).with_name("sequences_program.py")
     options = [f"template={TEMPLATE}", f"max_length={MAX_LENGTH}", "model_type=qwen3", "loss_scale=all"]
-    ended = subprocess.run(
-        [sys.executable, program, *streams.values(), found, model, *options],
-        env=environment_of(tmp_path),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    result = json.loads(found.read_text())
+    program = Path(__file__).with_name("sequences_program.py")
+    result = found_by(program, tmp_path, *streams.values(), model, *options)
     assert result["apart"]
     assert result["whole"] == [True] * 4
     assert result["padded"] == [True] * (ROWS + 1)

@@ -1,7 +1,7 @@
 """The same groups of rows through ms-swift's `PackingDataset` and, as rows that are packs, raw ones through our
 `RowEncoder` and encoded ones through our `EncodedRows`; and packed as they are read.
 
-    python packing_program.py MODEL ROWS.jsonl FOUND.json
+    python packing_program.py FOUND.json MODEL ROWS.jsonl
 
 A process of its own, since importing ms-swift warns. Found is, for each way, the samples, and what ms-swift's collator
 makes of micro batches of two of them, with the `cu_seqlens` that follow: {"lengths", "groups", "ordinary", "ours",
@@ -66,7 +66,7 @@ def encoded_packs(template: Any, rows: list[Any], groups: list[list[int]]) -> li
 
 
 def main() -> int:
-    model, source, target = sys.argv[1:]
+    target, model, source = sys.argv[1:]
     swift_dataset, datasets = importlib.import_module("swift.dataset"), importlib.import_module("datasets")
     template = make_template(model)
     rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines()]

@@ -1,6 +1,6 @@
 """Rows through ms-swift's ordinary path and through ours; in a process of its own, since importing ms-swift warns.
 
-    python rows_program.py CASES.json FOUND.json
+    python rows_program.py FOUND.json CASES.json
 
 A case is {"rows": [...], "options": {...}}: the lines of a file, and options of `swift.dataset.load_dataset`. Found is
 {"ordinary": [...], "ours": [...]}; instead of a row there may be the name of an error, and instead of the ordinary rows
@@ -57,7 +57,7 @@ def ours(rows: list[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
 
 
 def main() -> int:
-    source, target = map(Path, sys.argv[1:])
+    target, source = map(Path, sys.argv[1:])
     found = {}
     for number, (name, case) in enumerate(json.loads(source.read_text(encoding="utf-8")).items()):
         rows, options = case["rows"], case["options"]

@@ -15,20 +15,12 @@ from lazyshard_swift.blend import Streams
 from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, cache_options, for_stream, tell_cache
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.parallel import Facts
-from tests.swift.unit.runs import hugging_face
+from tests.swift.unit.runs import hugging_face, refused
 from tests.swift.unit.test_encoded import encoded, of_raw, raw, template
 
 
 def arguments(**changes: Any) -> Any:
-    return hugging_face(
-        **{
-            "columns": None,
-            "remove_unused_columns": True,
-            "max_length": 512,
-            "sharded_lazy_encode_cache": "/dev/shm/cache",
-            **changes,
-        }
-    )
+    return hugging_face(**{"sharded_lazy_encode_cache": "/dev/shm/cache", **changes})
 
 
 def test_data_set_is_told_nothing_without_a_cache() -> None:
@@ -45,12 +37,6 @@ def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
     assert "encode_cache_bytes" not in cache_options(arguments(), template())
 
 
-def test_directory_in_that_of_a_stream_is_refused() -> None:
-    args = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
-    with pytest.raises(SettingsRefused, match="lies in the stream's own directory, /two, where only what is"):
-        cache_options(args, template())
-
-
 def test_same_settings_make_the_same_facts() -> None:
     made = cache_facts(arguments(), template())
     assert made == cache_facts(arguments(), template())
@@ -59,24 +45,21 @@ def test_same_settings_make_the_same_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("args", "settings"),
     [
-        {"columns": {"text": "query"}},
-        {"disable_auto_column_mapping": True},
-        {"remove_unused_columns": False},
-        {"packing": True},
-        {"external_plugins": [__file__]},
+        ({"columns": {"text": "query"}}, {}),
+        ({"disable_auto_column_mapping": True}, {}),
+        ({"remove_unused_columns": False}, {}),
+        ({"packing": True}, {}),
+        ({"external_plugins": [__file__]}, {}),
+        *(({}, changes) for changes in ({"max_length": 513}, {"padding_free": True}, {"num_frames": 8})),
+        *(({}, changes) for changes in ({"sizes": [1, 2]}, {"packing": True})),
     ],
 )
-def test_each_argument_that_decides_about_samples_makes_other_facts(changes: dict[str, Any]) -> None:
-    assert cache_facts(arguments(**changes), template()) != cache_facts(arguments(), template())
-
-
-@pytest.mark.parametrize(
-    "changes", [{"max_length": 513}, {"padding_free": True}, {"num_frames": 8}, {"sizes": [1, 2]}, {"packing": True}]
-)
-def test_each_setting_of_the_template_makes_other_facts(changes: dict[str, Any]) -> None:
-    assert cache_facts(arguments(), template(**changes)) != cache_facts(arguments(), template())
+def test_each_thing_that_decides_about_samples_makes_other_facts(
+    args: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert cache_facts(arguments(**args), template(**settings)) != cache_facts(arguments(), template())
 
 
 def test_variables_that_templates_read_make_other_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,17 +89,16 @@ def test_plugin_that_was_changed_makes_other_facts(tmp_path: Path) -> None:
     assert cache_facts(arguments(external_plugins=["missing.py"]), template()) != before
 
 
-def test_template_that_needs_the_model_is_refused() -> None:
-    with pytest.raises(SettingsRefused, match="encodes with the model itself"):
+def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
+    with refused(SettingsRefused, "/two", argument="sharded_lazy_encode_cache"):
+        cache_options(inside, template())
+    with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
         cache_options(arguments(), template(use_model=True))
-
-
-@pytest.mark.parametrize("version", [None, "unknown"])
-def test_ms_swift_of_an_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
-    monkeypatch.setattr(ms_swift, "version", lambda: version)
-    with pytest.raises(SettingsRefused) as refused:
-        cache_options(arguments(), template())
-    assert refused.value.argument == "sharded_lazy_encode_cache"
+    for version in (None, "unknown"):
+        monkeypatch.setattr(ms_swift, "version", lambda version=version: version)
+        with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
+            cache_options(arguments(), template())
 
 
 def test_encoded_streams_and_rows_as_they_are_need_no_cache() -> None:

@@ -30,7 +30,7 @@ from lazyshard.errors import (
 from lazyshard_swift import errors
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.parallel import stopped
-from tests.swift.unit.programs import python
+from tests.swift.programs import python
 from tests.swift.unit.runs import decided, megatron
 
 CODES: dict[int | None, list[BaseException]] = {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.swift.unit.programs import environment
+from tests.swift.programs import found_by
+
+PROGRAM = Path(__file__).with_name("rows_program.py")
 
 USER = {"role": "user", "content": "question"}
 ASSISTANT = {"role": "assistant", "content": "answer"}
@@ -243,29 +243,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     cases = {name: case(rows, options) for name, (rows, options) in CASES.items()}
     cases |= {name: case(rows, {}) for name, rows in (DROPPED | ENCODED).items()}
     (folder / "cases.json").write_text(json.dumps(cases))
-    ended = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("rows_program.py")),
-            folder / "cases.json",
-            folder / "found.json",
-        ],
-        env=environment(
-            HOME=str(folder),
-            MODELSCOPE_CACHE=str(folder / "modelscope"),
-            HF_HOME=str(folder / "hf"),
-            HF_HUB_OFFLINE="1",
-            HF_DATASETS_DISABLE_PROGRESS_BARS="1",
-            CUDA_VISIBLE_DEVICES="",
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    result: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    result: dict[str, dict[str, Any]] = found_by(PROGRAM, folder, folder / "cases.json")
     return result
 
 

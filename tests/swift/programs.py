@@ -1,0 +1,60 @@
+"""Programs in processes of their own, with this checkout's packages or stand-ins for them: what they print and find."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+CPU: Final = Path(__file__).with_name("cpu")
+PATHS: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
+DEADLINE_S: Final = 200.0
+
+_RANKS: Final = ("RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "NPROC_PER_NODE", "NNODES")
+
+
+def environment(*paths: Path, **variables: str) -> dict[str, str]:
+    """Returns the environment of a process outside of `torchrun`, with these folders on its path, ours by default."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAZYSHARD"))}
+    for name in _RANKS:
+        inherited.pop(name, None)
+    path = os.pathsep.join(map(str, paths or PATHS))
+    return inherited | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"} | variables
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """Returns the environment of a process that imports ms-swift, which keeps its files in a folder."""
+    own = {name: str(folder / name) for name in ("MODELSCOPE_CACHE", "HF_HOME")}
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return environment(CPU / "startup", *PATHS, HOME=str(folder), OMP_NUM_THREADS="1", **own, **quiet)
+
+
+def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=variables,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def python(code: str, *paths: Path, site: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs code with these folders on the path, without site-packages unless `site`."""
+    return run([*([] if site else ["-S"]), "-c", code], environment(*paths, **variables))
+
+
+def found_by(program: Path, folder: Path, *arguments: object) -> Any:
+    """Runs a program that imports ms-swift; returns what it has found, which it writes to the file that it is told."""
+    found = folder / f"{program.stem}.json"
+    ended = run([program, found, *arguments], offline(folder))
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(found.read_text(encoding="utf-8"))

@@ -28,156 +28,107 @@ def extend(module: ModuleType) -> None:
 
 # Values, not annotations: transformers.HfArgumentParser, with which ms-swift parses, would find the annotations of a
 # class in this module as strings and look their names up in ms-swift's.
-_FIELDS: list[tuple[str, Any, Any]] = [
+_FIELDS: list[tuple[str, Any, Any, str]] = [
     (
         "sharded_lazy",
         bool,
-        field(
-            default=False,
-            metadata={
-                "help": "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own "
-                "chunks, while they are still being produced, each sample exactly once. Several are blended by "
-                "--interleave_prob."
-            },
-        ),
+        False,
+        "Read --dataset as a lazyshard stream directory: every data-parallel rank reads only its own "
+        "chunks, while they are still being produced, each sample exactly once. Several are blended by "
+        "--interleave_prob.",
     ),
     (
         "sharded_lazy_samples_per_chunk",
         int | None,
-        field(
-            default=None,
-            metadata={
-                "help": "Rows of every chunk file. Needed for directories that another program fills, which have no "
-                "stream.json; otherwise checked against that."
-            },
-        ),
+        None,
+        "Rows of every chunk file. Needed for directories that another program fills, which have no "
+        "stream.json; otherwise checked against that.",
     ),
     (
         "sharded_lazy_max_wait",
         float,
-        field(
-            default=600.0,
-            metadata={"help": "Seconds to wait for data at the most; then every rank ends with exit code 75."},
-        ),
+        600.0,
+        "Seconds to wait for data at the most; then every rank ends with exit code 75.",
     ),
     (
         "sharded_lazy_shuffle_window",
         int | None,
-        field(
-            default=None,
-            metadata={
-                "help": f"How many chunks of a rank are shuffled together. Default: {settings.LIVE_WINDOW} while the "
-                f"stream is being produced, {settings.ENDED_WINDOW} once it has ended, 0 (in order) with "
-                "--train_dataloader_shuffle false. A wider window mixes better and has to be published before it can "
-                "be read."
-            },
-        ),
+        None,
+        f"How many chunks of a rank are shuffled together. Default: {settings.LIVE_WINDOW} while the "
+        f"stream is being produced, {settings.ENDED_WINDOW} once it has ended, 0 (in order) with "
+        "--train_dataloader_shuffle false. A wider window mixes better and has to be published before it can "
+        "be read.",
     ),
     (
         "sharded_lazy_shuffle_distance",
         int | None,
-        field(
-            default=None,
-            metadata={
-                "help": "Instead of --sharded_lazy_shuffle_window, how far apart two samples that are neighbours in "
-                "the stream are to be drawn on average: in steps of one sample of a data-parallel rank. The window is "
-                "three times as many samples, in whole chunks."
-            },
-        ),
+        None,
+        "Instead of --sharded_lazy_shuffle_window, how far apart two samples that are neighbours in "
+        "the stream are to be drawn on average: in steps of one sample of a data-parallel rank. The window is "
+        "three times as many samples, in whole chunks.",
     ),
     (
         "sharded_lazy_unit",
         str | None,
-        field(
-            default=None,
-            metadata={
-                "help": "What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of "
-                "samples, or auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run "
-                "that goes on from a checkpoint keeps what it began with. Units smaller than a chunk are for streams "
-                "with fewer chunks than ranks."
-            },
-        ),
+        None,
+        "What is dealt to the ranks in turn: chunk, batch (a micro batch), sample, a number of "
+        "samples, or auto: chunks if there is a full one for every rank, else batches. Default: chunk; a run "
+        "that goes on from a checkpoint keeps what it began with. Units smaller than a chunk are for streams "
+        "with fewer chunks than ranks.",
     ),
     (
         "sharded_lazy_consumer",
         str | None,
-        field(
-            default=None,
-            metadata={
-                "help": "Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained. "
-                "Default: from the output directory."
-            },
-        ),
+        None,
+        "Name of this run's cursor in STREAM/cursors, which tells the producer what is safely trained. "
+        "Default: from the output directory.",
     ),
     (
         "sharded_lazy_on_bad_sample",
         Literal["substitute", "raise"] | None,
-        field(
-            default=None,
-            metadata={
-                "help": "What to do with a row that cannot be read or encoded: train another row of its chunk and log "
-                "it, or stop. Default: substitute, with --strict true raise."
-            },
-        ),
+        None,
+        "What to do with a row that cannot be read or encoded: train another row of its chunk and log "
+        "it, or stop. Default: substitute, with --strict true raise.",
     ),
     (
         "sharded_lazy_on_end",
         Literal["stop", "repeat"],
-        field(
-            default="stop",
-            metadata={
-                "help": "What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the "
-                "last whole global batch, with a checkpoint, or go on with the next epoch."
-            },
-        ),
+        "stop",
+        "What to do where the stream ends before --train_iters or --max_steps: stop all ranks at the "
+        "last whole global batch, with a checkpoint, or go on with the next epoch.",
     ),
     (
         "sharded_lazy_skip",
         str | None,
-        field(
-            default=None,
-            metadata={
-                "help": "What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the "
-                "first to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and "
-                "need a checkpoint to go on from. Kept in the checkpoints; given again, it leaves nothing out twice."
-            },
-        ),
+        None,
+        "What not to train from here on: 'samples 120:180, chunks 7:8, steps 41:61', each from the "
+        "first to the one before the last. Steps 41:61 are those between checkpoint-40 and checkpoint-60, and "
+        "need a checkpoint to go on from. Kept in the checkpoints; given again, it leaves nothing out twice.",
     ),
     (
         "sharded_lazy_encode_cache",
         str | None,
-        field(
-            default=None,
-            metadata={
-                "help": "Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams are "
-                "kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later "
-                "epochs and for restarts. Not for templates that encode a row otherwise each time."
-            },
-        ),
+        None,
+        "Directory of this node, on its disk or in /dev/shm, where encoded samples of raw streams are "
+        "kept: each row is then encoded once for all model-parallel ranks and workers of the node, for later "
+        "epochs and for restarts. Not for templates that encode a row otherwise each time.",
     ),
     (
         "sharded_lazy_encode_cache_size",
         str | None,
-        field(
-            default=None,
-            metadata={
-                "help": "Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was used "
-                "longest ago goes first. Default: 16GiB."
-            },
-        ),
+        None,
+        "Bytes that --sharded_lazy_encode_cache may take, such as 20GB or 512MiB; what was used "
+        "longest ago goes first. Default: 16GiB.",
     ),
     (
         "sharded_lazy_take_over",
         bool,
-        field(
-            default=False,
-            metadata={
-                "help": "Take over the cursor in STREAM/cursors although another run of the same name still holds it; "
-                "that one writes it no more. Without it the second run is refused."
-            },
-        ),
+        False,
+        "Take over the cursor in STREAM/cursors although another run of the same name still holds it; "
+        "that one writes it no more. Without it the second run is refused.",
     ),
 ]
+"""Name, type, default and help."""
 
 
 def _with_ours(original: Any) -> Any:
@@ -190,9 +141,9 @@ def _with_ours(original: Any) -> Any:
         # Pickles and messages name the class as if it were ms-swift's.
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
-        "__annotations__": {name: kind for name, kind, _ in _FIELDS},
+        "__annotations__": {name: kind for name, kind, _, _ in _FIELDS},
         "__post_init__": __post_init__,
-        **{name: value for name, _, value in _FIELDS},
+        **{name: field(default=default, metadata={"help": text}) for name, _, default, text in _FIELDS},
     }
     return dataclass(type(original.__name__, (original,), namespace))
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
-from lazyshard.errors import ChunkRetired, StateMismatch
+from lazyshard.errors import ChunkRetired
 from lazyshard.format import Cursor
 from lazyshard.format.blend_share import BlendShare, blend_shares
 from lazyshard.format.blend_state import BlendState
@@ -24,12 +24,12 @@ from lazyshard.format.state import PartState, RunState
 from lazyshard.store.urls import stream_name
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.encoded import Encode, for_stream
-from lazyshard_swift.errors import ResumeRefused, SettingsRefused, StreamTooShort, each_of
+from lazyshard_swift.errors import SettingsRefused, StreamTooShort, each_of
 from lazyshard_swift.parallel import Facts, notice, stream_id_of
 from lazyshard_swift.planning import batch_sizes, stream_unit
 from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
-from lazyshard_swift.stream import ENDLESS, NO_CACHE, Gate, TrainStream, check_present, open_samples
+from lazyshard_swift.stream import ENDLESS, NO_CACHE, Gate, TrainStream, check_present, load_state, open_samples
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
 
@@ -87,7 +87,7 @@ class BlendStream(TrainStream):
         self._asked = streams.open(plan.rank, None, own | {"max_wait": max_wait}, of_blend)
         if plan.saved is not None and plan.saved.blend is not None:
             for blend in (self._dataset, self._asked):
-                _load(blend, plan.saved.blend, str(plan.checkpoint))
+                load_state(blend, plan.saved.blend.to_dict(), str(plan.checkpoint))
         # Positions count from where the plan's current part begins; the blend's own part may have begun elsewhere.
         shift = (plan.consumed_before - self._asked.consumed_before) // plan.rank.dp_size
         self._offset = plan.index_offset + shift * plan.rank.dp_size
@@ -224,15 +224,6 @@ class _Kept:
             )
             found.append((directory, cursor))
         return found
-
-
-def _load(blend: BlendedDataset, state: BlendState, checkpoint: str) -> None:
-    try:
-        blend.load_state_dict(state.to_dict())
-    except StateMismatch as cause:
-        raise ResumeRefused(
-            f"{checkpoint}: {cause}", checkpoint=checkpoint, expected=cause.expected, actual=cause.actual
-        ) from cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,6 @@ def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
 def cache_options(args: Any, template: Any) -> dict[str, Any]:
     """Returns what a data set of raw rows is told of the cache; nothing without one.
 
-    Args:
-        args: ms-swift's.
-        template: in its training mode.
-
     Raises:
         SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
     """

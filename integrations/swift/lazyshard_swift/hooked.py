@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -136,6 +137,19 @@ def _missing() -> list[str]:
 
 Maker: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes ms-swift's function and returns what stands in its place."""
+
+
+def within(context: Callable[[Any], AbstractContextManager[None]]) -> Maker:
+    """Returns the maker of a method that runs ms-swift's own within a context of its object."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(self: Any, *rest: Any, **options: Any) -> Any:
+            with context(self):
+                return original(self, *rest, **options)
+
+        return replacement
+
+    return make
 
 
 def wrap(owner: Any, makers: Mapping[str, Maker]) -> None:

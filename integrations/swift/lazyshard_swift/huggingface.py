@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lazyshard_swift.hooked import wrap
+from lazyshard_swift.hooked import within, wrap
 from lazyshard_swift.pipeline import is_stream
 
 # Anything else is imported where it is needed: a run without the flag loads none of it.
@@ -22,7 +22,7 @@ def extend(module: ModuleType) -> None:
         if not isinstance(getattr(module, name, None), type):
             raise AttributeError(f"{module.__name__} has no {name}")
     wrap(module.DataLoaderMixin, {"get_train_dataloader": _get_train_dataloader(module)})
-    wrap(module.SwiftMixin, {"_save_checkpoint": _save_checkpoint})
+    wrap(module.SwiftMixin, {"_save_checkpoint": within(saving)})
 
 
 def _get_train_dataloader(module: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -167,14 +167,6 @@ def _ends_epoch(trainer: Any, stream: Any) -> bool:
 
 def _goes_by_epochs(strategy: Any) -> bool:
     return str(getattr(strategy, "value", strategy)) == "epoch"
-
-
-def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save_checkpoint(self: Any, *rest: Any, **options: Any) -> Any:
-        with saving(self):
-            return original(self, *rest, **options)
-
-    return save_checkpoint
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
-from lazyshard_swift.hooked import wrap
+from lazyshard_swift.hooked import within, wrap
 from lazyshard_swift.pipeline import is_stream
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def extend(module: ModuleType) -> None:
     """Wraps three methods of `BaseMegatronTrainer`."""
     wrap(
         module.BaseMegatronTrainer,
-        {"_prepare_dataloader": _prepare_dataloader, "save_checkpoint": _save_checkpoint, "train": _train},
+        {"_prepare_dataloader": _prepare_dataloader, "save_checkpoint": within(saving), "train": _train},
     )
 
 
@@ -86,12 +86,7 @@ def _prepare_dataloader(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def loading(trainer: Any, stream: TrainStream) -> Iterator[Any]:
-    """Within it ms-swift makes the loader of a stream, of the data set that it yields.
-
-    Args:
-        trainer: ms-swift's.
-        stream: the training data.
-    """
+    """Within it ms-swift makes the loader of a stream, of the data set that it yields."""
     _attach(trainer, stream)
     if stream.plan.layout != "strided":
         yield stream
@@ -142,14 +137,6 @@ def _plan_steps(trainer: Any, stream: TrainStream) -> None:
     )
 
 
-def _save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save_checkpoint(self: Any, *rest: Any, **options: Any) -> Any:
-        with saving(self):
-            return original(self, *rest, **options)
-
-    return save_checkpoint
-
-
 @contextlib.contextmanager
 def saving(trainer: Any) -> Iterator[None]:
     """Within it ms-swift saves a checkpoint, of any run; the position in a stream is kept with it."""
@@ -183,10 +170,6 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def training(trainer: Any, stream: TrainStream) -> Iterator[None]:
     """Within it ms-swift trains on a stream. It is left in the middle, without an error, where the stream has ended.
-
-    Args:
-        trainer: ms-swift's.
-        stream: the training data.
 
     Raises:
         WaitTimeout, StoreUnavailable: no data came in time. What was trained is saved, if all ranks could.

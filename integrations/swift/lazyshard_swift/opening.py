@@ -72,12 +72,7 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
     directory = args.dataset[0]
     facts = facts_of(args, directory, rank)
     (encoder,) = encoders([directory], template, _encoder(args, template), rows.packing_length(args))
-    options: dict[str, Any] = {
-        "max_wait": args.sharded_lazy_max_wait,
-        "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
-        "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
-        "cache": encoded.cache_options(args, template),
-    }
+    options = _options(args, template)
     if groups_by_length(args):
         lengths = read_lengths(args, directory, facts, sampler_of(settings.is_megatron(args)))
         plan = decide(args, directory, facts, rank, lengths.digest)
@@ -90,6 +85,16 @@ def open_train_stream(args: Any, template: Any) -> TrainStream:
         check_whole(directory, plan.stream_id, plan.consumer)
     begin(stream, args)
     return stream
+
+
+def _options(args: Any, template: Any) -> dict[str, Any]:
+    """Returns the options of a stream or blend that follow from the arguments alone."""
+    return {
+        "max_wait": args.sharded_lazy_max_wait,
+        "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
+        "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
+        "cache": encoded.cache_options(args, template),
+    }
 
 
 def begin(stream: TrainStream, args: Any) -> None:
@@ -176,16 +181,8 @@ def _open_blend(args: Any, rank: Rank, template: Any, raw: Encode) -> BlendStrea
         ended, samples = False, sum(one.samples for one in facts)
     plan = decide(args, streams.where, Facts(BLENDED, 1, samples, ended), rank)
     streams = replace(streams, units=units_of(args, streams, plan))
-    cache = encoded.cache_options(args, template)
-    stream = BlendStream(
-        plan,
-        streams,
-        encoders(directories, template, raw, rows.packing_length(args)),
-        max_wait=args.sharded_lazy_max_wait,
-        on_bad_sample=args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
-        samples_per_chunk=args.sharded_lazy_samples_per_chunk,
-        cache=cache,
-    )
+    encode = encoders(directories, template, raw, rows.packing_length(args))
+    stream = BlendStream(plan, streams, encode, **_options(args, template))
     for number, directory in enumerate(directories):
         name = stream.names[number]
         if plan.saved is None or plan.saved.blend is None or name not in plan.saved.blend.names:

@@ -52,11 +52,10 @@ def _get_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _encode_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
-    def encode_dataset(self: Any, train_dataset: Any, val_dataset: Any, *rest: Any, **options: Any) -> Any:
+    def encode_dataset(self: Any, train_dataset: Any, *rest: Any, **options: Any) -> Any:
         if not is_stream(train_dataset):
-            return original(self, train_dataset, val_dataset, *rest, **options)
-        _, validation = original(self, None, val_dataset, *rest, **options)
-        return [train_dataset, validation]
+            return original(self, train_dataset, *rest, **options)
+        return [train_dataset, original(self, None, *rest, **options)[1]]
 
     return encode_dataset
 
@@ -66,8 +65,7 @@ def _post_process_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
         train_dataset, val_dataset = datasets
         if not is_stream(train_dataset):
             return original(self, datasets, *rest, **options)
-        _, validation = original(self, [None, val_dataset], *rest, **options)
-        return [train_dataset, validation]
+        return [train_dataset, original(self, [None, val_dataset], *rest, **options)[1]]
 
     return post_process_datasets
 

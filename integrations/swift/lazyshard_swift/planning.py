@@ -171,13 +171,7 @@ def _gone_on(plan: RunPlan, part: PartState, global_batch: int, megatron: bool) 
 
 
 def _in_one_pass(plan: RunPlan, micro: int, accumulation: int) -> RunPlan:
-    """Returns the plan of a run whose trainer is given all that is left as one epoch, behind the steps it has trained.
-
-    Args:
-        plan: the plan.
-        micro: samples of a micro batch, over all ranks.
-        accumulation: micro batches of a step.
-    """
+    """Returns the plan of a run whose trainer is given all that is left as one epoch, behind the steps it trained."""
     saved, progress = plan.saved, plan.progress
     assert saved is not None
     if progress.steps is not None:

@@ -278,12 +278,6 @@ def _check_encode_cache(directory: str | None, size: str | None) -> None:
 def _check_distance(distance: int, window: int | None, shuffle: bool, streams: int) -> None:
     """Refuses what is no distance, and what contradicts it among the arguments.
 
-    Args:
-        distance: as it was asked for.
-        window: the window that was asked for, None for none.
-        shuffle: whether ms-swift is to shuffle.
-        streams: how many streams are named.
-
     Raises:
         SettingsRefused: with the way out.
     """

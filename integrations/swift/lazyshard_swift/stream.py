@@ -104,7 +104,7 @@ class TrainStream(Dataset[Any]):
         self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0)
         if plan.layout == "strided" and plan.state != _begun_now(plan.state):
             for dataset in (self._dataset, asked):
-                _load(dataset, plan)
+                load_state(dataset, plan.state.to_dict(), plan.checkpoint or plan.directory)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the gate behind: it is the main process's."""
@@ -188,11 +188,6 @@ class TrainStream(Dataset[Any]):
             # Trained to the end: no sample follows, and the first one was deleted.
             return None
 
-    def _open_samples(self, position: int) -> list[int]:
-        """Returns the samples of the window that is open at a position of this rank's lane, from there on."""
-        plan = self.plan
-        return open_samples(plan.course, plan.rank.dp_rank, position, plan.total, plan.stop_at_end)
-
     def check_resume(self, consumed: int, step: int) -> None:
         """Refuses to go on where the next sample would not be exactly the next one.
 
@@ -236,7 +231,9 @@ class TrainStream(Dataset[Any]):
 
     def _check_present(self, draws: int) -> None:
         """Refuses to go on at a position whose chunks are gone."""
-        self.gate.check_present(self._open_samples(draws))
+        plan = self.plan
+        samples = open_samples(plan.course, plan.rank.dp_rank, draws, plan.total, plan.stop_at_end)
+        check_present(self.gate.reader, samples)
 
 
 def open_samples(course: Course, lane: int, position: int, total: int | None, stop_at_end: bool) -> list[int]:
@@ -262,15 +259,17 @@ def _begun_now(state: RunState) -> RunState:
     return replace(state, parts=(replace(state.parts[-1], draws=0, epoch=None, skip=(), first_step=0),), consumed=0)
 
 
-def _load(dataset: LazyShardedDataset, plan: RunPlan) -> None:
+def load_state(dataset: Any, state: dict[str, Any], where: str) -> None:
+    """Has a data set, of one stream or of a blend, go on from a state.
+
+    Raises:
+        ResumeRefused: the state does not fit it.
+    """
     try:
-        dataset.load_state_dict(plan.state.to_dict())
+        dataset.load_state_dict(state)
     except StateMismatch as cause:
         raise ResumeRefused(
-            f"{plan.checkpoint or plan.directory}: {cause}",
-            checkpoint=plan.checkpoint,
-            expected=cause.expected,
-            actual=cause.actual,
+            f"{where}: {cause}", checkpoint=where, expected=cause.expected, actual=cause.actual
         ) from cause
 
 
@@ -359,16 +358,10 @@ class Gate:
         rank = self._dataset.rank
         return self._dataset.draw(position * rank.dp_size + rank.dp_rank).epoch > 0
 
-    def check_present(self, samples: Iterable[int]) -> None:
-        """Refuses to start where a chunk that was published is gone.
-
-        Args:
-            samples: numbers of samples that the run needs from here on, of which those published are looked for.
-
-        Raises:
-            ResumeRefused: naming the chunk.
-        """
-        check_present(self._dataset.reader, samples)
+    @property
+    def reader(self) -> StreamReader:
+        """The reader of this rank's samples, with the deadline that counts."""
+        return self._dataset.reader
 
     def published_samples(self) -> int:
         """Returns how many samples are published now."""
@@ -390,7 +383,15 @@ class Gate:
 
 
 def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
-    """Refuses to start where a chunk that was published is gone; see `Gate.check_present`."""
+    """Refuses to start where a chunk that was published is gone.
+
+    Args:
+        reader: of the stream.
+        samples: numbers of samples that the run needs from here on, of which those published are looked for.
+
+    Raises:
+        ResumeRefused: naming the chunk.
+    """
     published = reader.refresh().samples
     chunks = {sample // reader.samples_per_chunk for sample in samples if sample < published}
     # They were published long ago, so the grace period for those that are just appearing is not due.
@@ -398,17 +399,12 @@ def check_present(reader: StreamReader, samples: Iterable[int]) -> None:
     try:
         for number in sorted(chunks):
             reader.chunk(number)
-    except ChunkRetired as cause:
-        raise ResumeRefused(
-            f"{cause}. The checkpoint goes on with chunk {cause.chunk}",
-            expected=f"chunk {cause.chunk}",
-            actual="deleted",
-        ) from cause
-    except ChunkMissing as cause:
-        raise ResumeRefused(
-            f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk",
-            expected=f"chunk {cause.chunk}",
-            actual="deleted",
-        ) from cause
+    except (ChunkRetired, ChunkMissing) as cause:
+        text = (
+            f"{cause}. The checkpoint goes on with chunk {cause.chunk}"
+            if isinstance(cause, ChunkRetired)
+            else f"{cause} The checkpoint goes on with it; take a later checkpoint, or restore the chunk"
+        )
+        raise ResumeRefused(text, expected=f"chunk {cause.chunk}", actual="deleted") from cause
     finally:
         reader.max_wait = patience

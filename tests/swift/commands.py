@@ -1,7 +1,6 @@
 """Runs the real `megatron sft` and `swift sft` on the CPU, and tells what they did.
 
     run = megatron_sft(tmp_path / "run", model, dataset=path, train_iters=3, tensor_model_parallel_size=2)
-    assert run.returncode == 0, run.tail()
     run.losses            {1: 6.2, 2: 6.1, 3: 6.2}
     run.batches           what each process gave to its model, see Batch
 
@@ -11,8 +10,9 @@
         run = training.wait()
 
 Keyword arguments are options of the command, over the defaults below; None takes a default away. The commands run with
-an environment of their own: offline, one thread, nothing of the caller's. Every process they start, however detached
-(torchrun gives each worker a session of its own), carries a mark in its environment, by which it is found and killed.
+an environment of their own: offline, one thread, nothing of the caller's but PYTHONPATH. Every process they start,
+however detached (torchrun gives each worker a session of its own), carries a mark in its environment, by which it is
+found and killed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tests.swift.warm import warm_ranks
+from tests.swift.warm import CPU, warm_ranks
 
-CPU: Final = Path(__file__).with_name("cpu")
 TRACE_PLUGIN: Final = Path(__file__).with_name("trace_plugin.py")
 BIN: Final = Path(sys.executable).parent
 
@@ -86,8 +85,10 @@ RESUMABLE: Final[dict[str, Option]] = {
 `mcore_model=run.output_dir / "checkpoint-2", finetune=False`. The losses are then those of an uninterrupted run. (In 32
 bits megatron-core 0.16 cannot load the state of its distributed optimizer.)"""
 
+_CALLERS: Final = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
 MEGATRON_VARIABLES: Final = {
-    "PYTHONPATH": os.pathsep.join((str(CPU / "startup"), str(CPU / "standin"))),
+    "PYTHONPATH": os.pathsep.join([str(CPU / "startup"), str(CPU / "standin"), *_CALLERS]),
     "CPU_AS_CUDA": "1",
     "TORCHDYNAMO_DISABLE": "1",
 }
@@ -312,6 +313,12 @@ class Training:
         seconds = time.monotonic() - self._started
         return Run(self.command, returncode, self.output, self.output_dir, self.batches, self.losses, seconds)
 
+    def end(self, code: int | None = 0, timeout_s: float = TIMEOUT_S) -> Run:
+        """Waits for the end, which must come with this exit code; None takes any."""
+        run = self.wait(timeout_s)
+        assert code in (None, run.returncode), run.tail()
+        return run
+
     def processes(self) -> list[Process]:
         """Its live processes, torchrun and DataLoader workers included."""
         return processes_of(self.mark)
@@ -392,19 +399,19 @@ def start_swift_sft(
     return _start(work, model, command, {**SWIFT, **options}, plugins, {**more, **(environment or {})}, packages)
 
 
-def megatron_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `megatron sft` to its end; arguments as of `start_megatron_sft`. Ranks are warm, see `warm.py`."""
+def megatron_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
+    """Runs `megatron sft` to its end; other arguments as of `start_megatron_sft`. Ranks are warm, see `warm.py`."""
     options["environment"] = _warm("swift.megatron.pipelines", options, MEGATRON_VARIABLES)
     with start_megatron_sft(work, model, **options) as training:
-        return training.wait(timeout_s)
+        return training.end(code, timeout_s)
 
 
-def swift_sft(work: Path, model: Path, *, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
-    """Runs `swift sft` to its end; arguments as of `start_swift_sft`. Ranks of several are warm, see `warm.py`."""
+def swift_sft(work: Path, model: Path, *, code: int | None = 0, timeout_s: float = TIMEOUT_S, **options: Any) -> Run:
+    """Runs `swift sft` to its end; other arguments as of `start_swift_sft`. Ranks of several are warm."""
     if options.get("processes", 2) > 1:
         options["environment"] = _warm("swift.pipelines", options, {})
     with start_swift_sft(work, model, **options) as training:
-        return training.wait(timeout_s)
+        return training.end(code, timeout_s)
 
 
 def _warm(module: str, options: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
@@ -462,7 +469,7 @@ def _environment(work: Path) -> dict[str, str]:
     return {
         **kept,
         "PATH": os.pathsep.join([str(BIN), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "PYTHONPATH": str(CPU / "startup"),
+        "PYTHONPATH": os.pathsep.join([str(CPU / "startup"), *_CALLERS]),
         "HOME": str(work),  # caches of data sets, models and fonts
         "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": "lo",

@@ -1,8 +1,9 @@
-"""What the processes of a training consumed: checks that hold for every run over a stream."""
+"""What the processes of a training consumed, killed and resumed or not: checks for every run over a stream."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections import Counter
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lazyshard.stream import read_cursor
+from lazyshard.stream.run_state import course_of
+from lazyshard_swift.checkpoints import load_position
+from lazyshard_swift.position import Position
 from tests.swift.commands import Batch, Run, Training, ids_by_dp, start_megatron_sft
+from tests.swift.programs import environment
+from tests.swift.programs import run as run_program
 from tests.swift.streams import producing, write_jsonl
 
 SIZE: Final = 4
@@ -68,9 +74,25 @@ def assert_places(batches: Iterable[Batch], **sizes: int) -> None:
     assert len({tuple(place.values()) for place in places.values()}) == 4, "two processes in one place"
 
 
-def position_of(checkpoint: Path) -> dict[str, Any]:
-    position: dict[str, Any] = json.loads((checkpoint / "lazyshard.json").read_bytes())
+def position_of(checkpoint: Path) -> Position:
+    position = load_position(checkpoint)
+    assert position is not None
     return position
+
+
+def audited(directory: Path | str, output: Path) -> dict[str, Any]:
+    """What `lazyshard audit` says of the only epoch that the checkpoints in a folder have trained."""
+    done = lazyshard("audit", directory, output, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (epoch,) = json.loads(done.stdout)["epochs"]
+    found: dict[str, Any] = epoch
+    return found
+
+
+def lazyshard(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command of `lazyshard`."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return run_program(["-m", "lazyshard.cli", *arguments], environment(**variables))
 
 
 class Sealed(NamedTuple):
@@ -120,8 +142,8 @@ def assert_stopped_at_end(run: Run, directory: Path, samples: int, ranks: int, s
 def assert_cursor(checkpoint: Path, directory: Path, consumed: int, trained: set[int]) -> None:
     """Checks a checkpoint's position, and that the stream's cursor tells it and gives up no chunk that is needed."""
     position = position_of(checkpoint)
-    assert (position["consumed"], f"checkpoint-{position['step']}") == (consumed, checkpoint.name)
-    cursor = read_cursor(directory, position["consumer"])
+    assert (position.consumed, f"checkpoint-{position.step}") == (consumed, checkpoint.name)
+    cursor = read_cursor(directory, position.consumer)
     assert cursor is not None and cursor.consumed == consumed
     assert set(range(cursor.chunks_before * SIZE)) <= trained, "chunks given up before they were trained"
 
@@ -145,7 +167,58 @@ def train_live(work: Path, model: Path, samples: int, **options: Any) -> Run:
         start_megatron_sft(work / "run", model, dataset=directory, sharded_lazy=True, **options) as training,
         fed_live(training, directory, samples, 12, processes=4),
     ):
-        run = training.wait()
-    assert run.returncode == 0, run.tail()
+        run = training.end()
     assert_read_while_written(run, directory, samples)
     return run
+
+
+def killed_at(training: Training, directory: Path, consumer: str, step: int) -> tuple[Run, Path]:
+    """Kills a training after a step has its loss, and returns the newest checkpoint that is safe, as the cursor says.
+
+    If the training ends before, it is not killed.
+    """
+    training.wait_for(lambda: step in training.losses, f"loss of step {step}")
+    training.kill()
+    run, cursor = training.wait(), read_cursor(directory, consumer)
+    assert cursor is not None and cursor.state is not None
+    files = training.output_dir.glob("checkpoint-*/lazyshard.json")
+    saved = {file.parent: position_of(file.parent) for file in files}
+    (newest,) = (folder for folder, position in saved.items() if consumed_of_first(position) == cursor.consumed)
+    return run, newest
+
+
+def consumed_of_first(position: Position) -> int:
+    """How many samples of the stream, or of the first one of a blend, were trained."""
+    return position.consumed if position.blend is None else position.blend.members[0].consumed
+
+
+def assert_every_sample_once(runs: Sequence[Run], checkpoints: Sequence[Path], samples: int, epochs: int = 1) -> None:
+    """Checks what each start trained up to its checkpoint: the declared order, and together every sample once an epoch.
+
+    Args:
+        runs: the starts, each with other ranks or batches than the one before.
+        checkpoints: those that the next start went on from, and the last one of all.
+        samples: of the stream; fewer than a step may be left over at its end, and of a micro batch of all ranks at that
+            of an epoch.
+        epochs: how many were trained.
+    """
+    final = position_of(checkpoints[-1]).state
+    assert final is not None
+    course, first = course_of(final), 0
+    assert len(final.parts) == len(runs)
+    trained: list[tuple[int, int]] = []
+    for number, (run, checkpoint) in enumerate(zip(runs, checkpoints, strict=True)):
+        position, part, here = position_of(checkpoint), final.parts[number], course.until(number)
+        batches = [batch for batch in run.batches if first < batch.step <= position.step]
+        assert min(batch.step for batch in run.batches) == first + 1
+        declared = {lane: [here.draw(lane, at, samples) for at in range(part.draws)] for lane in range(part.dp)}
+        by_dp = {lane: [drawn.sample for drawn in draws] for lane, draws in declared.items() if draws}
+        assert ids_by_dp(batches) == by_dp, f"start {number}"
+        trained += ((drawn.epoch, drawn.sample) for draws in declared.values() for drawn in draws)
+        assert (len(trained), part.first_step) == (position.consumed, first)
+        first = position.step
+    assert not {where: n for where, n in Counter(trained).items() if n > 1}, "samples that were trained more than once"
+    largest = max(part.dp * max(part.draws_per_step, part.batch_size) for part in final.parts)
+    found = Counter(epoch for epoch, _ in trained)
+    assert set(found) == set(range(epochs))
+    assert all(samples - largest < number <= samples for number in found.values()), found

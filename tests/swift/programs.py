@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.swift.warm import CPU
+
 ROOT: Final = Path(__file__).resolve().parents[2]
-CPU: Final = Path(__file__).with_name("cpu")
 PATHS: Final = (ROOT, ROOT / "producer", ROOT / "integrations" / "swift")
 DEADLINE_S: Final = 200.0
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from lazyshard import ChunkWriter
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "what", "is", "sum", "of", "one", "and")
 PRODUCER_DEADLINE_S: Final = 60.0
 
@@ -64,7 +63,9 @@ def producing(
         *map(str, arguments),
     ]
     directory.parent.mkdir(parents=True, exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if name == "PYTHONPATH" or not name.startswith("PYTHON")
+    }
     log = directory.parent / f"{directory.name}.producer.log"
     with log.open("ab") as output:
         process = subprocess.Popen(

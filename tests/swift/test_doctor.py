@@ -72,48 +72,43 @@ def test_all_is_well(place: Place) -> None:
     assert found["ms-swift"].answer == f"4.6.0 in {place.folder}/swift"
     assert found["torch"] == Finding("versions", "torch", "2.13.0", True)
     assert found["lazyshard_swift.pth"].answer == f"{place.folder}/site/lazyshard_swift.pth"
-    assert found["finder"].answer == "active in this interpreter"
     assert found["swift.cli.main.cli_main"].answer == "swift/cli/main.py:4 (the command line)"
-    assert found[MEGATRON] == Finding("verdict", MEGATRON, RUNS, True)
-    assert found[SWIFT] == Finding("verdict", SWIFT, RUNS, True)
+    for command in (MEGATRON, SWIFT):
+        assert found[command] == Finding("verdict", command, RUNS, True)
 
 
-def test_no_ms_swift(place: Place) -> None:
-    place.version = None
+# Version, distributions that are missing, what is found not to be in order, and words of the answers about some.
+TROUBLES: list[tuple[str | None, list[str], set[str], dict[str, str]]] = [
+    (None, [], {"ms-swift", MEGATRON, SWIFT}, {"ms-swift": "pip install 'ms-swift>=4.0,<4.7'", SWIFT: "cannot start"}),
+    (
+        "4.6.0",
+        ["megatron-core", "mcore-bridge"],
+        {"megatron-core", "mcore-bridge", MEGATRON},
+        {MEGATRON: "megatron-core and mcore-bridge", "megatron-core": "pip install megatron-core", SWIFT: RUNS},
+    ),
+    # The bridge is not needed by older releases.
+    ("4.0.0", ["mcore-bridge"], set(), {"mcore-bridge": "not needed"}),
+    ("4.7.0", [], {"ms-swift", MEGATRON, SWIFT}, {"ms-swift": "'ms-swift>=4.0,<4.7'", SWIFT: "may run"}),
+    ("3.12.6", ["mcore-bridge"], {"ms-swift", MEGATRON, SWIFT}, {MEGATRON: "3.12.6", SWIFT: "4.0.0"}),
+]
+
+
+@pytest.mark.parametrize(("version", "missing", "bad", "answers"), TROUBLES)
+def test_versions_that_do_not_do(
+    place: Place, version: str | None, missing: list[str], bad: set[str], answers: dict[str, str]
+) -> None:
+    place.version = version
+    for name in missing:
+        del place.distributions[name]
     found = place.examine()
-    assert not_ok(found) == {"ms-swift", MEGATRON, SWIFT}
-    assert found["ms-swift"].answer == "not installed: pip install 'ms-swift>=4.0,<4.7'"
-    assert found[SWIFT].answer == "cannot start: ms-swift is not installed"
-
-
-def test_no_megatron(place: Place) -> None:
-    del place.distributions["megatron-core"], place.distributions["mcore-bridge"]
-    found = place.examine()
-    assert not_ok(found) == {"megatron-core", "mcore-bridge", MEGATRON}
-    assert found[MEGATRON].answer == (
-        "does not start, with or without the option: megatron-core and mcore-bridge are not installed"
-    )
-    assert found["megatron-core"].answer == "not installed: pip install megatron-core"
-    assert found[SWIFT].answer == RUNS
-
-
-def test_bridge_is_not_needed_by_older_releases(place: Place) -> None:
-    place.version = "4.0.0"
-    del place.distributions["mcore-bridge"]
-    found = place.examine()
-    assert not_ok(found) == set()
-    assert found["mcore-bridge"].answer == "not installed, and not needed by this ms-swift"
+    assert not_ok(found) == bad
+    assert [subject for subject, words in answers.items() if words not in found[subject].answer] == []
 
 
 def test_not_active(place: Place) -> None:
     (place.folder / "site" / "lazyshard_swift.pth").unlink()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, hook.MARK)]
-    found = place.examine()
-    assert not_ok(found) == {"lazyshard_swift.pth", "finder", MEGATRON, SWIFT}
-    assert found["lazyshard_swift.pth"].answer == (
-        f"not in {place.folder}/site: install lazyshard with pip into this environment"
-    )
-    assert found[SWIFT].answer.endswith("does not know: lazyshard is not active in this interpreter")
+    assert not_ok(place.examine()) == {"lazyshard_swift.pth", "finder", MEGATRON, SWIFT}
 
 
 @pytest.mark.parametrize(
@@ -131,12 +126,9 @@ def test_hook_point_that_is_missing(name: str, megatron: str, swift: str | None,
     place.points.remove(point)
     found = place.examine()
     assert point.title in not_ok(found)
-    assert ": there is no " in found[point.title].answer
     for command, text in ((MEGATRON, megatron), (SWIFT, swift or megatron)):
-        assert found[command].answer == (
-            text if text == RUNS else f"{text}{point.title} is missing; install lazyshard and ms-swift again"
-        )
-        assert found[command].ok is (text == RUNS)
+        assert found[command].answer.startswith(text) and found[command].ok is (text == RUNS)
+        assert text == RUNS or point.title in found[command].answer
 
 
 @pytest.mark.parametrize(
@@ -152,31 +144,7 @@ def test_extension_that_is_missing(name: str, words: str, commands: set[str], pl
     found = place.examine()
     assert not_ok(found) == {f"lazyshard_swift.{name}", *commands}
     for command in commands:
-        assert words in found[command].answer
-        assert found[command].answer.endswith(
-            f": lazyshard_swift.{name} is missing; install lazyshard and ms-swift again"
-        )
-
-
-def test_other_version(place: Place) -> None:
-    place.version = "4.7.0"
-    found = place.examine()
-    assert not_ok(found) == {"ms-swift", MEGATRON, SWIFT}
-    assert (
-        found["ms-swift"].answer
-        == f"4.7.0 in {place.folder}/swift; lazyshard is made for 4.0 to 4.6: pip install 'ms-swift>=4.0,<4.7'"
-    )
-    assert found[SWIFT].answer == ("may run: all hook points are there, but nobody has tried it with ms-swift 4.7.0")
-
-
-def test_version_that_is_too_old(place: Place) -> None:
-    place.version = "3.12.6"
-    del place.distributions["mcore-bridge"]
-    found = place.examine()
-    assert not_ok(found) == {"ms-swift", MEGATRON, SWIFT}
-    for command in (MEGATRON, SWIFT):
-        assert found[command].answer.startswith("stops before training: ")
-        assert all(words in found[command].answer for words in ("3.12.6", "4.0.0", "pip install"))
+        assert words in found[command].answer and f"lazyshard_swift.{name} " in found[command].answer
 
 
 def test_real_command(tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_going_on_with_another_length_is_refused(encoded: Path, model: Path, tmp
 
 
 def trained(run: Run) -> list[tuple[Any, ...]]:
-    assert run.returncode == 0, run.tail()
     return sorted((batch.step, batch.micro, batch.rank, batch.ids, batch.tokens) for batch in run.batches)
 
 
@@ -106,6 +105,6 @@ def test_losses_are_those_of_the_raw_stream(tmp_path: Path, model: Path) -> None
         sharded_lazy=True,
         max_length=1024,
         max_steps=1,
+        code=2,
     )
-    assert refused.returncode == 2, refused.tail()
     assert "max_length is 512 there and 1024 here" in refused.output

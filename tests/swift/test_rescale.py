@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.swift.commands import RESUMABLE, start_megatron_sft, start_swift_sft
-from tests.swift.consumption import SIZE, TP2_DP2
-from tests.swift.rescaling import assert_every_sample_once, killed_at, position_of
+from tests.swift.consumption import SIZE, TP2_DP2, assert_every_sample_once, killed_at, position_of
 from tests.swift.streams import write_stream
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -48,8 +47,7 @@ def test_swift_with_4_then_2_then_3_processes(tmp_path: Path, model: Path) -> No
     with start_swift_sft(
         tmp_path / "run3", model, processes=3, **{**options, "max_steps": 200, "save_steps": 1000}, **more
     ) as training:
-        third = training.wait()
-    assert third.returncode == 0, third.tail()
+        third = training.end()
     last = max(batch.step for batch in third.batches)
     checkpoints.append(tmp_path / "output" / f"checkpoint-{last}")
     assert_every_sample_once([first, second, third], checkpoints, samples)
@@ -85,8 +83,7 @@ def test_megatron_with_tp2_dp2_then_dp4_then_dp2(tmp_path: Path, model: Path) ->
     with start_megatron_sft(
         tmp_path / "run3", model, processes=2, **{**options, "save_steps": 1000}, **more
     ) as training:
-        third = training.wait()
-    assert third.returncode == 0, third.tail()
+        third = training.end()
     last = max(batch.step for batch in third.batches)
     checkpoints.append(tmp_path / "output" / f"checkpoint-{last}")
     assert_every_sample_once([first, second, third], checkpoints, samples)

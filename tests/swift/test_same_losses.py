@@ -57,8 +57,6 @@ def fed(run: Run) -> dict[tuple[int, int, int], tuple[int, ...]]:
 
 
 def assert_same(stream: Run, ordinary: Run, order: Sequence[int], ranks: int) -> None:
-    assert stream.returncode == 0, stream.tail()
-    assert ordinary.returncode == 0, ordinary.tail()
     assert fed(stream) == fed(ordinary)
     # ms-swift's own deal of a file in order: rank r gets the rows r, r + ranks, ...
     for rank in range(ranks):
@@ -104,7 +102,7 @@ def test_megatron(tmp_path: Path, model: Path) -> None:
     assert len(assert_dealt(first, SAMPLES)) == len(assert_dealt(second, SAMPLES)) == SAMPLES - epoch
     assert all(first[dp] != second[dp] for dp in range(ranks)), "both epochs in the same order"
     # Steps 4 and 8 are the last that end within their epochs, 9 is the end.
-    consumed = {path.name: position_of(path)["consumed"] for path in stream.output_dir.glob("checkpoint-*")}
+    consumed = {path.name: position_of(path).consumed for path in stream.output_dir.glob("checkpoint-*")}
     assert consumed == {"checkpoint-4": 64, "checkpoint-8": 128, "checkpoint-9": 144}
     assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in stream.output
 
@@ -161,13 +159,11 @@ def test_lowest_megatron(tmp_path: Path, model: Path, lowest: Path) -> None:
         "global_batch_size": 2 * ranks * MICRO,
     }
     first = megatron_sft(tmp_path / "first", model, train_iters=stop, **options)
-    assert first.returncode == 0, first.tail()
     checkpoint = first.output_dir / f"checkpoint-{stop}"
-    assert position_of(checkpoint)["consumed"] == 16 * stop
+    assert position_of(checkpoint).consumed == 16 * stop
     second = megatron_sft(
         tmp_path / "second", model, mcore_model=checkpoint, finetune=False, num_train_epochs=EPOCHS, **options
     )
-    assert second.returncode == 0, second.tail()
     given: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
     for batch in (*first.batches, *second.batches):
         given[batch.dp] += batch.ids

@@ -87,7 +87,6 @@ def test_sequences_are_trained_by_megatron_pt(streams: dict[str, Path], model: P
         global_batch_size=4,
         num_train_epochs=1,
     )
-    assert run.returncode == 0, run.tail()
     assert len(run.losses) == sequences // 4 >= 4
     # All are full, but for the last one of the stream.
     assert sum(batch.tokens != TOKENS for batch in run.batches) <= 1

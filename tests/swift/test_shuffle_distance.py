@@ -37,12 +37,10 @@ def test_order_is_that_of_the_window_and_stays_it_on_resume(tmp_path: Path, mode
     directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
     options = {**OPTIONS, "dataset": directory, "sharded_lazy_shuffle_distance": DISTANCE}
     first = swift_sft(tmp_path / "first", model, max_steps=3, **options)
-    assert first.returncode == 0, first.tail()
     assert f"--sharded_lazy_shuffle_distance {DISTANCE}: each rank shuffles windows of 3 chunks" in first.output
     checkpoint = first.output_dir / "checkpoint-3"
-    assert position_of(checkpoint)["window"] == window_for_distance(DISTANCE, SIZE) == 3
+    assert position_of(checkpoint).window == window_for_distance(DISTANCE, SIZE) == 3
     second = swift_sft(tmp_path / "second", model, max_steps=9, resume_from_checkpoint=checkpoint, **options)
-    assert second.returncode == 0, second.tail()
     trained = ids_by_dp([*first.batches, *second.batches])
     for rank in range(RANKS):
         dataset = LazyShardedDataset(
@@ -51,8 +49,7 @@ def test_order_is_that_of_the_window_and_stays_it_on_resume(tmp_path: Path, mode
         assert trained[rank] == [dataset.draw(index).sample for index in dataset.rank_indices[: 9 * MICRO]]
     # Another distance would be another order.
     other = {**options, "processes": 1, "sharded_lazy_shuffle_distance": 2 * DISTANCE}
-    refused = swift_sft(tmp_path / "other", model, max_steps=9, resume_from_checkpoint=checkpoint, **other)
-    assert refused.returncode == 2
+    refused = swift_sft(tmp_path / "other", model, max_steps=9, resume_from_checkpoint=checkpoint, code=2, **other)
     assert "saved with window 3, this run has window 6: leave out" in refused.output
     assert not refused.batches
 
@@ -66,9 +63,9 @@ def test_distance_that_cannot_be_reached_is_refused(tmp_path: Path, model: Path)
         model,
         max_steps=3,
         dataset=directory,
+        code=2,
         **{**OPTIONS, "processes": 1, "sharded_lazy_shuffle_distance": largest + 1},
     )
-    assert run.returncode == 2
     assert f"lazyshard: error: --sharded_lazy_shuffle_distance {largest + 1}: " in run.output
     assert f"give {largest} at the most (exit code 2)" in run.output
     assert not run.batches

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.swift.commands import Batch, ids_by_dp, megatron_sft, swift_sft
+from tests.swift.commands import Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.streams import write_jsonl
 
 SAMPLES: Final = 24
@@ -25,65 +26,34 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("ordinary") / "rows.jsonl", 0, SAMPLES)
 
 
-def steps(batches: list[Batch]) -> dict[int, set[int]]:
-    """What was trained in each step, on all ranks together."""
-    found: dict[int, set[int]] = {}
-    for batch in batches:
-        found.setdefault(batch.step, set()).update(batch.ids)
-    return found
-
-
-def assert_each_sample_once(by_dp: dict[int, list[int]]) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("train", "options", "ranks"),
+    [
+        (megatron_sft, {"micro_batch_size": 1, "global_batch_size": GLOBAL_BATCH}, 4),
+        # Tensor and pipeline peers get the same samples.
+        (megatron_sft, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, 1),
+        (swift_sft, {"gradient_accumulation_steps": 2}, 2),
+    ],
+)
+def test_each_sample_once(
+    tmp_path: Path, model: Path, data: Path, train: Callable[..., Run], options: dict[str, Any], ranks: int
+) -> None:
+    run = train(tmp_path / "run", model, dataset=data, num_train_epochs=1, **options)
+    by_dp = ids_by_dp(run.batches)  # fails where peers differ
+    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(ranks), SAMPLES // ranks)
     assert Counter(number for ids in by_dp.values() for number in ids) == Counter(range(SAMPLES))
-
-
-def assert_losses_of_an_untrained_model(losses: dict[int, float], count: int) -> None:
-    """Those of a guess among the 512 tokens, ln 512 = 6.24."""
-    assert list(losses) == list(range(1, count + 1))
-    assert all(math.isclose(loss, math.log(512), rel_tol=0.05) for loss in losses.values())
-
-
-@pytest.mark.sweep
-def test_megatron_with_four_data_parallel_ranks(tmp_path: Path, model: Path, data: Path) -> None:
-    run = megatron_sft(
-        tmp_path / "run", model, dataset=data, num_train_epochs=1, micro_batch_size=1, global_batch_size=GLOBAL_BATCH
-    )
-    by_dp = ids_by_dp(run.batches)
-    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(4), SAMPLES // 4)
-    assert_each_sample_once(by_dp)
-    assert_losses_of_an_untrained_model(run.losses, SAMPLES // GLOBAL_BATCH)
-    # Gradient accumulation: two micro batches in a step.
-    assert {(batch.step, batch.micro) for batch in run.batches} == {
-        (step, micro) for step in (1, 2, 3) for micro in (0, 1)
-    }
-    assert all(len(ids) == GLOBAL_BATCH for ids in steps(run.batches).values())
-
-
-@pytest.mark.sweep
-def test_megatron_tensor_and_pipeline_peers_get_the_same_samples(tmp_path: Path, model: Path, data: Path) -> None:
-    run = megatron_sft(
-        tmp_path / "run",
-        model,
-        dataset=data,
-        num_train_epochs=1,
-        global_batch_size=GLOBAL_BATCH,
-        tensor_model_parallel_size=2,
-        pipeline_model_parallel_size=2,
-    )
-    places = {(batch.rank, batch.tp, batch.pp, batch.dp) for batch in run.batches}
-    assert places == {(0, 0, 0, 0), (1, 1, 0, 0), (2, 0, 1, 0), (3, 1, 1, 0)}
-    assert_each_sample_once(ids_by_dp(run.batches))  # fails where the four differ
-    assert_losses_of_an_untrained_model(run.losses, SAMPLES // GLOBAL_BATCH)
-
-
-@pytest.mark.sweep
-def test_swift_with_two_processes(tmp_path: Path, model: Path, data: Path) -> None:
-    run = swift_sft(tmp_path / "run", model, dataset=data, num_train_epochs=1, gradient_accumulation_steps=2)
-    by_dp = ids_by_dp(run.batches)
-    assert {dp: len(ids) for dp, ids in by_dp.items()} == dict.fromkeys(range(2), SAMPLES // 2)
-    assert_each_sample_once(by_dp)
-    assert_losses_of_an_untrained_model(run.losses, SAMPLES // GLOBAL_BATCH)
-    assert all(len(ids) == GLOBAL_BATCH for ids in steps(run.batches).values())
+    # Those of a guess among the 512 tokens, ln 512 = 6.24.
+    assert list(run.losses) == list(range(1, SAMPLES // GLOBAL_BATCH + 1))
+    assert all(math.isclose(loss, math.log(512), rel_tol=0.05) for loss in run.losses.values())
+    for step in run.losses:
+        batches = [batch for batch in run.batches if batch.step == step]
+        assert len({number for batch in batches for number in batch.ids}) == GLOBAL_BATCH
+        if ranks > 1:
+            assert {batch.micro for batch in batches} == {0, 1}, "gradient accumulation"
+        else:
+            places = {(batch.rank, batch.tp, batch.pp, batch.dp) for batch in batches}
+            assert places == {(0, 0, 0, 0), (1, 1, 0, 0), (2, 0, 1, 0), (3, 1, 1, 0)}
 
 
 def test_swift_is_the_same_as_without_the_hook(tmp_path: Path, model: Path, data: Path) -> None:

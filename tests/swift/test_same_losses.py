@@ -107,36 +107,26 @@ def test_megatron(tmp_path: Path, model: Path) -> None:
     assert "lazyshard: 75 samples; 3 of them are left over in each epoch" in stream.output
 
 
-def test_swift(tmp_path: Path, model: Path) -> None:
+def train_both(work: Path, model: Path, epochs: int, **options: Any) -> Run:
+    """Trains a stream and the file of the same order by `swift sft`; returns the run without the flag."""
     ranks, epoch = 2, 72
-    directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
-    order = drawn(directory, ranks, EPOCHS * epoch)
-    options: dict[str, Any] = {"gradient_accumulation_steps": 2, "save_strategy": "epoch"}
-    stream = swift_sft(
-        tmp_path / "lazy", model, dataset=directory, sharded_lazy=True, num_train_epochs=EPOCHS, **options
-    )
-    ordinary = swift_sft(
-        tmp_path / "ordinary",
-        model,
-        dataset=write_ordered(tmp_path / "rows.jsonl", order),
-        num_train_epochs=1,
-        **IN_ORDER,
-        **options,
-    )
+    directory = write_stream(work / "stream", 0, SAMPLES, SIZE)
+    order = drawn(directory, ranks, epochs * epoch)
+    options["gradient_accumulation_steps"] = 2
+    stream = swift_sft(work / "lazy", model, dataset=directory, sharded_lazy=True, num_train_epochs=epochs, **options)
+    rows = write_ordered(work / "rows.jsonl", order)
+    ordinary = swift_sft(work / "ordinary", model, dataset=rows, num_train_epochs=1, **IN_ORDER, **options)
     assert_same(stream, ordinary, order, ranks)
     assert_untouched(ordinary)
+    return ordinary
+
+
+def test_swift(tmp_path: Path, model: Path) -> None:
+    train_both(tmp_path, model, EPOCHS, save_strategy="epoch")
 
 
 def test_lowest_swift(tmp_path: Path, model: Path, lowest: Path) -> None:
-    ranks, epoch = 2, 72
-    directory = write_stream(tmp_path / "stream", 0, SAMPLES, SIZE)
-    order = drawn(directory, ranks, epoch)
-    options: dict[str, Any] = {"packages": lowest, "gradient_accumulation_steps": 2, "num_train_epochs": 1}
-    stream = swift_sft(tmp_path / "lazy", model, dataset=directory, sharded_lazy=True, **options)
-    rows = write_ordered(tmp_path / "rows.jsonl", order)
-    ordinary = swift_sft(tmp_path / "ordinary", model, dataset=rows, **IN_ORDER, **options)
-    assert_same(stream, ordinary, order, ranks)
-    assert_untouched(ordinary)
+    ordinary = train_both(tmp_path, model, 1, packages=lowest)
     assert json.loads((ordinary.output_dir / "args.json").read_bytes())["swift_version"] == "4.0.0"
 
 

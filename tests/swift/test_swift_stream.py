@@ -91,9 +91,8 @@ def test_two_epochs_whose_last_steps_are_short(tmp_path: Path, model: Path, proc
 
 
 def test_two_processes_live(tmp_path: Path, model: Path) -> None:
-    samples = (
-        111  # 13 whole stripes and 7 rows; 9 steps of 12, then one micro batch of each process that is not trained
-    )
+    # 13 whole stripes and 7 rows; 9 steps of 12, then one micro batch of each process that is not trained.
+    samples = 111
     run = swift_live(
         tmp_path,
         model,
@@ -142,41 +141,25 @@ def test_one_process_live_with_a_configuration_file(tmp_path: Path, model: Path)
     assert position_of(run.output_dir / "checkpoint-15").window == 3
 
 
-def test_swift_pt(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("train", "options", "step"),
+    [
+        (swift_sft, {"processes": 1, "command": ("swift", "pt"), "save_strategy": "epoch"}, 8),
+        pytest.param(
+            megatron_sft,
+            {"processes": 2, "command": ("megatron", "pt"), "global_batch_size": 4},
+            4,
+            marks=pytest.mark.sweep,
+        ),
+    ],
+)
+def test_pt(tmp_path: Path, model: Path, train: Callable[..., Run], options: dict[str, Any], step: int) -> None:
     samples = 17
     directory = write_plain_stream(tmp_path / "stream", samples)
-    run = swift_sft(
-        tmp_path / "run",
-        model,
-        processes=1,
-        command=("swift", "pt"),
-        dataset=directory,
-        sharded_lazy=True,
-        num_train_epochs=1,
-        save_strategy="epoch",
-    )
+    run = train(tmp_path / "run", model, dataset=directory, sharded_lazy=True, num_train_epochs=1, **options)
     left_over = assert_dealt(ids_by_dp(run.batches), samples)
     assert len(left_over) == 1
-    assert_cursor(run.output_dir / "checkpoint-8", directory, 16, set(range(samples)) - left_over)
-
-
-@pytest.mark.sweep
-def test_megatron_pt(tmp_path: Path, model: Path) -> None:
-    samples = 17
-    directory = write_plain_stream(tmp_path / "stream", samples)
-    run = megatron_sft(
-        tmp_path / "run",
-        model,
-        processes=2,
-        command=("megatron", "pt"),
-        dataset=directory,
-        sharded_lazy=True,
-        num_train_epochs=1,
-        global_batch_size=4,
-    )
-    left_over = assert_dealt(ids_by_dp(run.batches), samples)
-    assert len(left_over) == 1
-    assert_cursor(run.output_dir / "checkpoint-4", directory, 16, set(range(samples)) - left_over)
+    assert_cursor(run.output_dir / f"checkpoint-{step}", directory, 16, set(range(samples)) - left_over)
 
 
 @pytest.mark.parametrize(

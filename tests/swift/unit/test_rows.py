@@ -19,197 +19,130 @@ PNG = "data:image/png;base64,iVBORw0KGgo="
 
 Rows = list[dict[str, Any]]
 
-# Name, rows, options. A file has the columns of all of its rows: the ordinary path fills up with null.
-CASES: dict[str, tuple[Rows, dict[str, Any]]] = {
-    "messages": (
-        [
-            {"messages": CHAT},
-            {"messages": [{"role": "system", "content": "be brief"}, *CHAT, *CHAT]},
-            {"messages": [USER, {**ASSISTANT, "loss": False}]},
-            {"messages": [{**USER, "name": "anna"}, ASSISTANT]},
-        ],
-        {},
-    ),
-    "messages as text": ([{"messages": json.dumps(CHAT)}, {"messages": str(CHAT)}], {}),
-    "messages and system": ([{"messages": CHAT, "system": "be brief"}, {"messages": CHAT, "system": None}], {}),
-    "roles of others": (
-        [{"messages": [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]}],
-        {},
-    ),
-    "query and response": (
-        [
-            {"query": "q1", "response": "a1"},
-            {"query": "q2", "response": "a2"},
-            {"query": "", "response": "a3"},
-            {"query": "q4", "response": ""},
-        ],
-        {},
-    ),
-    "query, response, system, history": (
-        [
-            {"query": "q", "response": "a", "system": "s", "history": [["q0", "a0"], ["q1", "a1"]]},
-            {"query": "q", "response": "a", "system": "", "history": []},
-        ],
-        {},
-    ),
-    "history as text": ([{"query": "q", "response": "a", "history": "[['q0', 'a0']]"}], {}),
-    "several responses": ([{"query": "q", "response": ["a", "b"]}], {}),
-    "alpaca": (
-        [
-            {"instruction": "translate", "input": "dog", "output": "Hund"},
-            {"instruction": "sing", "input": "", "output": "la"},
-            {"instruction": "", "input": "dog", "output": "Hund"},
-            {"instruction": "sing", "input": None, "output": "la"},
-        ],
-        {},
-    ),
-    "alpaca without input": ([{"instruction": "sing", "output": "la"}], {}),
-    "alpaca, some rows without input": (
-        [{"instruction": "translate", "input": "dog", "output": "Hund"}, {"instruction": "sing", "output": "la"}],
-        {},
-    ),
-    "alpaca with system and history": (
-        [{"instruction": "i", "input": "x", "output": "o", "system": "s", "history": [["q0", "a0"]]}],
-        {},
-    ),
-    "sharegpt": (
-        [
-            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
-            {
-                "conversations": [
-                    {"from": "human", "value": "q"},
-                    {"from": "function_call", "value": "{}"},
-                    {"from": "observation", "value": "r"},
-                    {"from": "gpt", "value": "a"},
-                ]
-            },
-        ],
-        {},
-    ),
-    "sharegpt with system": (
-        [{"system": "s", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}],
-        {},
-    ),
-    "conversation of pairs": ([{"conversation": [{"human": "q1", "assistant": "a1"}], "system": "s"}], {}),
-    "names of others": ([{"question": "q", "answer": "a", "system_prompt": "s"}], {}),
-    "prompt and completion": ([{"prompt": "q", "completion": "a"}], {}),
-    "text alone": ([{"text": "once upon a time"}], {}),
-    "capital letters": ([{"Query": "q", "RESPONSE": "a", "Images": "/a.png"}], {}),
-    "two that mean the same": ([{"query": "q", "prompt": "p", "response": "a"}], {}),
-    "two answers": ([{"query": "q", "answer": "a", "output": "o"}], {}),
-    "images": (
-        [
-            {"messages": CHAT, "images": ["/a.png", "/b.png"]},
-            {"messages": CHAT, "images": []},
-            {"messages": CHAT, "images": [PNG]},
-            {"messages": CHAT, "images": ["https://example.org/a.png"]},
-        ],
-        {},
-    ),
-    "image as one path": ([{"messages": CHAT, "image": "/a.png"}, {"messages": CHAT, "image": PNG}], {}),
-    "images as objects": ([{"messages": CHAT, "images": [{"bytes": None, "path": "/a.png"}]}], {}),
-    "image as an object": ([{"messages": CHAT, "image": {"bytes": None, "path": "/a.png"}}], {}),
-    "images in some rows": ([{"messages": CHAT, "images": ["/a.png"]}, {"messages": CHAT}], {}),
-    "videos and audios": (
-        [
-            {"messages": CHAT, "videos": ["/a.mp4"], "audios": ["/a.wav"]},
-            {"messages": CHAT, "videos": [], "audios": ["data:audio/wav;base64,UklGRg=="]},
-        ],
-        {},
-    ),
-    "video and audio": ([{"query": "q", "response": "a", "video": "/a.mp4", "audio": "/a.wav"}], {}),
-    "frames of a video": ([{"messages": CHAT, "videos": [["/1.png", "/2.png"]]}], {}),
-    "columns": (
-        [{"text1": "q", "text2": "a", "id": 1}],
-        {"columns": {"text1": "query", "text2": "response"}},
-    ),
-    "columns in other letters": ([{"Text1": "q", "text2": "a"}], {"columns": {"text1": "query", "TEXT2": "response"}}),
-    "columns to messages": ([{"dialog": CHAT}], {"columns": {"dialog": "messages"}}),
-    "columns that are not there": ([{"query": "q", "response": "a"}], {"columns": {"text1": "query"}}),
-    "columns that hide one": (
-        [{"query": "no", "text1": "q", "response": "a"}],
-        {"columns": {"query": "other", "text1": "query"}},
-    ),
-    "columns that change places": (
-        [{"query": "a", "response": "q"}],
-        {"columns": {"query": "response", "response": "query"}},
-    ),
-    "unused columns": ([{"messages": CHAT, "id": 7, "meta": {"a": 1}, "label": 1, "channel": "c"}], {}),
-    "unused columns kept": (
-        [{"messages": CHAT, "id": 7, "meta": {"a": 1}, "label": 1, "channel": "c"}],
-        {"remove_unused_columns": False},
-    ),
-    "solution kept": ([{"query": "q", "solution": "42"}], {"remove_unused_columns": False}),
-    "without automatic names": ([{"prompt": "q", "response": "a"}], {"disable_auto_column_mapping": True}),
-    "without automatic names, kept": (
-        [{"prompt": "q", "response": "a"}],
-        {"disable_auto_column_mapping": True, "remove_unused_columns": False},
-    ),
-    "columns without automatic names": (
-        [{"a": "q", "b": "r", "image": "/a.png"}],
-        {"columns": {"a": "query", "b": "response"}, "disable_auto_column_mapping": True},
-    ),
-    "tools": (
-        [
-            {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-            {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "g", "parameters": {"x": 1}}}]},
-        ],
-        {},
-    ),
-    "tools as text": ([{"messages": CHAT, "tools": '[{"name": "f"}]'}, {"messages": CHAT, "tools": "a tool"}], {}),
-    "tool calls of openai": (
-        [
-            {
-                "messages": [
-                    USER,
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [
-                            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-                        ],
-                    },
-                    {"role": "tool", "tool_call_id": "1", "content": "r"},
-                    ASSISTANT,
-                ]
-            }
-        ],
-        {},
-    ),
-    "blocks of anthropic": (
-        [
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "text", "text": "q"},
-                            {"type": "image", "source": {"type": "url", "url": "/a.png"}},
-                        ],
-                    },
-                    ASSISTANT,
-                ]
-            }
-        ],
-        {},
-    ),
-    "preferences": (
-        [
-            {"messages": CHAT, "rejected_response": "no", "margin": 1.5},
-            {"messages": CHAT, "rejected_response": "never", "margin": 0.5},
-        ],
-        {},
-    ),
-    "rejected messages": (
-        [{"messages": CHAT, "rejected_messages": [USER, {"role": "assistant", "content": "no"}]}],
-        {},
-    ),
-    "grounding": (
-        [{"messages": CHAT, "images": ["/a.png"], "objects": {"ref": ["dog"], "bbox": [[9, 9, 1, 1]], "x": 1}}],
-        {},
-    ),
-    "options of the chat template": ([{"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}], {}),
-    "letters of the world": ([{"query": "数据 \u2028 é \U0001f600", "response": "\\n\t\"'"}], {}),
+HUMAN, GPT = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
+PAIR = {"query": "q", "response": "a"}
+UNUSED = {"messages": CHAT, "id": 7, "meta": {"a": 1}, "label": 1, "channel": "c"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "/a.png"}}
+
+# By name. A file has the columns of all of its rows: the ordinary path fills up with null.
+CASES: dict[str, Rows] = {
+    "messages": [
+        {"messages": CHAT},
+        {"messages": [{"role": "system", "content": "be brief"}, *CHAT, *CHAT]},
+        {"messages": [USER, {**ASSISTANT, "loss": False}]},
+        {"messages": [{**USER, "name": "anna"}, ASSISTANT]},
+    ],
+    "messages as text": [{"messages": json.dumps(CHAT)}, {"messages": str(CHAT)}],
+    "messages and system": [{"messages": CHAT, "system": "be brief"}, {"messages": CHAT, "system": None}],
+    "roles of others": [{"messages": [{"role": "human", "content": "q"}, {"role": "gpt", "content": "a"}]}],
+    "query and response": [PAIR, {"query": "", "response": "a3"}, {"query": "q4", "response": ""}],
+    "query, response, system, history": [
+        {**PAIR, "system": "s", "history": [["q0", "a0"], ["q1", "a1"]]},
+        {**PAIR, "system": "", "history": []},
+    ],
+    "history as text": [{**PAIR, "history": "[['q0', 'a0']]"}],
+    "several responses": [{"query": "q", "response": ["a", "b"]}],
+    "alpaca": [
+        {"instruction": "translate", "input": "dog", "output": "Hund"},
+        {"instruction": "sing", "input": "", "output": "la"},
+        {"instruction": "", "input": "dog", "output": "Hund"},
+        {"instruction": "sing", "input": None, "output": "la"},
+    ],
+    "alpaca without input": [{"instruction": "sing", "output": "la"}],
+    "alpaca, some rows without input": [
+        {"instruction": "translate", "input": "dog", "output": "Hund"},
+        {"instruction": "sing", "output": "la"},
+    ],
+    "alpaca with system and history": [
+        {"instruction": "i", "input": "x", "output": "o", "system": "s", "history": [["q0", "a0"]]}
+    ],
+    "sharegpt": [
+        {"conversations": [HUMAN, GPT]},
+        {
+            "conversations": [
+                *(HUMAN, {"from": "function_call", "value": "{}"}),
+                *({"from": "observation", "value": "r"}, GPT),
+            ]
+        },
+    ],
+    "sharegpt with system": [{"system": "s", "conversations": [HUMAN, GPT]}],
+    "conversation of pairs": [{"conversation": [{"human": "q1", "assistant": "a1"}], "system": "s"}],
+    "names of others": [{"question": "q", "answer": "a", "system_prompt": "s"}],
+    "prompt and completion": [{"prompt": "q", "completion": "a"}],
+    "text alone": [{"text": "once upon a time"}],
+    "capital letters": [{"Query": "q", "RESPONSE": "a", "Images": "/a.png"}],
+    "two that mean the same": [{**PAIR, "prompt": "p"}],
+    "two answers": [{"query": "q", "answer": "a", "output": "o"}],
+    "images": [
+        {"messages": CHAT, "images": images}
+        for images in (["/a.png", "/b.png"], [], [PNG], ["https://example.org/a.png"])
+    ],
+    "image as one path": [{"messages": CHAT, "image": "/a.png"}, {"messages": CHAT, "image": PNG}],
+    "images as objects": [{"messages": CHAT, "images": [{"bytes": None, "path": "/a.png"}]}],
+    "image as an object": [{"messages": CHAT, "image": {"bytes": None, "path": "/a.png"}}],
+    "images in some rows": [{"messages": CHAT, "images": ["/a.png"]}, {"messages": CHAT}],
+    "videos and audios": [
+        {"messages": CHAT, "videos": ["/a.mp4"], "audios": ["/a.wav"]},
+        {"messages": CHAT, "videos": [], "audios": ["data:audio/wav;base64,UklGRg=="]},
+    ],
+    "video and audio": [{**PAIR, "video": "/a.mp4", "audio": "/a.wav"}],
+    "frames of a video": [{"messages": CHAT, "videos": [["/1.png", "/2.png"]]}],
+    "columns": [{"text1": "q", "text2": "a", "id": 1}],
+    "columns in other letters": [{"Text1": "q", "text2": "a"}],
+    "columns to messages": [{"dialog": CHAT}],
+    "columns that are not there": [PAIR],
+    "columns that hide one": [{"query": "no", "text1": "q", "response": "a"}],
+    "columns that change places": [{"query": "a", "response": "q"}],
+    "unused columns": [UNUSED],
+    "unused columns kept": [UNUSED],
+    "solution kept": [{"query": "q", "solution": "42"}],
+    "without automatic names": [{"prompt": "q", "response": "a"}],
+    "without automatic names, kept": [{"prompt": "q", "response": "a"}],
+    "columns without automatic names": [{"a": "q", "b": "r", "image": "/a.png"}],
+    "tools": [
+        {"messages": CHAT, "tools": [{"type": "function", "function": {"name": name, "parameters": parameters}}]}
+        for name, parameters in (("f", {}), ("g", {"x": 1}))
+    ],
+    "tools as text": [{"messages": CHAT, "tools": '[{"name": "f"}]'}, {"messages": CHAT, "tools": "a tool"}],
+    "tool calls of openai": [
+        {
+            "messages": [
+                *(USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}),
+                *({"role": "tool", "tool_call_id": "1", "content": "r"}, ASSISTANT),
+            ]
+        }
+    ],
+    "blocks of anthropic": [
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, IMAGE]}, ASSISTANT]}
+    ],
+    "preferences": [
+        {"messages": CHAT, "rejected_response": "no", "margin": 1.5},
+        {"messages": CHAT, "rejected_response": "never", "margin": 0.5},
+    ],
+    "rejected messages": [{"messages": CHAT, "rejected_messages": [USER, {"role": "assistant", "content": "no"}]}],
+    "grounding": [
+        {"messages": CHAT, "images": ["/a.png"], "objects": {"ref": ["dog"], "bbox": [[9, 9, 1, 1]], "x": 1}}
+    ],
+    "options of the chat template": [{"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}],
+    "letters of the world": [{"query": "数据 \u2028 é \U0001f600", "response": "\\n\t\"'"}],
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "columns": {"columns": {"text1": "query", "text2": "response"}},
+    "columns in other letters": {"columns": {"text1": "query", "TEXT2": "response"}},
+    "columns to messages": {"columns": {"dialog": "messages"}},
+    "columns that are not there": {"columns": {"text1": "query"}},
+    "columns that hide one": {"columns": {"query": "other", "text1": "query"}},
+    "columns that change places": {"columns": {"query": "response", "response": "query"}},
+    "unused columns kept": {"remove_unused_columns": False},
+    "solution kept": {"remove_unused_columns": False},
+    "without automatic names": {"disable_auto_column_mapping": True},
+    "without automatic names, kept": {"disable_auto_column_mapping": True, "remove_unused_columns": False},
+    "columns without automatic names": {
+        "columns": {"a": "query", "b": "response"},
+        "disable_auto_column_mapping": True,
+    },
 }
 
 DROPPED: dict[str, Rows] = {
@@ -228,20 +161,16 @@ ENCODED: dict[str, Rows] = {
 }
 
 
-def case(rows: Rows, options: dict[str, Any]) -> dict[str, Any]:
-    # num_proc: or each file would get a pool of processes.
-    return {
-        "rows": rows,
-        "options": {"remove_unused_columns": True, **options, "load_from_cache_file": False, "num_proc": None},
-    }
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What both ways made of all cases."""
     folder = tmp_path_factory.mktemp("rows")
-    cases = {name: case(rows, options) for name, (rows, options) in CASES.items()}
-    cases |= {name: case(rows, {}) for name, rows in (DROPPED | ENCODED).items()}
+    # num_proc: or each file would get a pool of processes.
+    common = {"remove_unused_columns": True, "load_from_cache_file": False, "num_proc": None}
+    cases = {
+        name: {"rows": rows, "options": common | OPTIONS.get(name, {})}
+        for name, rows in (CASES | DROPPED | ENCODED).items()
+    }
     (folder / "cases.json").write_text(json.dumps(cases))
     result: dict[str, dict[str, Any]] = found_by(PROGRAM, folder, folder / "cases.json")
     return result
@@ -261,7 +190,7 @@ def test_row_is_what_load_dataset_makes_of_it(found: dict[str, Any], name: str) 
     ordinary, ours = found[name]["ordinary"], found[name]["ours"]
     assert isinstance(ordinary, list), ordinary
     assert [plain(row) for row in ours] == [plain(row) for row in ordinary]
-    assert len(ours) == len(CASES[name][0])
+    assert len(ours) == len(CASES[name])
 
 
 def test_literal_rows(found: dict[str, Any]) -> None:

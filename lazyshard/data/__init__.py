@@ -25,9 +25,9 @@ from lazyshard.data.batches import Batches
 from lazyshard.data.blended import BlendDraw, BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
-from lazyshard.data.late_row import LateRow
 from lazyshard.data.loading import Loaded, load
 from lazyshard.data.rank import resolve_rank
+from lazyshard.data.samples import LateRow
 from lazyshard.data.sequence_forms import Pack, Pad, Split
 from lazyshard.data.sequences import LazyShardedSequences
 from lazyshard.data.shared import Stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,23 +10,31 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.batches import Batches
-from lazyshard.data.blend_reader import BlendReader
-from lazyshard.data.blend_run import BlendRun
-from lazyshard.data.blend_settings import blend_members, blend_schedule, check_settings, stream_names
-from lazyshard.data.blend_space import Stopping
-from lazyshard.data.blend_spaces import BlendSpaces
-from lazyshard.data.blend_states import BlendStates
+from lazyshard.data.blend_space import BlendReader, BlendSpaces
+from lazyshard.data.blend_state import (
+    BlendStates,
+    Stopping,
+    blend_members,
+    blend_schedule,
+    check_settings,
+    epoch_of_blend,
+    stream_names,
+    trained,
+)
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import length_given_up
-from lazyshard.data.lane_reader import place_ahead
+from lazyshard.data.lane import place_ahead
 from lazyshard.data.order import ENDLESS, LayoutName
 from lazyshard.data.rank import Rank, check_dealt
+from lazyshard.data.run_state import only_of_a_stream
 from lazyshard.data.shared import ASKED, EPOCH, Stats
-from lazyshard.errors import LazyShardError, LengthUnknown
+from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
+from lazyshard.format.blend_share import blend_shares
+from lazyshard.format.blend_state import BlendState
 from lazyshard.plan import Draw
 from lazyshard.plan.blend_schedule import Ramp
 
-__all__ = ["BlendDraw", "BlendedDataset"]
+_log = logging.getLogger("lazyshard")
 
 
 class BlendDraw(NamedTuple):
@@ -94,7 +103,7 @@ class BlendedDataset(Dataset[Any]):
         check_settings(batch_size, layout, num_samples, stopping, micro_batches_per_step)
         self._names = stream_names(self._datasets)
         for dataset in self._datasets:
-            dataset._enter_blend()
+            dataset._draws.enter_blend()
         self._batch_size = batch_size
         draws_per_step = batch_size * (micro_batches_per_step or 0)
         if not self._schedule.constant and not draws_per_step:
@@ -102,10 +111,9 @@ class BlendedDataset(Dataset[Any]):
         states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
         self._states = states
         self._spaces = BlendSpaces(self._datasets, states, layout, num_samples, stopping)
-        self._run = BlendRun(self._datasets, self._names, states, self._spaces)
         self._length_given_up = False
         # The epoch is that of the data sets: they tell their workers.
-        self._numbers = self._datasets[0]._numbers
+        self._numbers = self._datasets[0]._draws.numbers
         self._reader = BlendReader(self._datasets)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,7 +124,7 @@ class BlendedDataset(Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes up what is not pickled."""
         self.__dict__.update(state)
-        self._numbers = self._datasets[0]._numbers
+        self._numbers = self._datasets[0]._draws.numbers
 
     def __repr__(self) -> str:
         """Tells what is blended; never waits, never raises."""
@@ -189,7 +197,7 @@ class BlendedDataset(Dataset[Any]):
         try:
             space = self._spaces.current()
         except LengthUnknown:
-            self._enter_stream()
+            self._give_up_length()
             space = self._spaces.current()
         return space.layout.lane_indices(space.rank.dp_rank)[space.part.draws :]
 
@@ -201,18 +209,18 @@ class BlendedDataset(Dataset[Any]):
     @property
     def consumed(self) -> int:
         """Samples trained in the state that was loaded, over all ranks; 0 without one, or once another epoch is set."""
-        return self._run.consumed
+        return self._states.consumed(self.epoch)
 
     @property
     def consumed_before(self) -> int:
         """Samples trained before the positions from which `rank_indices` count, over all ranks."""
-        return sum(part.dp * part.draws for part in self._run.before())
+        return trained(self._states.before(self.epoch, self._spaces.current().part))
 
     def ready(self, index: int) -> bool:
         """Returns whether a sample can be read without waiting, as far as is known without a look."""
         stream, inner = self._spaces.current().locate(operator.index(index))
         dataset = self._datasets[stream]
-        return dataset._indices().ready(inner, dataset.reader)
+        return dataset._draws.indices().ready(inner, dataset.reader)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts another epoch, of every stream and of the blend. Raises ValueError if it is negative."""
@@ -285,7 +293,7 @@ class BlendedDataset(Dataset[Any]):
         if self._spaces.stopping == "first_exhausted":
             # What one of them would draw of its next epoch is not trained.
             for dataset in self._datasets:
-                dataset._numbers[ASKED] = 1
+                dataset._draws.numbers[ASKED] = 1
         return self._spaces.in_epoch(index)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
@@ -300,7 +308,7 @@ class BlendedDataset(Dataset[Any]):
                 or more than there are indices.
             TypeError: it is no integer.
         """
-        return self._run.after(consumed).to_dict()
+        return self._state_after(consumed).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a run stands, with any number of ranks, other weights, and streams added or left out.
@@ -316,7 +324,30 @@ class BlendedDataset(Dataset[Any]):
             StateMismatch: it knows none of the streams; or as `LazyShardedDataset.load_state_dict`, of one of them.
             RuntimeError: the data set is used already, and stands elsewhere.
         """
-        self._run.load(state)
+        if (reason := only_of_a_stream(state)) is not None:
+            raise StateInvalid(f"the state of a blend: {reason}")
+        found = BlendState.from_dict(state, "the state of a blend")
+        if self._spaces.used or get_worker_info() is not None:
+            if found != self._state_after(None):
+                raise RuntimeError(
+                    "this blend is in use already and stands elsewhere; load the state into a new one, before its "
+                    "length, its rank_indices or a loader's workers are asked for"
+                )
+            return
+        stands = self._states.load(found)
+        new = [name for name in self._names if name not in stands]
+        out = [found.names[member] for member in found.parts[-1].members if found.names[member] not in self._names]
+        if new or out:
+            _log.warning(
+                "the blend goes on with other streams: new are %s, left out are %s",
+                ", ".join(new) or "none",
+                ", ".join(out) or "none",
+            )
+        for dataset, name in zip(self._datasets, self._names, strict=True):
+            if name in stands:
+                dataset.load_state_dict(stands[name].to_dict())
+            # One that is new, or comes back from another epoch, begins this one.
+            dataset.set_epoch(epoch_of_blend(found))
 
     def commit(
         self, consumed: int, *, last_epoch: bool, keep: Iterable[dict[str, Any]] = (), take_over: bool = False
@@ -335,10 +366,35 @@ class BlendedDataset(Dataset[Any]):
 
         Raises: as `LazyShardedDataset.commit`. Some cursors may be written then, others not: call it again.
         """
-        return self._run.commit(consumed, last_epoch=last_epoch, keep=keep, take_over=take_over)
+        committing = [pair for pair in zip(self._datasets, self._names, strict=True) if pair[0]._commits is not None]
+        if not committing:
+            raise ValueError("a commit is that of a consumer; make the data sets of the blend with consumer=NAME")
+        state = self._state_after(consumed)
+        blend = blend_shares(state, dict(zip(self._names, (one.directory for one in self._datasets), strict=True)))
+        kept = [BlendState.from_dict(one, "a state to keep") for one in keep]
+        wrote = False
+        for dataset, name in committing:
+            older = [one.members[one.names.index(name)].to_dict() for one in kept if name in one.names]
+            mine = state.members[state.names.index(name)].consumed
+            assert dataset._commits is not None
+            dataset._commits.blend = blend
+            # Who goes on from before a stream was added begins it anew, and needs all of it.
+            known = len(older) == len(kept)
+            wrote = dataset.commit(mine, last_epoch=last_epoch and known, keep=older, take_over=take_over)
+        return wrote
 
-    def _enter_stream(self) -> None:
-        """Becomes the data set of an iterable without a length; see `LazyShardedDataset._enter_stream`."""
+    def _state_after(self, consumed: int | None) -> BlendState:
+        """Returns the state after so many samples; None for what was loaded. Raises as `state_dict`."""
+        epoch, space = self.epoch, self._spaces.current()
+        position = self._states.position(epoch, space.part, consumed, space.layout.block)
+        members = {}
+        for dataset, name, draws in zip(self._datasets, self._names, space.drawn(position), strict=True):
+            course = dataset._draws.indices().course
+            members[name] = dataset._draws.state_after(course.consumed_before + course.dp * draws)
+        return self._states.after(epoch, space.part, position, members)
+
+    def _give_up_length(self) -> None:
+        """Becomes the data set of an iterable without a length; see `IndexReader.give_up_length`."""
         if self._spaces.used:
             raise RuntimeError("a LazyShardedStream takes a blend that is not used yet; make a new one")
         if self._spaces.num_samples is None:

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from lazyshard.data.commits import ReadingMarks
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
-from lazyshard.data.reading_marks import ReadingMarks
 from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
@@ -22,12 +22,12 @@ from lazyshard.plan import Draw, Layout, Run, make_layout
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of
 
+_log = logging.getLogger("lazyshard")
+
 _TO_ASK_S: Final = 5.0
 """How long a worker waits for a loop to ask about the batch before the one that it has come to."""
 
 _PAUSE_S: Final = 0.05
-
-_log = logging.getLogger("lazyshard")
 
 
 class IndexSpace:
@@ -46,7 +46,7 @@ class IndexSpace:
 
     Attributes:
         rank: as given.
-        state: as given.
+        total: as given.
         course: what each rank draws, by position of the state's current part.
         layout: how the ranks' positions lie among the indices.
         step: how far apart the indices are that follow each other in a lane.
@@ -72,7 +72,7 @@ class IndexSpace:
     ) -> None:
         self.order = order
         self.rank = rank
-        self.state = state
+        self.total = total
         self.course = course_of(state)
         self._told = told
         self._shared = shared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -11,12 +10,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.lane_passes import passes_of
-from lazyshard.data.stream_states import HANDED_OUT, OVER, WORKER, WORKERS, check_ranks, of_worker, take_apart
-from lazyshard.errors import LazyShardError
+from lazyshard.data.passes import passes_of
+from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, as_count
+from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.plan import AtEnd
-
-__all__ = ["LazyShardedIterable", "LazyShardedStream"]
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 
@@ -159,11 +156,11 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
                 error.carry_fields()
                 raise
             return
-        size = self._passes.batch_size()
-        given, within, last_samples = take_apart(state, size, self._where)
+        size = self._passes.batch_size
+        given, within, last_samples = _take_apart(state, size, self._where)
         self._start = self._passes.go_on(given)
         if within:
-            check_ranks(given, self._dataset.rank.dp_size, size, self._where)
+            _check_ranks(given, self._dataset.rank.dp_size, size, self._where)
         self._over = (self.epoch, last_samples) if last_samples else None
         self._within = (self.epoch, within)
         self._behind = within
@@ -183,7 +180,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         return "the blend" if isinstance(self._dataset, BlendedDataset) else str(self._dataset.directory)
 
     def _pass(self, number: int, workers: int, behind: int) -> Iterator[Any]:
-        start, size = self._position(), self._passes.batch_size()
+        start, size = self._position(), self._passes.batch_size
         if self._last_samples():
             return
         turn, within = divmod(behind, size)
@@ -208,10 +205,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         return self._over[1] if self._over is not None and self._over[0] == self.epoch else 0
 
     def _state_of(self, consumed: int) -> dict[str, Any]:
-        try:
-            count = operator.index(consumed)
-        except TypeError:
-            raise TypeError(f"consumed is a number of samples, an int, got {consumed!r}") from None
+        count = as_count(consumed)
         start = self._position()
         if self._last_samples():
             if count != self.consumed:
@@ -221,7 +215,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         position, beside = self._passes.position(count)
         if stop is None or position <= stop or beside:
             return self._dataset.state_dict(count)
-        most = stop + (self._passes.batch_size() if self._passes.completes(start) else 0)
+        most = stop + (self._passes.batch_size if self._passes.completes(start) else 0)
         if position == most:
             return self._state_at(position)
         raise ValueError(
@@ -231,7 +225,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
 
     def _state_at(self, position: int) -> dict[str, Any]:
         """Returns the state once each rank has drawn so many positions."""
-        size = self._passes.batch_size()
+        size = self._passes.batch_size
         whole = position // size * size
         # What is dropped is not handed out, so there a place never lies behind the end.
         if self._at_end != "drop" and (stop := self._passes.stop(self._position())) is not None:
@@ -242,7 +236,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         return state | {HANDED_OUT: position - whole} if position > whole else state
 
     def _load_in_worker(self, state: Any, here: tuple[int, int]) -> None:
-        given, behind = of_worker(state, here, self._where)
+        given, behind = _of_worker(state, here, self._where)
         start = self._passes.go_on(given)
         assert start is not None  # a worker's data set is in use
         if start != (self.epoch, self._position()):
@@ -277,3 +271,78 @@ class LazyShardedIterable(LazyShardedStream[LazyShardedDataset]):
         if isinstance(dataset, BlendedDataset):
             raise TypeError("a LazyShardedIterable takes a LazyShardedDataset; a blend goes into a LazyShardedStream")
         super().__init__(dataset)
+
+
+def _take_apart(state: Any, size: int, where: str) -> tuple[Any, int, int]:
+    """Returns the state of the data set, samples handed out within a micro batch, and those of the one that ended all.
+
+    Args:
+        state: as loaded. What is no state at all, or that of a worker, is left for the data set to refuse.
+        size: samples of a rank in a micro batch.
+        where: the stream, for messages.
+
+    Raises:
+        StateInvalid: what was added is not as it should be.
+    """
+    if not isinstance(state, dict) or WORKER in state:
+        return state, 0, 0
+    within, last = state.get(HANDED_OUT, 0), state.get(OVER, 0)
+    if type(within) is not int or not 0 <= within < size:
+        raise StateInvalid(
+            f"{where}: the state stands within a micro batch, behind {within!r:.100} samples of {size}: go on from one "
+            f"that was saved at the end of a micro batch",
+            field=HANDED_OUT,
+            expected=f"an integer from 0 to {size - 1}",
+            actual=f"{within!r:.100}",
+        )
+    if type(last) is not int or last < 0:
+        raise StateInvalid(
+            f"{where}: the state to go on from: expected a number of samples as {OVER!r}, found {last!r:.100}; go on "
+            f"from an older checkpoint",
+            field=OVER,
+            expected="an integer from 0",
+            actual=f"{last!r:.100}",
+        )
+    return {name: value for name, value in state.items() if name not in (HANDED_OUT, OVER)}, within, last
+
+
+def _check_ranks(state: dict[str, Any], dp: int, size: int, where: str) -> None:
+    """Refuses a state within a micro batch of other ranks, or of another size. It is one that its data set has read.
+
+    Raises:
+        StateInvalid: naming both.
+    """
+    last = state["parts"][-1]
+    if (last["dp"], last["batch_size"]) != (dp, size):
+        raise StateInvalid(
+            f"{where}: the state stands within a micro batch of {last['batch_size']} of {last['dp']} ranks, here it is "
+            f"{size} of {dp}: go on from one that was saved at the end of a micro batch",
+            field=HANDED_OUT,
+            expected=f"{dp} ranks, batch_size {size}",
+            actual=f"{last['dp']} ranks, batch_size {last['batch_size']}",
+        )
+
+
+def _of_worker(state: Any, here: tuple[int, int], where: str) -> tuple[dict[str, Any], int]:
+    """Returns the state of the data set with which a worker's pass began, and the samples that it has handed out since.
+
+    Args:
+        state: as loaded in a worker.
+        here: which worker this is, of how many.
+        where: the stream, for messages.
+
+    Raises:
+        StateInvalid: it is no state of this worker.
+    """
+    given = dict(state) if isinstance(state, dict) else {}
+    there = given.pop(WORKER, None), given.pop(WORKERS, None)
+    behind = given.pop(HANDED_OUT, None)
+    if there != here or type(behind) is not int or behind < 0:
+        raise StateInvalid(
+            f"{where}: expected the state of DataLoader worker {here[0]} of {here[1]}, found that of {there[0]} of "
+            f"{there[1]}; with another number of workers go on from what `dataset.state_dict(consumed)` gave",
+            field=WORKERS,
+            expected=str(here),
+            actual=str(there),
+        )
+    return given, behind

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from lazyshard.errors import LazyShardError
+from lazyshard.format.dealt import DealtByCost
 from lazyshard.plan import Course, Part, Rules, auto_unit, named_unit, window_positions
-from lazyshard.stream import Published
+from lazyshard.stream import Published, StreamReader
+from lazyshard.stream.chunk import read_dealt
 
-__all__ = ["ENDLESS", "LayoutName", "Order", "UnitName"]
+_log = logging.getLogger("lazyshard")
 
 LayoutName = Literal["block", "strided"]
 UnitName = Literal["chunk", "sample", "batch", "auto"]
@@ -127,3 +132,52 @@ class Order:
                 )
             return max(0, self.num_samples - course.consumed_before) // step * course.batch_size
         return None if total is None else course.epoch_stop(course.current.draws, total)
+
+
+def is_dealt(reader: StreamReader) -> bool:
+    """Whether the newest chunk of a stream was dealt by cost; False where there is none yet, or it cannot be told."""
+    chunks = reader.seen.chunks
+    if reader.stream_id is None or not chunks:
+        return False
+    try:
+        return read_dealt(reader.directory, chunks - 1) is not None
+    except (LazyShardError, OSError):
+        # Who needs this seal to read the chunk says what is wrong with it.
+        return False
+
+
+def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
+    """Warns if the stream was dealt by cost and this order has samples meet in other steps.
+
+    Args:
+        order: the settings.
+        unit: samples that are dealt to a rank in a row.
+        reader: the stream, of which a chunk has been opened.
+    """
+    if order.blended or not (order.shuffle_window or order.unit != "chunk" or order.batch_size > 1):
+        return
+    made = reader.dealt
+    why = [] if made is None else list(_reasons(order, unit, reader.samples_per_chunk, made))
+    if made is not None and why:
+        _log.warning(
+            "%s: its rows were dealt by cost (lazyshard-producer --balance %d), so that all ranks have as much to do "
+            "in a step, and this order undoes it: %s",
+            reader.directory,
+            made.ranks,
+            "; ".join(why),
+        )
+
+
+def _reasons(order: Order, unit: int, samples_per_chunk: int, made: DealtByCost) -> Iterator[str]:
+    if order.shuffle_window:
+        yield (
+            f"shuffle_window={order.shuffle_window} puts rows into other steps, give 0 (in ms-swift "
+            f"--sharded_lazy_shuffle_window 0)"
+        )
+    if unit != samples_per_chunk:
+        yield f"unit={order.unit!r} gives ranks other rows, give 'chunk'"
+    if order.batch_size % made.micro_batch_size:
+        yield (
+            f"batch_size={order.batch_size} is no multiple of the micro batches of {made.micro_batch_size} that cost "
+            f"the same"
+        )

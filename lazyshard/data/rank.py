@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
 
 import torch.distributed
+from torch.utils.data._utils.worker import WorkerInfo
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lazyshard.errors import RankInvalid
+from lazyshard.stream import StreamReader
+from lazyshard.stream.waiting import Parent
 
 _DEALS_ALL: Final = frozenset({"SequentialSampler", "RandomSampler", "_StatefulRandomSamplerIterator"})
 """What a DataLoader of torch or torchdata goes by where it is given no sampler."""
@@ -101,3 +108,66 @@ def _check(dp_rank: int, dp_size: int) -> Rank:
             dp_size=dp_size,
         )
     return Rank(dp_rank, dp_size)
+
+
+_LOOP: Final = "_worker_loop"
+"""What a worker runs, of torch and of torchdata."""
+
+_DONE: Final = "done_event"
+"""Its argument that tells that the loader has ended."""
+
+# The process that has looked last, and its parent.
+_found: tuple[int, Parent] | None = None
+
+
+def parent_of_worker(pid: int | None = None) -> Parent:
+    """Returns the process for which this DataLoader worker works, and ends this one soon after it.
+
+    Args:
+        pid: its process id, None if it is not known.
+    """
+    global _found
+    if _found is None or _found[0] != os.getpid():
+        _found = (os.getpid(), Parent(pid, _loader_done()))
+        _found[1].follow()
+    return _found[1]
+
+
+def _loader_done() -> Callable[[], bool] | None:
+    """Returns what tells whether the loader of this worker has ended; None where the loop is not that of a worker."""
+    process = multiprocessing.current_process()
+    loop, given = getattr(process, "_target", None), getattr(process, "_args", ())
+    if loop is None or getattr(loop, "__name__", "") != _LOOP:
+        return None
+    names = list(inspect.signature(loop).parameters)
+    event = given[names.index(_DONE)] if _DONE in names and names.index(_DONE) < len(given) else None
+    return getattr(event, "is_set", None)
+
+
+def watch_forks(dataset: object) -> None:
+    """Has DataLoader workers that are forked while a data set is there follow this process from the first.
+
+    If this process is a worker that was spawned, and has just been given its data set, it follows its parent itself.
+    """
+    multiprocessing.util.register_after_fork(dataset, _follow)
+
+
+def _follow(_: object) -> None:
+    # Runs before the worker's own loop, however the process was started.
+    started_by = multiprocessing.parent_process()
+    # That of torch, and of torchdata, whose name is the same; other processes may be meant to outlive this one.
+    loop = getattr(multiprocessing.current_process(), "_target", None)
+    if started_by is None or getattr(loop, "__name__", "") != _LOOP:
+        return
+    # The child of a fork server is no child of the process that it works for.
+    served = multiprocessing.get_start_method(allow_none=True) == "forkserver"
+    parent_of_worker(None if served else started_by.pid)
+
+
+def enter_process(reader: StreamReader, rank: Rank, worker: WorkerInfo | None) -> None:
+    """Makes a reader this process's own: a DataLoader worker's, or the main process's."""
+    label = f"rank {rank.dp_rank} of {rank.dp_size}"
+    reader.label = label if worker is None else f"{label}, worker {worker.id}"
+    # Newer releases of torch have workers that are threads: those end with their process.
+    apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
+    reader.parent = parent_of_worker() if apart else None

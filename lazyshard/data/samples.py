@@ -1,37 +1,25 @@
-"""From a row to a sample: through the steps, encoded, kept for later epochs; or another row in its place."""
+"""From a row to a sample: through the steps, encoded, kept for later epochs; or parsed late, elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
-from lazyshard.data.bad_samples import BadSamples
-from lazyshard.data.cache import SampleCache
-from lazyshard.data.encode_cache import BUSY, MISSING, CacheCounts, EncodeCache
+import numpy as np
+import numpy.typing as npt
+
+from lazyshard.data.encode_cache import BUSY, MISSING, EncodeCache
+from lazyshard.data.shared import Stats
 from lazyshard.data.steps import RowSteps
-from lazyshard.data.substitutes import SubstituteSearch
+from lazyshard.data.substitutes import BadSamples, SubstituteSearch
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
-from lazyshard.memory import raise_if_short
+from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan import Gaps
 from lazyshard.stream import StreamReader
-
-__all__ = ["Met", "SampleMaker"]
-
-
-class Met(NamedTuple):
-    """What a process has met.
-
-    Attributes:
-        bad: different bad samples.
-        dropped: samples drawn whose rows were dropped.
-        filled: samples drawn in whose places other rows stand.
-        cache: rows encoded and not, where a cache keeps what is made of them.
-    """
-
-    bad: int
-    dropped: int
-    filled: int
-    cache: CacheCounts = CacheCounts()
+from lazyshard.stream.chunk import LARGE_ROW_BYTES
+from lazyshard.stream.chunk_files import Place, read_place
 
 
 class SampleMaker:
@@ -76,11 +64,11 @@ class SampleMaker:
         return self._shared is not None
 
     @property
-    def met(self) -> Met:
+    def stats(self) -> Stats:
         """What this process has met."""
-        counts = CacheCounts() if self._shared is None else self._shared.counts
-        found = self._substitutes
-        return Met(len(found.bad), found.bad.skipped, found.filled, counts)
+        found, reader = self._substitutes, self._reader
+        cached = () if self._shared is None else self._shared.counts
+        return Stats(len(found.bad), reader.chunks_opened, reader.waited_s, found.bad.skipped, found.filled, *cached)
 
     def forget_met(self) -> None:
         """Starts counting anew."""
@@ -189,3 +177,153 @@ class SampleMaker:
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
         return self._through_cache(sample, line, wait=True)
+
+
+class SampleCache:
+    """Samples by number, bounded in bytes. The first to come stay; nothing is evicted.
+
+    Epochs go round and round over the data. Where the data is larger than the cache, evicting the least recently
+    used sample would evict each one just before it is asked for again; keeping the first ones gives a hit rate of
+    cache over data.
+
+    Samples are kept pickled, so their size is exact, and what a caller does to a sample that it got cannot change
+    the cached one.
+
+    Args:
+        limit: bytes of pickled samples to keep; 0 keeps none.
+
+    Raises:
+        ValueError: the limit is negative.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 0:
+            raise ValueError(f"cache_bytes is 0 or more, got {limit}")
+        self._limit = limit
+        self._size = 0
+        self._samples: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        """Samples kept."""
+        return len(self._samples)
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._size
+
+    def fresh(self) -> SampleCache:
+        """Returns an empty one of the same size."""
+        return SampleCache(self._limit)
+
+    def get(self, number: int) -> Any:
+        """Returns a copy of a sample, None if it is not kept."""
+        data = self._samples.get(number)
+        return None if data is None else pickle.loads(data)  # noqa: S301 - what `put` of this process has pickled
+
+    def put(self, number: int, sample: Any) -> None:
+        """Keeps a sample if there is room and it can be pickled."""
+        if self._size >= self._limit or number in self._samples:
+            return
+        try:
+            data = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            # A sample that holds a function or an open file, say: what pickle raises differs from one to the next.
+            return
+        if self._size + len(data) <= self._limit:
+            self._samples[number] = data
+            self._size += len(data)
+
+
+_loads = quick_loads
+
+
+class LateRow(Mapping[str, Any]):
+    """A row as it lies on disk, parsed at the first look at it.
+
+    In all that one does with a row it is a read-only mapping. Pickled it becomes a plain dict: of what it was made of,
+    as long as nobody has looked at it, and else of the row as it is by then, with what was changed deep in it.
+
+    Of a large row only the place is held, and sent between processes of a machine (a `multiprocessing` queue, as a
+    DataLoader's): who looks at it, or receives it, reads it again, out of the page cache, with its digest.
+
+    Args:
+        line: a JSON object that is known to be one, as UTF-8, whitespace around it is allowed; or where it lies.
+
+    Raises:
+        TypeError: the line is not of bytes; torch's `default_collate` then makes a dict of the batch.
+    """
+
+    __slots__ = ("_line", "_row")
+
+    def __init__(self, line: bytes | Place) -> None:
+        if not isinstance(line, (bytes, Place)):
+            raise TypeError(f"a line is bytes or a place, got {type(line).__name__}")
+        self._line = line
+        self._row: dict[str, Any] | None = None
+
+    def _read(self) -> bytes:
+        return self._line if isinstance(self._line, bytes) else read_place(self._line)
+
+    def _parsed(self) -> dict[str, Any]:
+        row = self._row
+        if row is None:
+            row = self._row = _loads(self._read())
+            self._line = b""
+        return row
+
+    def __getitem__(self, key: str) -> Any:
+        """Returns the value of a field. Raises KeyError if there is none of that name."""
+        return self._parsed()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over the names of the fields."""
+        return iter(self._parsed())
+
+    def __len__(self) -> int:
+        """Number of fields."""
+        return len(self._parsed())
+
+    def __repr__(self) -> str:
+        """Shows the row."""
+        return f"{type(self).__name__}({self._parsed()!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
+        """Sends the line to be parsed by who unpickles it."""
+        row = self._row
+        return (_loads, (self._read(),)) if row is None else (dict, (row,))
+
+    def sent(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any]]:
+        """As `__reduce__`, for who unpickles it soon and on this machine."""
+        return (_row_at, (self._line,)) if isinstance(self._line, Place) else self.__reduce__()
+
+
+def _row_at(place: Place) -> dict[str, Any]:
+    row: dict[str, Any] = _loads(read_place(place))
+    return row
+
+
+ForkingPickler.register(LateRow, LateRow.sent)
+
+
+class LateRows:
+    """Makes rows of lines that were checked to be as their producer has published them.
+
+    Args:
+        reader: whose lines.
+    """
+
+    def __init__(self, reader: StreamReader) -> None:
+        self._reader = reader
+
+    def __call__(self, lines: list[bytes], samples: Sequence[int] | npt.NDArray[np.int64] | None) -> list[LateRow]:
+        """Returns the rows of the first of these samples, without their places if it is not known whose they are."""
+        if samples is None or max(map(len, lines)) <= LARGE_ROW_BYTES:
+            return list(map(LateRow, lines))
+        return [LateRow(self._held(line, int(sample))) for line, sample in zip(lines, samples, strict=False)]
+
+    def _held(self, line: bytes, sample: int) -> bytes | Place:
+        if len(line) <= LARGE_ROW_BYTES:
+            return line
+        number, row = divmod(sample, self._reader.samples_per_chunk)
+        return self._reader.chunk(number).place(row) or line

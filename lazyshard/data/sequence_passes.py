@@ -1,32 +1,54 @@
-"""A pass over the sequences of one rank, micro batch by micro batch, to the end of the epoch, and how far it is."""
+"""A pass over the sequences of one rank, micro batch by micro batch, to the end of the epoch, and its state."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 
-from lazyshard.data.rank import Rank
-from lazyshard.data.samples import Met
-from lazyshard.data.sequence_checks import check_beginning
-from lazyshard.data.sequence_maker import SequenceMaker
-from lazyshard.data.sequence_planner import SequencePlanner, SequenceWalk
-from lazyshard.data.sequence_settings import SequenceSettings
-from lazyshard.data.sequence_states import Standing
-from lazyshard.data.shared import SharedNumbers
-from lazyshard.data.worker_parent import parent_of_worker
-from lazyshard.errors import LazyShardError
-from lazyshard.format.sequence_state import Place
+from lazyshard.data.rank import Rank, enter_process
+from lazyshard.data.run_state import as_count, mistaken_for_sequences
+from lazyshard.data.sequence_forms import SequenceMaker, SequenceSettings
+from lazyshard.data.sequence_plan import SequencePlanner, SequenceWalk, check_beginning
+from lazyshard.data.shared import SharedNumbers, Stats
+from lazyshard.errors import LazyShardError, StateInvalid, StateMismatch
+from lazyshard.format.sequence_state import Place, SequenceState
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
 
-__all__ = ["SequencePasses"]
-
 _log = logging.getLogger("lazyshard")
+
+_WITHIN: Final = "handed_out"
+_RANKS: Final = "ranks"
+_BATCH: Final = "batch_size"
+_WORKER: Final = "worker"
+_WORKERS: Final = "workers"
+_BEGUN: Final = "begun"
+"""What a state has beside that of a whole run, as `lazyshard.format.sequence_state` reads it."""
+
+
+class EpochPosition(NamedTuple):
+    """Where a run is in an epoch.
+
+    Attributes:
+        epoch: in which.
+        consumed: sequences of it that are behind the run, over all ranks.
+        place: where the next ones are made again, at or before that.
+        within: sequences of a rank that are behind it besides, in the micro batch that follows.
+        worker: of which DataLoader worker, of how many, it is the position; None for all.
+        begun: whether the micro batch that follows is one of that worker, which it has begun to hand out.
+    """
+
+    epoch: int
+    consumed: int
+    place: Place
+    within: int
+    worker: tuple[int, int] | None = None
+    begun: bool = False
 
 
 class _Progress(NamedTuple):
@@ -48,7 +70,7 @@ class _Progress(NamedTuple):
 
 
 class SequencePasses:
-    """The passes of one process, one at a time.
+    """The passes of one process, one at a time, and where they are.
 
     Args:
         reader: the stream.
@@ -79,34 +101,29 @@ class SequencePasses:
         self._settings = settings
         self._shared = shared
         self._progress: _Progress | None = None
-        self._reported = (Met(0, 0, 0), 0, 0.0, 0)
+        self._reported = Stats()
+        # Rows in no sequence, of the passes before.
+        self._dropped = 0
+        # What `after` has planned last, from which position on.
+        self._counted: tuple[EpochPosition, SequenceWalk] | None = None
 
-    def begin(self, standing: Standing, rank: Rank, worker: WorkerInfo | None) -> Iterator[Any]:
-        """Begins a pass. What it raises, `LazyShardedSequences.__iter__` says.
-
-        Args:
-            standing: where the run stands.
-            rank: whose sequences are handed out.
-            worker: the DataLoader worker that this process is; None for none.
-        """
+    def begin(self, position: EpochPosition, rank: Rank, worker: WorkerInfo | None) -> Iterator[Any]:
+        """Begins a pass at a position. What it raises, `LazyShardedSequences.__iter__` says."""
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         micro = rank.dp_size * self._settings.batch_size
-        first, within = standing.consumed, standing.within
-        if not standing.begun:
+        first, within = position.consumed, position.within
+        if not position.begun:
             first += number * micro
             within = 0 if number else within
-        walk = SequenceWalk(self._planner, standing.place, standing.epoch)
+        walk = SequenceWalk(self._planner, position.place, position.epoch)
         self._progress = None
-        self._reported = (*self._reported[:3], 0)
-        label = f"rank {rank.dp_rank} of {rank.dp_size}"
-        self._reader.label = label if worker is None else f"{label}, worker {worker.id}"
-        apart = worker is not None and getattr(worker, "worker_method", "multiprocessing") == "multiprocessing"
-        self._reader.parent = parent_of_worker() if apart else None
+        self._dropped = self._reported.dropped - self._maker.stats.dropped
+        enter_process(self._reader, rank, worker)
         self._planner.tells = rank.dp_rank == 0 and number == 0
-        return self._pass(walk, standing.epoch, rank, (first, within), workers * micro, counts=self._planner.tells)
+        return self._pass(walk, position.epoch, rank, (first, within), workers * micro, counts=self._planner.tells)
 
-    def standing(self, epoch: int, ranks: int, *, in_worker: bool) -> Standing | None:
-        """Returns where the run stands by what this pass has handed out; None if it handed out none of that epoch.
+    def position(self, epoch: int, ranks: int, *, in_worker: bool) -> EpochPosition | None:
+        """Returns where the run is by what this pass has handed out; None if it handed out none of that epoch.
 
         Args:
             epoch: that is set.
@@ -119,14 +136,87 @@ class SequencePasses:
         _, first, within, place, walk = progress
         size = self._settings.batch_size
         if in_worker or within != size:
-            return Standing(epoch, first, place, within, begun=in_worker)
+            return EpochPosition(epoch, first, place, within, begun=in_worker)
         behind = first + ranks * size
         behind = behind if walk.total is None else min(behind, walk.total)
-        return Standing(epoch, behind, walk.place_of(behind), 0)
+        return EpochPosition(epoch, behind, walk.place_of(behind), 0)
+
+    def after(self, consumed: int, begun: EpochPosition, ranks: int) -> EpochPosition:
+        """Returns where a run is after so many sequences of an epoch, by planning the windows up to there.
+
+        Each call goes on where the one before has ended, if that is not behind.
+
+        Args:
+            consumed: over all ranks: whole micro batches, also the one that completes the epoch.
+            begun: where the run began that epoch, or went on.
+            ranks: of the run.
+
+        Raises:
+            ValueError, TypeError, WaitTimeout: as `LazyShardedSequences.state_dict`.
+        """
+        count = as_count(consumed, "sequences")
+        known = self._counted
+        if known is None or known[0] != begun or not known[1].holds(count):
+            known = self._counted = begun, SequenceWalk(self._planner, begun.place, begun.epoch)
+        walk = known[1]
+        place = walk.place_of(max(count, begun.consumed))
+        whole = count if walk.total is None else min(count, walk.total)
+        micro = ranks, self._settings.batch_size
+        wrong = _not_whole(count, begun.consumed, walk.total, micro, self._settings.at_end)
+        if wrong is not None:
+            raise ValueError(f"{self._reader.directory}: {wrong}")
+        walk.let_go(whole)
+        return EpochPosition(begun.epoch, whole, place, begun.within if whole == begun.consumed else 0)
 
     def forget(self) -> None:
-        """Forgets what was handed out: the run goes on elsewhere."""
-        self._progress = None
+        """Forgets what was handed out and planned: the run goes on elsewhere, perhaps by other lengths."""
+        self._progress = self._counted = None
+
+    def state_at(self, position: EpochPosition, ranks: int) -> dict[str, Any]:
+        """Returns the state that says where a run of so many ranks is."""
+        assert self._reader.stream_id is not None  # others have no lengths
+        epoch, consumed, place, within, worker, begun = position
+        lengths, facts = self._planner.digest(place, consumed), self._settings.facts
+        state = SequenceState(self._reader.stream_id, facts, epoch, consumed, place, lengths).to_dict()
+        if within or worker is not None:
+            state |= {_WITHIN: within, _RANKS: ranks, _BATCH: self._settings.batch_size}
+        return state if worker is None else state | {_WORKER: worker[0], _WORKERS: worker[1], _BEGUN: begun}
+
+    def position_of(self, value: Any, ranks: int, here: tuple[int, int] | None) -> EpochPosition:
+        """Returns where a state stands, if so many ranks can go on from it here.
+
+        Args:
+            value: as loaded.
+            ranks: of the run.
+            here: this DataLoader worker, of how many; None for none.
+
+        Raises:
+            StateInvalid, VersionUnsupported, StateMismatch, ChunkRetired: see `LazyShardedSequences.load_state_dict`.
+        """
+        where = f"{self._reader.directory}: the state to go on from"
+        if (mistaken := mistaken_for_sequences(value)) is not None:
+            raise StateInvalid(f"{where}: {mistaken}", file=where, expected="the state of LazyShardedSequences")
+        state, facts = SequenceState.from_dict(value, where), self._settings.facts
+        if state.stream != self._reader.stream_id:
+            raise self._mismatch("stream", str(self._reader.stream_id), state.stream)
+        # The form before what another form has or has not.
+        for name in sorted(facts.keys() | state.rule.keys(), key=lambda name: (name != "form", name)):
+            mine, theirs = facts.get(name), state.rule.get(name)
+            if (mine, type(mine)) != (theirs, type(theirs)):
+                raise self._mismatch(name, str(mine), str(theirs))
+        worker, within, begun = _within_micro_batch(value, (ranks, self._settings.batch_size), here, where)
+        self._planner.check(state)
+        return EpochPosition(state.epoch, state.consumed, state.place, within, worker, begun)
+
+    def _mismatch(self, field: str, expected: str, actual: str) -> StateMismatch:
+        return StateMismatch(
+            f"{self._reader.directory}: the state to go on from was saved with {field} = {actual:.100}, here it is "
+            f"{expected:.100}: other sequences would be made. Take what it was, or begin an epoch anew",
+            directory=str(self._reader.directory),
+            field=field,
+            expected=expected,
+            actual=actual,
+        )
 
     def _pass(
         self, walk: SequenceWalk, epoch: int, rank: Rank, start: tuple[int, int], step: int, *, counts: bool
@@ -138,7 +228,7 @@ class SequencePasses:
         try:
             if not self.checked:
                 self._reader.wait_for(1)
-                self.checked = check_beginning(self._reader, self._settings.form.rule, self._settings.too_long)
+                self.checked = check_beginning(self._reader, self._settings)
             while True:
                 walk.let_go(first)
                 planned = walk.sequences(first, first + micro)
@@ -146,7 +236,7 @@ class SequencePasses:
                     return
                 place = walk.place_of(first)
                 for at in range(number * size + within, (number + 1) * size):
-                    made = self._maker.make(planned[at], walk.window_of(first + at))
+                    made = self._maker.make(planned[at], walk.window_of(first + at).sequences)
                     within += 1
                     self._progress = _Progress(epoch, first, within, place, walk)
                     self._report(walk.dropped if counts else 0)
@@ -174,10 +264,85 @@ class SequencePasses:
         return [] if at_end == "drop" else completed(left, rank.dp_size * size, self._settings.form.rule)
 
     def _report(self, dropped: int) -> None:
-        met = (self._maker.met, self._reader.chunks_opened, self._reader.waited_s, dropped)
-        if met == self._reported:
-            return
-        before, self._reported = self._reported, met
-        waited_ms = round(met[2] * 1000) - round(before[2] * 1000)
-        bad, skipped, filled = (new - old for new, old in zip(met[0][:3], before[0][:3], strict=True))
-        self._shared.report(bad, met[1] - before[1], waited_ms, skipped + met[3] - before[3], filled)
+        now, before = self._maker.stats, self._reported
+        now = now._replace(dropped=now.dropped + self._dropped + dropped)
+        if now != before:
+            self._reported = now
+            self._shared.report(now, before)
+
+
+def _within_micro_batch(
+    value: dict[str, Any], micro_batch: tuple[int, int], here: tuple[int, int] | None, where: str
+) -> tuple[tuple[int, int] | None, int, bool]:
+    """Returns the worker of a state, what is handed out of a micro batch, and whether that is one of its own.
+
+    Args:
+        value: the state.
+        micro_batch: ranks and batch size.
+        here: this DataLoader worker, of how many; None for none.
+        where: for messages.
+
+    Raises:
+        StateInvalid: it is that of another worker, or within another micro batch.
+    """
+    worker = (value[_WORKER], value.get(_WORKERS)) if _WORKER in value else None
+    if worker != here:
+        names = [f"DataLoader worker {one[0]} of {one[1]}" if one else "a whole run" for one in (here, worker)]
+        raise StateInvalid(
+            f"{where}: expected that of {names[0]}, found that of {names[1]}; with another number of workers go on "
+            f"from what `state_dict(consumed)` gave",
+            field=_WORKERS,
+            expected=names[0],
+            actual=names[1],
+        )
+    within, given = value.get(_WITHIN, 0), (value.get(_RANKS), value.get(_BATCH))
+    ranks, size = micro_batch
+    if (within != 0 or worker is not None) and given != micro_batch:
+        raise StateInvalid(
+            f"{where}: it stands within a micro batch of {given[1]!r:.20} of {given[0]!r:.20} ranks, here it is {size} "
+            f"of {ranks}: go on from one that was saved at the end of a micro batch",
+            field=_WITHIN,
+            expected=f"{ranks} ranks, batch_size {size}",
+            actual=f"{given[0]!r:.20} ranks, batch_size {given[1]!r:.20}",
+        )
+    begun = worker is not None and value.get(_BEGUN) is True
+    # Where a worker has handed all of its micro batch out, the next one is not that which follows this one.
+    most = size if begun else size - 1
+    if type(within) is not int or not 0 <= within <= most:
+        raise StateInvalid(
+            f"{where}: expected an integer from 0 to {most} as {_WITHIN!r}, found {within!r:.100}; go on from an older "
+            f"checkpoint",
+            field=_WITHIN,
+            expected=f"an integer from 0 to {most}",
+            actual=f"{within!r:.100}",
+        )
+    return worker, within, begun
+
+
+def _not_whole(count: int, begun: int, total: int | None, micro: tuple[int, int], at_end: str) -> str | None:
+    """Returns why a number of sequences was not trained at the end of a micro batch, in words; None if it can be.
+
+    Args:
+        count: sequences of an epoch, over all ranks, what completes it included.
+        begun: behind which the run began, or went on.
+        total: of the epoch; None as long as its end is not known.
+        micro: ranks, and batch size.
+        at_end: "drop", or "complete" for one more micro batch with what is left over.
+    """
+    step = micro[0] * micro[1]
+    batches = f"consumed counts whole micro batches of dp_size * batch_size = {micro[0]} * {micro[1]} sequences"
+    if count < begun:
+        known = ", what was trained when the loaded state was saved" if begun else ""
+        return f"{batches} from {begun} on{known}; got {count}"
+    most = None
+    if total is not None:
+        left = (total - begun) % step
+        most = total - left + (step if left and at_end == "complete" else 0)
+        if count > most:
+            over = f", of which at_end='drop' leaves {left} over" if most < total else ""
+            return f"{batches}, which are {most} at the most: the epoch has {total} sequences{over}; got {count}"
+    below = begun + (count - begun) // step * step
+    if below == count:
+        return None
+    other = "" if most == below else f" or {below + step}"
+    return f"{batches} from {begun} on, so {below}{other}; got {count}"

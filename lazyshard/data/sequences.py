@@ -10,19 +10,13 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from lazyshard.data.bad_samples import BadSamples, OnBadSample
-from lazyshard.data.encode import EncodeFn, Encoder
-from lazyshard.data.rank import Rank, resolve_rank
-from lazyshard.data.sequence_checks import check_beginning
-from lazyshard.data.sequence_counts import SequenceCounts
-from lazyshard.data.sequence_forms import Form
-from lazyshard.data.sequence_maker import SequenceMaker
-from lazyshard.data.sequence_passes import SequencePasses
-from lazyshard.data.sequence_planner import SequencePlanner, TooLong
-from lazyshard.data.sequence_settings import AtEnd, SequenceSettings, at_least
-from lazyshard.data.sequence_states import Standing, read_state, write_state
+from lazyshard.data.rank import Rank, resolve_rank, watch_forks
+from lazyshard.data.sequence_forms import AtEnd, Form, SequenceMaker, SequenceSettings, TooLong, at_least
+from lazyshard.data.sequence_passes import EpochPosition, SequencePasses
+from lazyshard.data.sequence_plan import SequencePlanner, check_beginning
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
-from lazyshard.data.worker_parent import watch_forks
+from lazyshard.data.steps import EncodeFn, Encoder
+from lazyshard.data.substitutes import BadSamples, OnBadSample
 from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
 from lazyshard.stream import StreamReader
@@ -111,7 +105,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         on_bad_sample: OnBadSample = "substitute",
         max_bad_samples: int | None = 100,
     ) -> None:
-        self._settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
+        settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
         self._bad = BadSamples(on_bad_sample, max_bad_samples, instead="it is left out")
         self._encoder = None if encode_fn is None else Encoder(encode_fn)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
@@ -124,32 +118,31 @@ class LazyShardedSequences(IterableDataset[Any]):
                 raise
             # It asks for the size of chunks, which is all that it misses.
             raise lengths_not_ours(directory) from cause
-        self._window = self._settings.chunks(self._reader.samples_per_chunk)
+        self._settings = settings.in_stream(self._reader.samples_per_chunk)
         self._shared = SharedNumbers()
-        self._start = Standing(0, 0, Place(), 0)
+        self._start = EpochPosition(0, 0, Place(), 0)
         # Which the main process cannot see of its workers: only that they do.
         self._workers_read = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        self._attach(check_beginning(self._reader, form.rule, too_long))
+        self._attach(check_beginning(self._reader, settings))
 
     def _attach(self, checked: bool) -> None:
         settings = self._settings
-        rule, seed, too_long = settings.form.rule, settings.seed, settings.too_long
-        self._planner = SequencePlanner(self._reader, rule, self._window, seed, too_long)
-        self._counts = SequenceCounts(self._reader, self._planner, settings)
-        maker = SequenceMaker(self._reader, self._encoder, settings.form, self._bad.fresh(), self._planner.length_of)
-        self._passes = SequencePasses(self._reader, self._planner, maker, settings, self._shared, checked=checked)
+        planner = SequencePlanner(self._reader, settings)
+        maker = SequenceMaker(self._reader, self._encoder, settings.form, self._bad.fresh(), planner.length_of)
+        self._passes = SequencePasses(self._reader, planner, maker, settings, self._shared, checked=checked)
         watch_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Settles the rank first: a spawned worker can ask neither Megatron nor torch.distributed."""
         self._rank = self.rank
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_planner", "_counts", "_passes")}
-        return kept | {"checked": self._passes.checked}
+        kept = self.__dict__ | {"checked": self._passes.checked}
+        del kept["_passes"]
+        return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes up what is not pickled."""
-        checked = state["checked"]
-        self.__dict__.update({name: value for name, value in state.items() if name != "checked"})
+        checked = state.pop("checked")
+        self.__dict__.update(state)
         self._attach(checked)
 
     @property
@@ -165,7 +158,8 @@ class LazyShardedSequences(IterableDataset[Any]):
     @property
     def window(self) -> int:
         """Chunks that are looked at together."""
-        return self._window
+        assert self._settings.window is not None
+        return self._settings.window
 
     @property
     def rank(self) -> Rank:
@@ -182,7 +176,7 @@ class LazyShardedSequences(IterableDataset[Any]):
     @property
     def consumed(self) -> int:
         """Sequences of this epoch that were trained in the loaded state, over all ranks; else 0."""
-        return self._standing().consumed
+        return self._begun().consumed
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the passes to come, in running workers too.
@@ -213,7 +207,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         """
         worker = get_worker_info()
         self._workers_read[0] = worker is not None
-        return self._passes.begin(self._standing(), self.rank, worker)
+        return self._passes.begin(self._begun(), self.rank, worker)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Refuses: how many sequences come before one only the lengths of all rows before it tell.
@@ -247,17 +241,19 @@ class LazyShardedSequences(IterableDataset[Any]):
         """
         worker = get_worker_info()
         if consumed is not None:
-            return self._state(self._counts.after(consumed, self._standing(), self.rank.dp_size))
+            return self._passes.state_at(
+                self._passes.after(consumed, self._begun(), self.rank.dp_size), self.rank.dp_size
+            )
         if worker is None and self._workers_read[0]:
             raise RuntimeError(
                 f"{self.directory}: DataLoader workers hand the sequences out, and this process cannot see how many "
                 f"were trained; save `state_dict(consumed)`, or a StatefulDataLoader's own state"
             )
-        within = self._passes.standing(self.epoch, self.rank.dp_size, in_worker=worker is not None)
-        standing = within or self._standing()
+        within = self._passes.position(self.epoch, self.rank.dp_size, in_worker=worker is not None)
+        position = within or self._begun()
         if worker is not None:
-            standing = standing._replace(worker=(worker.id, worker.num_workers))
-        return self._state(standing)
+            position = position._replace(worker=(worker.id, worker.num_workers))
+        return self._passes.state_at(position, self.rank.dp_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a state stands, with any number of ranks and workers: the next pass begins there.
@@ -276,8 +272,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         worker = get_worker_info()
         here = None if worker is None else (worker.id, worker.num_workers)
         try:
-            micro = self.rank.dp_size, self._settings.batch_size
-            found = read_state(state, self._planner, self._reader, self._settings.facts(self._window), micro, here)
+            found = self._passes.position_of(state, self.rank.dp_size, here)
         except LazyShardError as error:
             if worker is not None:
                 error.carry_fields()
@@ -285,13 +280,8 @@ class LazyShardedSequences(IterableDataset[Any]):
         self._start = found
         self._shared.view[EPOCH] = found.epoch
         self._passes.forget()
-        self._counts.forget()
         self._workers_read[0] = False
 
-    def _standing(self) -> Standing:
+    def _begun(self) -> EpochPosition:
         """Returns where the passes over the epoch that is set begin."""
-        return self._start if self._start.epoch == self.epoch else Standing(self.epoch, 0, Place(), 0)
-
-    def _state(self, standing: Standing) -> dict[str, Any]:
-        facts, ranks = self._settings.facts(self._window), self.rank.dp_size
-        return write_state(standing, self._planner, self._reader, facts, ranks, self._settings.batch_size)
+        return self._start if self._start.epoch == self.epoch else EpochPosition(self.epoch, 0, Place(), 0)

@@ -24,14 +24,12 @@ EPOCH: Final = 0
 
 _COLUMNS: Final = 9
 
-TOLD: Final = _COLUMNS
+ORDER_CHECKED: Final = _COLUMNS
 """Place in the view of whether some process has looked if the order undoes how the stream was dealt: the first of the
 second row, which counts nothing."""
 
 ASKED: Final = 2 * _COLUMNS
 """Place in the view of whether some process has asked if an index is still in the epoch: the first of the third row."""
-
-_BAD, _OPENED, _WAITED_MS, _DROPPED, _FILLED, _ENCODED, _FROM_CACHE, _NOT_CACHED = range(1, _COLUMNS)
 
 
 class Stats(NamedTuple):
@@ -49,9 +47,9 @@ class Stats(NamedTuple):
             back as they are, or there was no room.
     """
 
-    bad_samples: int
-    chunks_opened: int
-    waited_s: float
+    bad_samples: int = 0
+    chunks_opened: int = 0
+    waited_s: float = 0.0
     dropped: int = 0
     filled: int = 0
     encoded: int = 0
@@ -83,31 +81,18 @@ class SharedNumbers:
         # A flat memoryview is read in 30 ns, a tensor in 500.
         self.view = memoryview(self._tensor.numpy().data).cast("B").cast("q")
 
-    def report(
-        self,
-        bad_samples: int,
-        chunks_opened: int,
-        waited_ms: int,
-        dropped: int = 0,
-        filled: int = 0,
-        encoded: int = 0,
-        from_cache: int = 0,
-        not_cached: int = 0,
-    ) -> None:
-        """Adds what this process has met since it last reported."""
+    def report(self, now: Stats, before: Stats) -> None:
+        """Adds what this process has met since it last reported; both as its own sums."""
         worker = get_worker_info()
-        row = 0 if worker is None else 1 + worker.id % (_ROWS - 1)
-        start = row * _COLUMNS
-        self.view[start + _BAD] += bad_samples
-        self.view[start + _OPENED] += chunks_opened
-        self.view[start + _WAITED_MS] += waited_ms
-        self.view[start + _DROPPED] += dropped
-        self.view[start + _FILLED] += filled
-        self.view[start + _ENCODED] += encoded
-        self.view[start + _FROM_CACHE] += from_cache
-        self.view[start + _NOT_CACHED] += not_cached
+        start = 0 if worker is None else (1 + worker.id % (_ROWS - 1)) * _COLUMNS
+        for column, (new, old) in enumerate(zip(_numbers(now), _numbers(before), strict=True), 1):
+            self.view[start + column] += new - old
 
     def stats(self) -> Stats:
         """Adds up what all processes have met."""
-        sums = self._tensor.sum(dim=0).tolist()
-        return Stats(sums[_BAD], sums[_OPENED], sums[_WAITED_MS] / 1000, *sums[_DROPPED:])
+        _, bad, opened, waited_ms, *others = self._tensor.sum(dim=0).tolist()
+        return Stats(bad, opened, waited_ms / 1000, *others)
+
+
+def _numbers(stats: Stats) -> tuple[int, ...]:
+    return (*stats[:2], round(stats.waited_s * 1000), *stats[3:])

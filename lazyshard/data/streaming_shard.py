@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from lazyshard.data.bad_samples import BadSamples
-from lazyshard.data.substitutes import FILL_ROWS
+from lazyshard.data.substitutes import FILL_ROWS, BadSamples
 from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
 from lazyshard.plan.sharding import Sharding
 

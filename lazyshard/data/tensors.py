@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lazyshard.format.arrays import BFLOAT16
-
-__all__ = ["as_tensor"]
 
 
 def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
@@ -29,3 +28,108 @@ def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+TENSOR: Final = "$tensor"
+NUMPY: Final = "$numpy"
+TUPLE: Final = "$tuple"
+SCALAR: Final = "$scalar"
+FLOAT: Final = "$float"
+MARKS: Final = frozenset((TENSOR, NUMPY, TUPLE, SCALAR, FLOAT))
+"""Keys that no value may have."""
+
+_SHORT: Final = 8
+"""Numbers up to which a list is shorter, and read sooner, as it is."""
+
+_INT32: Final = 2**31
+
+
+def pack(value: Any) -> Any:
+    """Returns a value as one that `lazyshard.format.arrays.pack_row` takes.
+
+    Raises:
+        TypeError: there is a value in it that would not come back as it is: of another type than dict, list, tuple,
+            str, bool, int, float, None, numpy's arrays and numbers, and tensors on the CPU that need no gradient; or a
+            key that is no text, or one of ours.
+    """
+    kind = type(value)
+    if value is None or kind in (str, bool, int):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {FLOAT: np.array(value)}
+    if kind is list:
+        array = array_of_list(value) if len(value) > _SHORT else None
+        return [pack(one) for one in value] if array is None else array
+    if kind is dict:
+        for name in value:
+            if type(name) is not str or name in MARKS:
+                raise TypeError(f"the key {name!r:.80}")
+        return {name: pack(one) for name, one in value.items()}
+    if kind is tuple:
+        return {TUPLE: [pack(one) for one in value]}
+    if kind is torch.Tensor and not _is_odd(value):
+        return {TENSOR: array_of_tensor(value)}
+    if kind is np.ndarray and value.dtype.isnative:
+        return {NUMPY: value}
+    if isinstance(value, np.number | np.bool_):
+        return {SCALAR: np.array(value)}
+    raise TypeError(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def unpack(value: Any) -> Any:
+    """Returns the value that was packed; arrays and tensors share the memory of what they were packed into."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.tolist()
+    if kind is list:
+        return [unpack(one) for one in value]
+    if kind is not dict:
+        return value
+    if len(value) == 1:
+        (mark, inner), *_ = value.items()
+        if mark == TENSOR:
+            return as_tensor(inner)
+        if mark == NUMPY:
+            return inner
+        if mark == TUPLE:
+            return tuple(unpack(one) for one in inner)
+        if mark == SCALAR:
+            return inner[()]
+        if mark == FLOAT:
+            return inner.item()
+    return {name: unpack(one) for name, one in value.items()}
+
+
+def array_of_list(values: list[Any]) -> npt.NDArray[Any] | None:
+    """Returns a list of numbers of one kind as an array that gives the same list again; None for any other list."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        low, high = min(values), max(values)
+        if low >= -_INT32 and high < _INT32:
+            return np.array(values, np.int32)
+        return np.array(values, np.int64) if low >= -(2**63) and high < 2**63 else None
+    if kinds == {float}:
+        exact = np.array(values, np.float64)
+        with np.errstate(over="ignore"):
+            short = exact.astype(np.float32)
+        return short if np.array_equal(short.astype(np.float64), exact, equal_nan=True) else exact
+    return np.array(values, np.bool_) if kinds == {bool} else None
+
+
+def array_of_tensor(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Returns an array of a tensor's numbers; those of bfloat16 as `BFLOAT16`."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is more than numbers in memory of the CPU."""
+    return (
+        tensor.requires_grad
+        or tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or bool(vars(tensor))
+    )

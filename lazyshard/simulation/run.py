@@ -64,7 +64,7 @@ DELETED_AT_ONCE: Final = 100
 (`lazyshard_producer.holding.holdback`)."""
 
 MARK_S: Final = 0.2
-"""The least time between two reading marks (`lazyshard.data.reading_marks`)."""
+"""The least time between two reading marks (`lazyshard.data.commits`)."""
 
 PUBLISH_OPENS: Final = 7
 """Of a producer, for a chunk: data, seal and head made, the owner looked at twice, the directory synced twice."""

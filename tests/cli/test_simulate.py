@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.cli.simulate import parse_axes, parse_axis, run_lines, sweep
-from lazyshard.data import reading_marks
+from lazyshard.data import commits as reading_marks
 from lazyshard.simulation.run import (
     BURST_S,
     DELETED_AT_ONCE,

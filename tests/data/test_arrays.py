@@ -94,7 +94,7 @@ def test_streams_without_arrays_never_ask_for_them(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ChunkArrays, "__init__", never)
     found = dataset(produce_rows(tmp_path, 8))
     assert [row["id"] for row in found.__getitems__(list(range(8)))] == list(range(8))
-    assert found._plain
+    assert found._draws.plain
 
 
 def test_tensor_shares_the_memory_of_its_array(tmp_path: Path) -> None:

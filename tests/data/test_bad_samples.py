@@ -296,14 +296,14 @@ def test_any_error_of_the_encoder_makes_a_bad_sample_and_a_bad_substitute(stream
 @pytest.mark.parametrize("failing", [0, 2])
 def test_error_of_the_filesystem_is_no_bad_sample(stream: Path, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_rank(stream, encode_fn=refusing(2))
-    read = dataset._reader.lines_published
+    read = dataset.reader.lines_published
 
     def lines(first: int, stop: int, at_least: int = 1) -> list[bytes]:
         if first == failing:
             raise OSError(5, "Input/output error")
         return read(first, stop, at_least)
 
-    monkeypatch.setattr(dataset._reader, "lines_published", lines)
+    monkeypatch.setattr(dataset.reader, "lines_published", lines)
     with pytest.raises(OSError, match="Input/output error"):
         dataset[2]
     assert dataset.stats().bad_samples == (failing == 0)

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lazyshard import BlendedDataset, LazyShardedDataset
-from lazyshard.data.blend_reader import BlendReader
+from lazyshard.data.blend_space import BlendReader
+from lazyshard.data.index_reader import IndexReader
 from lazyshard.errors import ChunkRetired, LengthUnknown, RankInvalid, WaitTimeout
 from lazyshard.format import Retired
 from lazyshard.plan.blend_table import BlendTable
@@ -340,15 +341,15 @@ def test_who_comes_while_another_thread_merges_lines_gets_all_of_them(
     behind = len(blended._reader.merged.lines) or 256
     assert ids(blended.__getitems__(list(range(4)))) == expected[:4]
     assert len(blended._reader.merged.lines) == behind, "the next batch is merged anew"
-    real = LazyShardedDataset._lines_from
+    real = IndexReader.lines_from
     other: list[list[str]] = []
 
-    def lines_from(self: LazyShardedDataset, index: int, *, wait: bool) -> list[bytes]:
-        monkeypatch.setattr(LazyShardedDataset, "_lines_from", real)
+    def lines_from(self: IndexReader, index: int, *, wait: bool) -> list[bytes]:
+        monkeypatch.setattr(IndexReader, "lines_from", real)
         other.append(ids(blended.__getitems__(list(range(behind, behind + 100)))))
         return real(self, index, wait=wait)
 
-    monkeypatch.setattr(LazyShardedDataset, "_lines_from", lines_from)
+    monkeypatch.setattr(IndexReader, "lines_from", lines_from)
     assert ids(blended.__getitems__(list(range(behind, behind + 100)))) == expected[behind : behind + 100]
     assert other == [expected[behind : behind + 100]]
 

@@ -225,7 +225,7 @@ def test_states_that_do_not_belong_here_are_refused(streams: Path, tmp_path: Pat
     with pytest.raises(RuntimeError, match="this blend is in use already and stands elsewhere"):
         used.load_state_dict(state)
     with pytest.raises(RuntimeError, match="a blend takes data sets that are new"):
-        blend(streams, {"a": 1}, state=None).datasets[0]._enter_blend()
+        blend(streams, {"a": 1}, state=None).datasets[0]._draws.enter_blend()
 
 
 def spoilt(path: str, value: Any) -> Any:

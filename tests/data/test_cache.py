@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data.cache import SampleCache
+from lazyshard.data.samples import SampleCache
 from tests.data.workers import loader
 from tests.stream.streams import produce
 
@@ -119,7 +119,7 @@ def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> N
     dataset = LazyShardedDataset(directory, Counting(), dp_rank=0, dp_size=1, cache_bytes=60)
     assert [dataset[i]["id"] for i in range(8)] == list(range(8))
     if context == "pickled":
-        assert len(dataset._samples.__getstate__()["_cache"]) == 0
+        assert len(dataset._draws._samples.__getstate__()["_cache"]) == 0
         assert [pickle.loads(pickle.dumps(dataset))[i]["id"] for i in range(8)] == list(range(8))
     else:
         assert [i for batch in loader(dataset, range(8), 2, batch_size=2) for i in batch] == list(range(8))

@@ -290,13 +290,13 @@ def test_epoch_set_between_two_pieces_of_a_batch_counts_from_the_next_batch(stre
     dataset = open_rank(stream, shuffle_window=2)
     before, after = (open_rank(stream, shuffle_window=2) for _ in range(2))
     after.set_epoch(1)
-    read = dataset._reader.lines_published
+    read = dataset.reader.lines_published
 
     def interrupted(*arguments: int) -> list[bytes]:
-        dataset._numbers[EPOCH] = 1
+        dataset._draws.numbers[EPOCH] = 1
         return read(*arguments)
 
-    dataset._reader.lines_published = interrupted  # type: ignore[method-assign, assignment]
+    dataset.reader.lines_published = interrupted  # type: ignore[method-assign, assignment]
     batch = list(range(8))
     assert dataset.__getitems__(batch) == before.__getitems__(batch)
     assert dataset.__getitems__(batch) == after.__getitems__(batch) != before.__getitems__(batch)

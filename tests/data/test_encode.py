@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data.encode import Encoder
+from lazyshard.data.steps import Encoder
 from tests.stream.streams import produce
 
 

@@ -20,7 +20,7 @@ import torch
 
 from lazyshard import BlendedDataset, ChunkWriter, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
-from lazyshard.data.encode_cache_opening import ENCODE_CACHE_BYTES
+from lazyshard.data.encode_cache import ENCODE_CACHE_BYTES
 from lazyshard.data.shared import Stats
 from lazyshard.errors import SkipSample
 from lazyshard.store.kept_samples import FOLDER

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import BFLOAT16
-from lazyshard.data.exact_values import pack, unpack
+from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
 

@@ -19,7 +19,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data import dataset as dataset_module
+from lazyshard.data import index_reader
 from lazyshard.errors import WaitTimeout
 from lazyshard.stream import StreamReader, waiting
 from lazyshard.stream.waiting import Parent
@@ -315,12 +315,12 @@ def test_only_worker_processes_have_a_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Any, expected: bool
 ) -> None:
     # A training process may outlive the shell that started it.
-    monkeypatch.setattr(dataset_module, "get_worker_info", lambda: worker)
+    monkeypatch.setattr(index_reader, "get_worker_info", lambda: worker)
     # Nor is this one to end with the shell that started it.
     monkeypatch.setattr(Parent, "follow", lambda self: None)
     stream = produce(tmp_path / "s", 2)
     for method in ("__getitem__", "draw"):
         dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
         getattr(dataset, method)(0)
-        assert (dataset._reader.parent is not None) is expected
-        assert pickle.loads(pickle.dumps(dataset))._reader.parent is None
+        assert (dataset.reader.parent is not None) is expected
+        assert pickle.loads(pickle.dumps(dataset)).reader.parent is None

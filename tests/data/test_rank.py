@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -100,8 +101,9 @@ def test_data_set_asks_when_it_is_first_used_and_never_again(tmp_path: Path, mon
     megatron(monkeypatch, 3, 4)
     assert dataset.rank == Rank(1, 2)
     # Where neither is initialised, as in a spawned worker, the copy knows.
-    copied = dataset.__getstate__()
-    assert copied["_spaces"].rank == Rank(1, 2)
+    copied = pickle.loads(pickle.dumps(dataset))
+    monkeypatch.delitem(sys.modules, "megatron.core.parallel_state")
+    assert copied.rank == Rank(1, 2)
 
 
 DISTRIBUTED = """

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.data import reading_marks
+from lazyshard.data import commits as reading_marks
+from lazyshard.data.commits import ReadingMarks, is_due
 from lazyshard.data.order import Order
-from lazyshard.data.reading_marks import ReadingMarks, is_due
 from lazyshard.format import ReadingMark
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey

@@ -32,7 +32,7 @@ def test_reports_of_the_workers_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = SharedNumbers()
     for worker in (None, 0, 1, 0, 254, 255, 1_000):
         as_worker(monkeypatch, worker)
-        numbers.report(1, 2, 1500)
+        numbers.report(Stats(1, 2, 1.5), Stats())
     assert numbers.stats() == Stats(bad_samples=7, chunks_opened=14, waited_s=10.5)
 
 
@@ -41,7 +41,7 @@ def test_reports_leave_the_epoch_alone(monkeypatch: pytest.MonkeyPatch, worker: 
     numbers = SharedNumbers()
     numbers.view[EPOCH] = 7
     as_worker(monkeypatch, worker)
-    numbers.report(1, 1, 1)
+    numbers.report(Stats(1, 1, 0.001), Stats())
     assert numbers.view[EPOCH] == 7
 
 
@@ -69,7 +69,7 @@ def test_fork_reads_and_writes_the_same_numbers() -> None:
     def child() -> None:
         assert numbers.view[EPOCH] == 3
         numbers.view[EPOCH] = 2**62
-        numbers.report(1, 2, 3)
+        numbers.report(Stats(1, 2, 0.003), Stats())
 
     assert forked(child) == 0
     assert numbers.view[EPOCH] == 2**62

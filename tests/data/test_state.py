@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data import state_checks
+from lazyshard.data import commits as state_checks
 from lazyshard.errors import LengthUnknown, RankInvalid, StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.stream.retire import retire
 from tests.data.runs import State, open_ranks, part, read

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.data import substitutes as substitutes_module
-from lazyshard.data.dropped_rows import DroppedRows
-from lazyshard.data.substitutes import FILL_ROWS, of_another_chunk, substitutes
+from lazyshard.data.substitutes import FILL_ROWS, DroppedRows, of_another_chunk, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSamples, WaitTimeout
 from tests.data import step_functions as functions
 from tests.data.streams import expected, loader_of

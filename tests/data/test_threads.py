@@ -63,17 +63,17 @@ def test_thread_that_comes_while_another_settles_the_indices_does_not_take_them_
     assert settling.wait(DEADLINE_S)
     try:
         assert ids(dataset.__getitems__([0, 1, 2, 3])) == [0, 4, 1, 5]
-        space = dataset._indices()
+        space = dataset._draws.indices()
     finally:
         other_is_done.set()
         first.join(DEADLINE_S)
-    assert dataset._indices() is space
+    assert dataset._draws.indices() is space
 
 
 def test_thread_that_waits_for_the_end_is_not_told_of_anothers_open_end(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4, 4, end=False)
     dataset = open_rank(directory, 0, 2, max_total_samples=16, unit="sample")
-    space, reader = dataset._indices(), dataset._reader
+    space, reader = dataset._draws.indices(), dataset.reader
     real = reader.wait_for
 
     def interrupted(samples: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data import window_reader
+from lazyshard.data import lane as window_reader
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.stream import chunk, scattered
 from tests.data.workers import DEADLINE_S, ids
@@ -68,7 +68,7 @@ def test_rows_are_those_that_were_drawn(
     expected = [open_rank(stream, 2, layout=layout, num_samples=3 * SAMPLES).draw(i).sample for i in indices]
     got = [i for at in range(0, len(indices), batch) for i in ids(dataset.__getitems__(indices[at : at + batch]))]
     assert got == expected
-    assert bool(dataset._lanes._windows._scattered._idle) == held
+    assert bool(dataset._draws.lanes._windows._scattered._idle) == held
 
 
 def test_a_window_is_read_in_as_many_calls_as_it_has_chunks(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_large_rows_are_read_one_by_one(stream: Path, window: int, monkeypatch: 
     reads = preads(monkeypatch)
     for start in range(0, SAMPLES, 4):
         assert ids(dataset.__getitems__(list(range(start, start + 4)))) == expected[start : start + 4]
-        assert len(dataset._lanes.ahead[1]) == 1
+        assert len(dataset._draws.lanes.ahead[1]) == 1
     found = list(reads)
     assert found == [len(dataset.reader.line(sample)) for sample in expected]
 

@@ -227,7 +227,7 @@ def test_what_is_drawn_from_a_mark_on_is_in_the_window_and_of_the_rank_named(
     parts = [PartState(ranks, draws=draws) for ranks, draws in history]
     run = run_of(*parts, PartState(dp), unit=unit, window=windows * unit)
     course = course_of(run)
-    # As `lazyshard.data.reading_marks` tells it.
+    # As `lazyshard.data.commits` tells it.
     needs = -(-course.needed(position) // PER_CHUNK)
     drawable = course.drawable(needs * PER_CHUNK)
     published, short, ended = needs + data.draw(st.integers(0, 3)), 0, data.draw(st.booleans())

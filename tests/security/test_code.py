@@ -43,7 +43,7 @@ FORBIDDEN_MODULES: Final = frozenset(
 )
 
 ALLOWED: Final = {
-    "lazyshard/data/cache.py: pickle.loads": "samples of the training's own that this process has pickled itself",
+    "lazyshard/data/samples.py: pickle.loads": "samples of the training's own that this process has pickled itself",
     "lazyshard/config/entries.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
     "lazyshard/inspection/verification_chunks.py: pickle.load": "pipes between this process and its own children",

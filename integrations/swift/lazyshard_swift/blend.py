@@ -139,7 +139,7 @@ class BlendStream(TrainStream):
 
     def _check_present(self, draws: int) -> None:
         for number, dataset in enumerate(self._asked.datasets):
-            course = dataset._indices().course
+            course = dataset._draws.indices().course
             position, lane = course.current.draws, self.plan.rank.dp_rank
             total = self._streams.total(number)
             check_present(dataset.reader, open_samples(course, lane, position, total, self.plan.stop_at_end))

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 
 import xxhash
 
-from lazyshard.data.encode_cache_opening import cache_place
+from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.shared import Stats
 from lazyshard.format import Encoding
 from lazyshard.format.byte_size import parse_size

@@ -10,7 +10,7 @@ What it has encoded becomes a row with numpy arrays, and that the same again, ev
 
 A list of numbers becomes an array, and lists are what arrays become again: ms-swift's collators take lists for lists
 and concatenate them. Objects with one key that begins with "$" stand for what is neither a list nor JSON. The cache of
-encoded samples has the same form (`lazyshard.data.exact_values`) but keeps no value that would come back otherwise.
+encoded samples has the same form (`lazyshard.data.tensors`) but keeps no value that would come back otherwise.
 
 What decides about a template's encoding is kept as plain facts in the manifest of an encoded stream, and compared. Both
 sides make them of a template object, the producer of the one that it encodes with, the trainer of its own. So what is
@@ -30,8 +30,8 @@ import orjson
 import torch
 import xxhash
 
-from lazyshard.data.exact_values import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
-from lazyshard.data.exact_values import unpack as unpack_value
+from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
+from lazyshard.data.tensors import unpack as unpack_value
 from lazyshard.errors import MeasureRefused
 from lazyshard.format import Encoding
 from lazyshard_swift import ms_swift

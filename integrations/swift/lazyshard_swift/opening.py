@@ -24,8 +24,8 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard import LazyShardError, StreamReader
-from lazyshard.data.dealt_order import is_dealt
 from lazyshard.data.index_lengths import lengths_by_sample
+from lazyshard.data.order import is_dealt
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.store.urls import stream_path

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
-from lazyshard.data import state_checks
+from lazyshard.data import commits as state_checks
 from lazyshard.errors import SealInvalid
 from lazyshard.format import Cursor, Seal, fields, row
 from lazyshard.store import files

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.blend_states import BlendStates
+from lazyshard.data.blend_state import BlendStates
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.blend_state import BlendPartState, BlendState
@@ -62,7 +62,7 @@ def _shifted(steps: int) -> None:
     def state_dict(self: LazyShardedDataset, consumed: int | None = None) -> dict[str, Any]:
         first = self.consumed
         assert consumed is not None
-        shifted = max(first, consumed + steps * self.rank.dp_size * self._order.batch_size)
+        shifted = max(first, consumed + steps * self.rank.dp_size * self._draws.order.batch_size)
         try:
             return original(self, shifted)
         except ValueError:
@@ -78,7 +78,7 @@ def _own_count() -> None:
 
     def state_dict(self: LazyShardedDataset, consumed: int | None = None) -> dict[str, Any]:
         assert consumed is not None
-        step = self.rank.dp_size * self._order.batch_size
+        step = self.rank.dp_size * self._draws.order.batch_size
         own = (consumed - self.consumed) // self.rank.dp_size
         return original(self, self.consumed + own // step * step)
 
@@ -108,7 +108,7 @@ def _acknowledge_on_read() -> None:
     def getitems(self: LazyShardedDataset, indices: Any) -> list[Any]:
         rows = original(self, indices)
         if not self.rank.dp_rank and get_worker_info() is None:
-            space = self._indices()
+            space = self._draws.indices()
             _, position = space.layout.locate(indices[-1])
             self.commit(space.course.consumed_before + (position + 1) * space.course.dp, last_epoch=True)
         return rows

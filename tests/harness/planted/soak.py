@@ -43,7 +43,7 @@ def _acknowledge_early() -> None:
     original = soak_rank.commit
 
     def commit(dataset: LazyShardedDataset, consumed: int, older: list[dict[str, Any]]) -> bool:
-        step = dataset.rank.dp_size * dataset._order.batch_size
+        step = dataset.rank.dp_size * dataset._draws.order.batch_size
         return original(dataset, consumed + 40 * step, [])
 
     soak_rank.commit = commit

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.bad_samples import where_bad
-from lazyshard.errors import BadSample, StateMismatch
+from lazyshard.data.sequence_forms import SequenceSettings
+from lazyshard.data.substitutes import where_bad
+from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, StateMismatch, StreamMismatch
+from lazyshard.format import decode_pack, parse_row
 from lazyshard.format.sequence_state import Place, SequenceState
+from lazyshard.format.source_rows import form_made
 from lazyshard.plan import permutation
-from lazyshard.plan.sequences import Rule, make_sequences
+from lazyshard.plan.sequences import make_sequences
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 from lazyshard.stream import StreamReader
 from lazyshard.stream.window_lengths import WindowLengths
 
-__all__ = ["PlannedWindow", "SequencePlanner", "SequenceWalk", "TooLong", "row_too_long"]
-
-TooLong = Literal["raise", "drop"]
-"""What becomes of a row that is longer than a sequence, where rows stay whole."""
+_log = logging.getLogger("lazyshard")
 
 _Numbers = npt.NDArray[np.int64]
-
-_log = logging.getLogger("lazyshard")
 
 
 class PlannedWindow(NamedTuple):
@@ -61,22 +60,20 @@ class SequencePlanner:
 
     Args:
         reader: the stream.
-        rule: how sequences are made.
-        chunks: how many chunks a window has.
-        seed: of the order of the rows within a window; None keeps them as they are.
-        too_long: what becomes of a row that is longer than a sequence, where rows stay whole.
+        settings: for that stream.
 
     Attributes:
         tells: whether to log the first row that is left out as it is too long.
     """
 
-    def __init__(self, reader: StreamReader, rule: Rule, chunks: int, seed: int | None, too_long: TooLong) -> None:
+    def __init__(self, reader: StreamReader, settings: SequenceSettings) -> None:
+        assert settings.window is not None, "known of settings for a stream"
         self.tells = False
         self._reader = reader
-        self._rule = rule
-        self._lengths = WindowLengths(reader, chunks)
-        self._seed = seed
-        self._too_long = too_long
+        self._rule = settings.form.rule
+        self._lengths = WindowLengths(reader, settings.window)
+        self._seed = settings.seed
+        self._too_long = settings.too_long
 
     def plan(self, place: Place, epoch: int) -> PlannedWindow:
         """Returns the sequences of a window, waiting until all of it is published, or the stream has ended.
@@ -283,3 +280,81 @@ class SequenceWalk:
 
 def _too_long(tokens: int, size: int) -> ValueError:
     return ValueError(f"it has {tokens} tokens, a sequence at most {size}")
+
+
+def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
+    """Refuses a stream of which no sequences can be made, as far as its first chunk tells.
+
+    It takes one look at that chunk's lengths and its first row, however long the stream is. Of a stream whose first
+    chunks are deleted it is the first that is left.
+
+    Args:
+        reader: the stream; it opens nothing.
+        settings: of the sequences.
+
+    Returns:
+        Whether there was a chunk to look at.
+
+    Raises:
+        StreamMismatch: its rows are packs, or were cut or padded by their producer.
+        LengthsMissing: how long its rows are is not known.
+        BadSample: one of them is longer than a sequence.
+        SealInvalid, TokensInvalid, ChunkMissing, OSError: it cannot be read.
+    """
+    size, samples = reader.samples_per_chunk, reader.seen.samples
+    # Its open files are let go of with it: this process may never read that chunk again.
+    look = copy.copy(reader)
+    look.parent = reader.parent
+    first = 0
+    try:
+        if samples:
+            look.chunk(0)
+    except ChunkRetired as error:
+        first = (error.chunks_before or 0) * size
+    if first >= samples:
+        return False
+    _check_rows(look, first)
+    known = WindowLengths(look, 1)
+    _check_form(look, form_made(known.source(first // size)))
+    lengths = known.of(first // size)
+    rule = settings.form.rule
+    if settings.too_long == "raise" and not isinstance(rule, SplitRule):
+        longer = np.flatnonzero(lengths > rule.size)
+        if len(longer):
+            row = int(longer[0])
+            raise row_too_long(look, first + row, int(lengths[row]), rule.size)
+    return True
+
+
+def _check_form(reader: StreamReader, form: str | None) -> None:
+    """Refuses rows that are sequences already: what pads them would be taken for tokens, and borders would be lost."""
+    if form in ("split", "pad"):
+        where = str(reader.directory)
+        was = "cut to sequences" if form == "split" else "padded"
+        raise StreamMismatch(
+            f"{where}: its rows were {was} by their producer (lazyshard-producer run --{form}), so no sequences are "
+            f"made of them: train each as one sample, with `LazyShardedDataset({where!r}, ...)`, or produce the rows "
+            f"without --{form}",
+            directory=where,
+            expected="rows",
+            actual=f"rows made with --{form}",
+        )
+
+
+def _check_rows(reader: StreamReader, sample: int) -> None:
+    """Refuses packs; a stream has them in every row or in none."""
+    try:
+        packed = decode_pack(parse_row(reader.line(sample))) is not None
+    except (ChunkCorrupt, RowInvalid):
+        # Who draws it says so, or leaves it out.
+        return
+    if packed:
+        where = str(reader.directory)
+        raise StreamMismatch(
+            f"{where}: its rows are packs already (lazyshard-producer run --pack), of which no sequences are made: "
+            f"train each pack as one sample, with `LazyShardedDataset({where!r}, encode)`, whose `encode` gets "
+            f"{{'pack': ROWS, 'lengths': TOKENS}} (in ms-swift --packing true), or produce the rows without --pack",
+            directory=where,
+            expected="rows",
+            actual="packs",
+        )

@@ -1,21 +1,24 @@
 """Where a run stands: the state that was loaded, what it is in each epoch, and after so many samples.
 
 A run whose epochs are begun with `set_epoch` is, for its state, one that begins with the epoch that was set: what was
-trained before decides nothing any more.
+trained before decides nothing any more. What is no such state is told by what it looks like.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any, Final
 
-from lazyshard.data.foreign_values import mistaken_for_state
+from lazyshard.data.commits import check_data
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
-from lazyshard.data.state_checks import check_data
-from lazyshard.data.stream_states import only_of_a_stream
 from lazyshard.errors import StateInvalid
+from lazyshard.format.blend_state import BLEND
+from lazyshard.format.sequence_state import KIND, SequenceState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import Gaps
 from lazyshard.stream import StreamReader
@@ -29,10 +32,28 @@ from lazyshard.stream.run_state import (
     without_steps,
 )
 
-__all__ = ["Ranges", "RunStates", "epoch_of"]
-
 Ranges = Iterable[tuple[int, int]]
 """Half-open ranges of numbers."""
+
+WORKER: Final = "worker"
+WORKERS: Final = "workers"
+HANDED_OUT: Final = "handed_out"
+OVER: Final = "over"
+"""What a `LazyShardedStream` adds to the state of its data set, which cannot stand there. Of a DataLoader worker: which
+one it is, of how many, and how many samples it has handed out of the pass. Within a micro batch: how many samples of
+it. Behind a micro batch that completed the epoch: how many samples that had, over all ranks."""
+
+_MAX_DEPTH: Final = 3
+_MAX_VALUES: Final = 1000
+"""A checkpoint holds thousands of tensors; a state lies near the top of it."""
+
+_SHOWN_KEYS: Final = 6
+
+_RUN: Final = frozenset(RunState.__slots__)
+_SEQUENCES: Final = frozenset(SequenceState.__slots__)
+
+_LOADERS: Final = ("_snapshot", "_num_yielded")
+"""Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11)."""
 
 
 class RunStates:
@@ -167,10 +188,7 @@ class RunStates:
         state = self.of(epoch, dp)
         if consumed is None:
             return state
-        try:
-            count = operator.index(consumed)
-        except TypeError:
-            raise TypeError(f"consumed is a number of samples, an int, got {consumed!r}") from None
+        count = as_count(consumed)
         if count < state.consumed:
             raise ValueError(
                 f"consumed is at least {state.consumed}, what was trained when the loaded state was saved, got "
@@ -212,6 +230,14 @@ def epoch_of(state: RunState) -> int:
     return next((part.epoch for part in reversed(state.parts) if part.epoch is not None), 0)
 
 
+def as_count(consumed: object, what: str = "samples") -> int:
+    """Returns what `state_dict` was given. Raises TypeError: it is no integer."""
+    try:
+        return operator.index(consumed)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"consumed is a number of {what}, an int, got {consumed!r}") from None
+
+
 def _ranges(name: str, given: Ranges) -> list[tuple[int, int]]:
     found = []
     for one in given if isinstance(given, Iterable) else [given]:
@@ -236,3 +262,101 @@ def _course(state: RunState) -> tuple[PartState, ...]:
     first, *parts = (replace(part, first_step=0, draws_per_step=0) for part in state.parts)
     parts.insert(0, replace(first, epoch=first.epoch or 0))
     return (*parts[:-1], replace(parts[-1], draws=0))
+
+
+def only_of_a_stream(value: object) -> str | None:
+    """Returns why a state is none for a data set, and what to give instead, in words; None where it may be one."""
+    if not isinstance(value, dict):
+        return None
+    if WORKER in value:
+        return (
+            "it is that of one DataLoader worker of a LazyShardedStream or LazyShardedIterable, which only the same "
+            "number of workers can go on from; save `dataset.state_dict(consumed)` too: any ranks and workers can go "
+            "on from that"
+        )
+    if value.get("kind") == "sequences":
+        return "it is that of LazyShardedSequences, of the same form as there, which alone goes on from it"
+    if HANDED_OUT in value:
+        return (
+            "it stands within a micro batch, where only a LazyShardedStream or LazyShardedIterable of as many ranks "
+            "goes on; give one that was saved at the end of a micro batch"
+        )
+    return None
+
+
+def mistaken_for_state(value: object) -> str | None:
+    """Returns what a value is and what to give instead, in words; None where it may be meant as a state.
+
+    >>> mistaken_for_state({"model": {}, "step": 3})[:58]
+    "it holds no state of a run but 'model' and 'step': give wh"
+    """
+    return _mistaken(value, _RUN)
+
+
+def mistaken_for_sequences(value: object) -> str | None:
+    """Returns the same of what was given in place of the state of `LazyShardedSequences`.
+
+    >>> mistaken_for_sequences({"format": 1, "stream_id": "a", "parts": [], "consumed": 8})[:40]
+    'it is the state of a LazyShardedDataset '
+    """
+    if not isinstance(value, dict) or value.get("kind") in (BLEND, KIND):
+        return _mistaken(value, _SEQUENCES)
+    if any(name in value for name in _LOADERS):
+        return (
+            "it is the state of a StatefulDataLoader: give it to `loader.load_state_dict`, of a loader over these "
+            "sequences with as many workers"
+        )
+    if len(value.keys() & _RUN) > 2:
+        one = "a LazyShardedDataset or LazyShardedStream"
+        if WORKER in value:
+            one = "one DataLoader worker of a LazyShardedStream or LazyShardedIterable"
+        elif HANDED_OUT in value or OVER in value:
+            one = "a LazyShardedStream or LazyShardedIterable"
+        return (
+            f"it is the state of {one}, and goes on there alone: it counts samples, not sequences; give what "
+            f"`state_dict` of LazyShardedSequences returned, or begin an epoch anew"
+        )
+    return _mistaken(value, _SEQUENCES)
+
+
+def _mistaken(value: object, fields: frozenset[str]) -> str | None:
+    if isinstance(value, (str, os.PathLike)):
+        return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
+    if not isinstance(value, dict):
+        return None
+    if value.get("kind") == BLEND:
+        return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
+    if value.keys() & fields:
+        return None
+    # Nothing of a state in it: it is something that holds more, or something else.
+    paths = [path for path, inner in _inner(value) if len(inner.keys() & fields) > 2]
+    if paths:
+        others = " or ".join(f"`checkpoint{path}`" for path in paths[:3])
+        return f"it holds more than the state of a run, {_keys(value)}: give {others}, which looks like one"
+    if not value:
+        return "it is empty: give what `state_dict` returned"
+    return f"it holds no state of a run but {_keys(value)}: give what `state_dict` returned, if it was saved"
+
+
+def _inner(value: dict[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yields the objects in an object, those near the top first, with the way to each."""
+    level = [("", value)]
+    seen = 0
+    for _ in range(_MAX_DEPTH):
+        below = []
+        for path, holder in level:
+            for key, inner in holder.items():
+                seen += 1
+                if seen > _MAX_VALUES:
+                    return
+                if isinstance(inner, dict):
+                    below.append((f"{path}[{reprlib.repr(key)}]", inner))
+        yield from below
+        level = below
+
+
+def _keys(value: dict[Any, Any]) -> str:
+    shown = [reprlib.repr(key) for key in list(value)[:_SHOWN_KEYS]]
+    if len(value) > _SHOWN_KEYS:
+        return f"{', '.join(shown)} and {len(value) - _SHOWN_KEYS} more"
+    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)

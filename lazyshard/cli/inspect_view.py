@@ -64,7 +64,8 @@ def advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
         yield ""
         yield "what to change"
     for one in advice:
-        yield f"  {one.text}: {one.setting}"
+        yield f"  {one.text}"
+        yield f"    {one.setting}"
 
 
 def _facts(found: Overview) -> Iterator[tuple[str, str]]:

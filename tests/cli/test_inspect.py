@@ -484,3 +484,16 @@ def test_a_row_of_many_keys_is_shown_in_a_page(
         writer.write({f"key {number}": number for number in range(5000)})
     assert main(["inspect", str(tmp_path / "s"), *arguments]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 150
+
+
+def test_what_to_change_stands_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ChunkWriter(tmp_path, 50) as writer:
+        for number in range(400):
+            writer.write({"id": number}, tokens=1 + number % 7 * 100)
+    lines = inspect(capsys, tmp_path)
+    at = lines.index("what to change")
+    settings = [line.split()[-2:] for line in lines[at + 2 :: 2]]
+    assert settings == [["--pack", "1024"], ["--micro-batch-size", "1"]]
+    found = json.loads(inspect(capsys, tmp_path, "--json")[0])["advice"]
+    assert [one["setting"] for one in found] == [line.strip() for line in lines[at + 2 :: 2]]
+    assert [one["text"] for one in found] == [line.strip() for line in lines[at + 1 :: 2]]

@@ -144,9 +144,12 @@ def _rows(settings: Settings) -> str:
     if settings.encode is not None:
         workers = f" in {count(settings.workers, 'worker')}" if settings.workers and settings.transform is None else ""
         parts.append(f"encoded by {' '.join(filter(None, (settings.encode, settings.model)))}{workers}")
+    if settings.measure is not None:
+        parts.append(f"measured by {' '.join(filter(None, (settings.measure, settings.model)))}")
     if settings.shuffle:
         parts.append(f"shuffled {settings.shuffle:,} at a time with seed {settings.seed}")
-    lengths = repr(settings.length_field) if settings.encode is None else "the encoder's length"
+    told = "the encoder's length" if settings.encode is not None else "the length measured"
+    lengths = repr(settings.length_field) if settings.encode is settings.measure is None else told
     if settings.pack:
         among = f"among {settings.pack_buffer:,} rows at a time, fewer where they hold "
         among += show_bytes(settings.pack_buffer_bytes)

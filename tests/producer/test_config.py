@@ -250,7 +250,7 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_the_user() -> None:
         "run.toml: [[source]] 2: weight: b: has none and others have; give all sources a --weight (mixed), or none "
         "(in order)",
         "run.toml: rows.shuffle: a number from 0 to 1000000000 is needed, got -1",
-        "--workers: they run --transform and --encode, and there is neither, got 3; leave it out",
+        "--workers: they run --transform, --encode and --measure, and there is none, got 3; leave it out",
         "--max-disk: a number of bytes from 1 to 9223372036854775807 is needed, got 0",
     ]
 

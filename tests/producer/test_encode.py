@@ -213,8 +213,11 @@ def test_encoder_that_cannot_be_had_is_a_setting_that_cannot_be(name: str, text:
     [
         ({"encode": "nothing"}, ("--encode", "swift or MODULE:FUNCTION is needed, got 'nothing'")),
         ({"encode": "swift"}, ("--model", "--encode swift needs the model's folder, got none; give --model DIRECTORY")),
-        ({"model": "m"}, ("--model", "it is for --encode swift, got 'm'; leave it out")),
-        ({"encode": "m:f", "max_length": 3}, ("--max-length", "it is for --encode swift, got 3; leave it out")),
+        ({"model": "m"}, ("--model", "it is for swift, got 'm'; leave it out, or give --encode swift")),
+        (
+            {"encode": "m:f", "max_length": 3},
+            ("--max-length", "it is for swift, got 3; leave it out, or give --encode swift"),
+        ),
         (
             {"encode": "swift", "model": "m", "max_length": 0},
             ("--max-length", "a number from 1 to 2147483647 is needed, got 0"),

@@ -1,17 +1,16 @@
-"""`lazyshard measure` by ms-swift's template and by a tokenizer: what their templates and texts come to, by hand."""
+"""`--measure` by ms-swift's template and by a tokenizer: what their templates and texts come to, by hand."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from tokenizers import Tokenizer
 
-from lazyshard import ChunkWriter
-from lazyshard.cli import exits
-from lazyshard.cli.main import main
-from lazyshard.stream.token_lengths import chunk_tokens
+from lazyshard import ChunkWriter, StreamReader
+from tests.producer.commands import run
 from tests.stream.lengths import lengths_of
 
 MAX_LENGTH: Final = 79
@@ -41,7 +40,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
-    rows: list[dict[str, Any]], model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    rows: list[dict[str, Any]], model: Path, tmp_path: Path
 ) -> None:
     with ChunkWriter(tmp_path / "s", 4) as writer:
         for row in rows:
@@ -53,45 +52,30 @@ def test_lengths_are_those_of_the_template_and_of_the_tokenizer(
 
     chats = [tokens(CHAT.format(*(message["content"] for message in row["messages"]))) for row in rows]
     assert min(chats) < MAX_LENGTH < max(chats)
-    common = ["measure", str(tmp_path / "s"), "--workers", "1"]
-    by_model = [
-        "--model",
-        str(model),
-        "--model-type",
-        "qwen3",
-        "--template",
-        "qwen2_5",
-        "--max-length",
-        str(MAX_LENGTH),
-    ]
-    assert main([*common, *by_model]) == exits.DONE
-    assert lengths_of(tmp_path / "s") == [length if length <= MAX_LENGTH else 0 for length in chats]
-    text = chunk_tokens(tmp_path / "s", 0).measure
-    assert text is not None
-    assert text.startswith("template qwen2_5, max_length 79, tokenizer ")
-    told = capfd.readouterr()
-    assert "make no sample and count 0" in told.err
-    assert told.out.startswith(f"{tmp_path / 's'}: measured 10 rows in 3 chunks")
+    common = ["run", "--source", str(tmp_path / "s"), "--samples-per-chunk", "3", "--on-bad-row", "quarantine"]
+    by_model = ["--model", str(model), "--template", "qwen2_5", "--max-length", str(MAX_LENGTH)]
+    out = tmp_path / "template"
+    swift = ["--measure", "swift", *by_model, "--encode-option", "model_type=qwen3", "--workers", "1"]
+    done = run(*common, "--out", str(out), *swift)
+    assert done.returncode == 0, done.stderr
+    assert list(StreamReader(out)) == [row for row, length in zip(rows, chats, strict=True) if length <= MAX_LENGTH]
+    assert lengths_of(out) == [length for length in chats if length <= MAX_LENGTH]
+    refused = [json.loads(line)["reason"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+    assert len(refused) == sum(length > MAX_LENGTH for length in chats)
+    assert all(reason.startswith("--measure makes no sample of this row") for reason in refused)
 
-    assert main([*common, "--tokenizer", str(model), "--field", "note"]) == exits.REFUSED
-    assert main([*common, "--tokenizer", str(model), "--field", "note", "--replace"]) == exits.DONE
-    assert lengths_of(tmp_path / "s") == [tokens(row["note"]) for row in rows]
+    out = tmp_path / "tokenizer"
+    by_text = ["--measure", str(model), "--measure-field", "note", "--workers", "1"]
+    done = run(*common, "--out", str(out), *by_text)
+    assert done.returncode == 0, done.stderr
+    assert lengths_of(out) == [tokens(row["note"]) for row in rows]
 
 
-def test_model_that_ms_swift_does_not_know_is_refused(
-    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_model_that_ms_swift_does_not_know_is_refused(model: Path, tmp_path: Path) -> None:
     with ChunkWriter(tmp_path / "s", 4) as writer:
         writer.write({"id": 0})
-    arguments = [
-        "measure",
-        str(tmp_path / "s"),
-        "--model",
-        str(model),
-        "--model-type",
-        "qwen3",
-        "--template",
-        "nothing",
-    ]
-    assert main(arguments) == exits.REFUSED
-    assert f"{model}: ms-swift has no template for it: " in capfd.readouterr().err
+    arguments = ["run", "--source", str(tmp_path / "s"), "--out", str(tmp_path / "t"), "--samples-per-chunk", "3"]
+    swift = ["--measure", "swift", "--model", str(model), "--template", "nothing"]
+    done = run(*arguments, *swift, "--encode-option", "model_type=qwen3")
+    assert done.returncode == 2
+    assert "error: --measure: ms-swift raised" in done.stderr

@@ -1,7 +1,8 @@
-"""ms-swift's template outside of training: opened for the producer and for lengths; its samples as rows; its facts.
+"""ms-swift's template outside of training: opened for the producer; its samples as rows; its facts.
 
-The arguments of `lazyshard-producer run --encode swift` are ms-swift's, read by its own parser and completed by its own
-defaults, so that a template comes out as it does in training with the same ones, without a model's weights.
+The arguments of `lazyshard-producer run` with `--encode swift` or `--measure swift` are ms-swift's, read by its own
+parser and completed by its own defaults, so that a template comes out as it does in training with the same ones,
+without a model's weights.
 
 What it has encoded becomes a row with numpy arrays, and that the same again, every list, tensor and number as it was:
 
@@ -20,7 +21,6 @@ compared is what was used, not what was written on a command line.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -32,7 +32,6 @@ import xxhash
 
 from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
 from lazyshard.data.tensors import unpack as unpack_value
-from lazyshard.errors import MeasureRefused
 from lazyshard.format import Encoding
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import SettingsRefused
@@ -80,8 +79,6 @@ OF_ROWS: Final = ("columns", "auto_columns")
 _PROCESSORS: Final = ("image_processor", "video_processor", "feature_extractor")
 """Parts of a processor that make numbers of pictures and sounds."""
 
-Measure = Callable[[dict[str, Any]], int]
-
 
 def open_encoder(
     model: str, template: str | None, max_length: int | None, options: Sequence[tuple[str, str]]
@@ -103,7 +100,7 @@ def open_encoder(
         from swift.arguments import BaseArguments
         from swift.utils import parse_args
     except ImportError as cause:
-        raise SettingsRefused(f"--encode swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
+        raise SettingsRefused(f"swift needs ms-swift {ms_swift.needed()}: {cause}") from cause
     given = dict(options)
     mode = given.pop("mode", MODES[0])
     if mode not in MODES:
@@ -136,53 +133,6 @@ def open_encoder(
         lambda row: pack(encoder(row)),
         of_producer(made, columns, not args.disable_auto_column_mapping),
     )
-
-
-def open_template(
-    model: str, template: str | None, max_length: int | None, model_type: str | None, files: str
-) -> tuple[Measure, str]:
-    """Returns what measures a row as ms-swift would train it, and its text.
-
-    Rows take the way that they take in training: ms-swift's preprocessing, then the template in its training mode.
-
-    Args:
-        model: folder of a model; its weights are not read.
-        template: the template's type, None for that of the model.
-        max_length: of which longer rows make no sample; None for what the model takes.
-        model_type: of ms-swift, None for what the folder tells.
-        files: digest of the tokenizer's files.
-
-    Raises:
-        MeasureRefused: ms-swift is not installed or too old, or has no template for this.
-    """
-    try:
-        from swift import get_processor, get_template
-    except ImportError as cause:
-        raise MeasureRefused(f"--model needs ms-swift {ms_swift.needed()}: {cause}") from cause
-    try:
-        made = get_template(get_processor(model, model_type=model_type), template_type=template, max_length=max_length)
-        made.set_mode("train")
-    except Exception as cause:
-        raise MeasureRefused(
-            f"{model}: ms-swift has no template for it: {type(cause).__name__}: {str(cause)[:500]}"
-        ) from cause
-    encoder = RowEncoder(made)
-    return lambda row: length_of(encoder(row)), (
-        f"template {made.template_meta.template_type}, max_length {made.max_length}, tokenizer {files}, "
-        f"ms-swift {importlib.metadata.version('ms-swift')}"
-    )
-
-
-def length_of(encoded: dict[str, Any]) -> int:
-    """Returns the tokens of an encoded row; of one that holds several sequences, those of the longest.
-
-    That is what ms-swift groups by.
-
-    >>> length_of({"input_ids": [1, 2], "lengths": [2]}), length_of({"lengths": [2, 5]}), length_of({"length": 3})
-    (2, 5, 3)
-    """
-    lengths = encoded.get("lengths")
-    return int(encoded["length"]) if lengths is None else int(max(lengths))
 
 
 def pack(encoded: dict[str, Any]) -> dict[str, Any]:

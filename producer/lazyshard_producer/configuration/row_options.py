@@ -104,9 +104,28 @@ ROW_OPTIONS: Final = (
         "rows",
         TEXT,
         "NAME",
-        "Where --pack and --balance find the tokens of a row: a whole number under this key. With --encode the encoder "
-        "tells them. Default: length.",
+        "Where --pack and --balance find the tokens of a row: a whole number under this key. With --encode or "
+        "--measure these tell them. Default: length.",
         '"length"',
+    ),
+    Option(
+        "measure",
+        "rows",
+        TEXT,
+        "DIRECTORY|swift|MODULE:FUNCTION",
+        "Seal how many tokens each row has, and publish it as it is: by the tokenizer in this folder; swift, as "
+        "ms-swift trains the row, with --model; or by a function of yours that gets a row and returns a number. Runs "
+        "code, as transform does. Default: lengths come from --encode, or with the rows of a stream.",
+        '"/models/Qwen3-8B"',
+    ),
+    Option(
+        "measure_field",
+        "rows",
+        TEXT,
+        "NAME",
+        "With --measure DIRECTORY: the key of the text to measure. Default: messages by the chat template, or else "
+        "text.",
+        '"text"',
     ),
     Option(
         "pack_buffer",
@@ -191,7 +210,7 @@ ROW_OPTIONS: Final = (
         "rows",
         WHOLE,
         "N",
-        "Processes that run a slow --transform, or --encode; the order is kept. Default: 0, this process.",
+        "Processes that run a slow --transform, --encode or --measure; the order is kept. Default: 0, this process.",
         "4",
     ),
     Option(
@@ -239,7 +258,8 @@ ENCODING_OPTIONS: Final = (
         "encoding",
         TEXT,
         "DIRECTORY",
-        "With --encode swift: the model's folder, or its name where ms-swift finds it. Its weights are not loaded.",
+        "With --encode or --measure swift: the model's folder, or its name where ms-swift finds it. Its weights are "
+        "not loaded.",
         '"/models/Qwen3-8B"',
     ),
     Option(
@@ -247,7 +267,7 @@ ENCODING_OPTIONS: Final = (
         "encoding",
         TEXT,
         "NAME",
-        "With --encode swift: the template, as --template in training. Default: the model's.",
+        "With --encode or --measure swift: the template, as --template in training. Default: the model's.",
         '"qwen3"',
     ),
     Option(
@@ -255,8 +275,8 @@ ENCODING_OPTIONS: Final = (
         "encoding",
         WHOLE,
         "N",
-        "With --encode swift: tokens of a sample, as --max_length in training; a longer row is a bad row, unless "
-        "truncation_strategy says otherwise. Default: what the model takes; any with --split.",
+        "With --encode or --measure swift: tokens of a sample, as --max_length in training; a longer row is a bad row, "
+        "unless truncation_strategy says otherwise. Default: what the model takes; any with --split.",
         "8192",
     ),
     Option(
@@ -264,8 +284,8 @@ ENCODING_OPTIONS: Final = (
         "encoding",
         SETTINGS,
         "NAME=VALUE",
-        "With --encode swift: any other option of ms-swift by which it encodes, under the name that it has there: "
-        "truncation_strategy=left, loss_scale=last_round. Repeat it for several.",
+        "With --encode or --measure swift: any other option of ms-swift by which it encodes, under the name that it "
+        "has there: truncation_strategy=left, loss_scale=last_round. Repeat it for several.",
         '{ truncation_strategy = "left" }',
         repeat=True,
     ),

@@ -30,6 +30,7 @@ def row_problems(settings: Settings, given: frozenset[str]) -> Iterator[Problem]
     yield from _of_padding(settings, given)
     yield from _of_tokens(settings)
     yield from _of_lengths(settings, given)
+    yield from _of_measuring(settings)
     yield from _of_encoding(settings)
 
 
@@ -37,8 +38,8 @@ def _of_functions(settings: Settings) -> Iterator[Problem]:
     for option, function in (("--transform", settings.transform), ("--where", settings.where)):
         if function is not None and not FUNCTION.fullmatch(function):
             yield Problem(option, f"MODULE:FUNCTION is needed, such as my_rows:clean, got {function!r}")
-    if settings.workers > 0 and settings.transform is None and settings.encode is None:
-        text = f"they run --transform and --encode, and there is neither, got {settings.workers}; leave it out"
+    if settings.workers > 0 and settings.transform is settings.encode is settings.measure is None:
+        text = f"they run --transform, --encode and --measure, and there is none, got {settings.workers}; leave it out"
         yield Problem("--workers", text)
 
 
@@ -86,7 +87,8 @@ def _of_packing(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
             yield Problem("--encode-option", text)
         names = [new for new, _ in settings.columns]
         # A transform may add it.
-        if names and settings.length_field not in names and settings.transform is None and settings.encode is None:
+        told = settings.transform or settings.encode or settings.measure
+        if names and settings.length_field not in names and told is None:
             text = f"--pack needs the tokens of a row under {settings.length_field!r}; take that column in"
             yield Problem("--columns", f"{text}, or name another with --length-field")
         return
@@ -145,14 +147,32 @@ def _of_lengths(settings: Settings, given: frozenset[str]) -> Iterator[Problem]:
     elif settings.encode is not None:
         text = "the encoder tells the tokens of a row, as the 'length' of what it returns; leave it out"
         yield Problem("--length-field", text)
+    elif settings.measure is not None:
+        yield Problem("--length-field", "--measure tells the tokens of a row; leave out one of the two")
+
+
+def _of_measuring(settings: Settings) -> Iterator[Problem]:
+    measure = settings.measure
+    if measure is None:
+        if settings.measure_field is not None:
+            yield Problem("--measure-field", "it is for --measure DIRECTORY, and there is none; leave it out")
+        return
+    if not measure:
+        yield Problem("--measure", f"a folder, {SWIFT} or MODULE:FUNCTION is needed, got an empty text")
+    for name in ("encode", "split", "pad"):
+        if getattr(settings, name):
+            yield Problem("--measure", f"{flag(name)} tells the length of what it makes; leave out one of the two")
+    if settings.measure_field is not None and (measure == SWIFT or FUNCTION.fullmatch(measure)):
+        yield Problem("--measure-field", f"it is for a tokenizer's folder, and --measure is {measure}; leave it out")
 
 
 def _of_encoding(settings: Settings) -> Iterator[Problem]:
-    swift = settings.encode == SWIFT
-    if settings.encode is not None and not swift and not FUNCTION.fullmatch(settings.encode):
+    swift = SWIFT in (settings.encode, settings.measure)
+    if settings.encode is not None and settings.encode != SWIFT and not FUNCTION.fullmatch(settings.encode):
         yield Problem("--encode", f"{SWIFT} or MODULE:FUNCTION is needed, got {settings.encode!r}")
     if swift and not settings.model:
-        yield Problem("--model", f"--encode {SWIFT} needs the model's folder, got none; give --model DIRECTORY")
+        option = "--encode" if settings.encode == SWIFT else "--measure"
+        yield Problem("--model", f"{option} {SWIFT} needs the model's folder, got none; give --model DIRECTORY")
     given = (
         ("--model", settings.model),
         ("--template", settings.template),
@@ -162,7 +182,7 @@ def _of_encoding(settings: Settings) -> Iterator[Problem]:
     if not swift:
         for option, value in given:
             if value is not None:
-                yield Problem(option, f"it is for --encode {SWIFT}, got {value!r}; leave it out")
+                yield Problem(option, f"it is for {SWIFT}, got {value!r}; leave it out, or give --encode {SWIFT}")
         return
     if settings.max_length is not None and not 1 <= settings.max_length <= MAX_LENGTH:
         yield Problem("--max-length", f"a number from 1 to {MAX_LENGTH} is needed, got {settings.max_length}")

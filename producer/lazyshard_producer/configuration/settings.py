@@ -86,6 +86,21 @@ class EncodingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """How the lengths of rows are measured that are published as they are. Can be pickled.
+
+    Attributes:
+        measure: "MODULE:FUNCTION", or the folder of a tokenizer; with `encoding` "swift".
+        field: of a tokenizer: the text to measure; None for `messages` by the chat template, or else `text`.
+        encoding: of ms-swift: what encodes the row whose length it is; None for the others.
+    """
+
+    measure: str
+    field: str | None = None
+    encoding: EncodingSettings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
     """How rows are put one behind the other and cut; see `lazyshard.plan.splitting`. Can be pickled.
 
@@ -184,6 +199,8 @@ class Settings:
         cost_per_token_squared: what a row costs for the square of its tokens, with `balance`.
         pack: tokens of a pack, where rows are packed; 0 for rows as they are.
         length_field: the key of a row under which its tokens stand, with `balance` or `pack`, unless it is encoded.
+        measure: "swift", "MODULE:FUNCTION" or the folder of a tokenizer, by which lengths are measured; None for none.
+        measure_field: see `MeasureSettings`.
         pack_buffer: rows that are packed together.
         pack_buffer_bytes: bytes of these with which a buffer ends before.
         split: tokens of a sequence, where rows are put one behind the other and cut; 0 for rows as they are.
@@ -191,8 +208,8 @@ class Settings:
         pad: tokens to which each row is padded; 0 for rows as they are.
         pad_token: with which token.
         encode: "swift" or "MODULE:FUNCTION", by which rows are encoded; None for rows that are not.
-        model, template, max_length, encode_option: see `EncodingSettings`.
-        workers: processes that run transform and encoder; 0 for this one.
+        model, template, max_length, encode_option: see `EncodingSettings`; of ms-swift also as a measure.
+        workers: processes that run transform, encoder and measure; 0 for this one.
         on_bad_row: what a row that is refused does: end the run, nothing, or go to the stream's quarantine.jsonl.
         max_bad_rows: so many rows may be refused, one more ends the run; None for any number.
         limits: how far ahead of its readers it may get, and what it may delete.
@@ -224,6 +241,8 @@ class Settings:
     cost_per_token_squared: float = PER_TOKEN_SQUARED
     pack: int = 0
     length_field: str = LENGTH_FIELD
+    measure: str | None = None
+    measure_field: str | None = None
     pack_buffer: int = PACK_BUFFER
     pack_buffer_bytes: int = PACK_BUFFER_BYTES
     split: int = 0
@@ -260,14 +279,23 @@ class Settings:
     @property
     def encoding(self) -> EncodingSettings | None:
         """How rows are encoded; None where they are not."""
-        if self.encode is None:
+        return None if self.encode is None else self._encoding(self.encode)
+
+    @property
+    def measuring(self) -> MeasureSettings | None:
+        """How lengths are measured; None where they are not."""
+        if self.measure is None:
             return None
+        encoding = self._encoding(SWIFT) if self.measure == SWIFT else None
+        return MeasureSettings(measure=self.measure, field=self.measure_field, encoding=encoding)
+
+    def _encoding(self, encode: str) -> EncodingSettings:
         longest = self.max_length
-        if longest is None and self.split and self.encode == SWIFT:
+        if longest is None and self.split and encode == SWIFT:
             # Rows that are cut may be longer than what the model takes.
             longest = MAX_LENGTH
         return EncodingSettings(
-            encode=self.encode,
+            encode=encode,
             model=self.model,
             template=self.template,
             max_length=longest,

@@ -148,17 +148,27 @@ def load_encoder(settings: EncodingSettings) -> Encoder:
     if settings.encode != SWIFT:
         function = load_function(settings.encode, "--encode")
         return Encoder(function, _facts({"kind": "function", "function": settings.encode, **form}, function))
-    opener = load_function(_SWIFT_OPENER, "--encode")
+    function, encoding = open_swift(settings, "--encode")
+    return Encoder(function, check_encoding({**encoding, **form}))
+
+
+def open_swift(settings: EncodingSettings, option: str) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], Encoding]:
+    """Returns what encodes a row as ms-swift would before training it, and what it encodes with.
+
+    Raises:
+        SettingInvalid: it cannot be had, which is what this option has asked for.
+    """
+    opener = load_function(_SWIFT_OPENER, option)
     try:
         function, encoding = opener(settings.model, settings.template, settings.max_length, settings.options)
     except KeyboardInterrupt:
         raise
     except LazyShardError as cause:
-        raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
+        raise SettingInvalid(f"{option}: {cause}", option=option) from cause
     except BaseException as error:
         # SystemExit too, with which parsers of options end.
-        raise SettingInvalid(f"--encode: ms-swift raised {name_error(error)}", option="--encode") from error
-    return Encoder(function, check_encoding({**encoding, **form}))
+        raise SettingInvalid(f"{option}: ms-swift raised {name_error(error)}", option=option) from error
+    return function, encoding
 
 
 def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:

@@ -1,17 +1,28 @@
-"""The lengths of rows that are to be packed or dealt by cost, as the rows themselves or their encoder tell them."""
+"""The lengths of rows in tokens: as the rows themselves or their encoder tell them, or as they are measured.
+
+Those of rows that are to be packed or dealt by cost are checked here too.
+"""
 
 from __future__ import annotations
 
+import operator
+import os
 import reprlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
-from lazyshard.errors import RowInvalid
+from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard.format import EncodedRow
 from lazyshard.format.arrays import ARRAY_KEY
 from lazyshard.format.packed_row import ADDED_LEVELS
-from lazyshard.memory import loads
+from lazyshard.memory import loads, raise_if_short
+from lazyshard_producer.configuration.setting_checks import FUNCTION
+from lazyshard_producer.configuration.settings import MeasureSettings
+from lazyshard_producer.errors import ExtraMissing, SettingInvalid
+from lazyshard_producer.rows.encoding import open_swift
+from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _MAX_LEVELS: Final = 1024
 """How deep readers nest."""
@@ -68,12 +79,16 @@ class Measure:
         tokens, option = row.tokens, "--pack" if self._pack else "--balance"
         if tokens is None:
             raise _refuse(f"{option}: --encode returned {_found_length(row)}")
-        if not tokens:
-            raise _refuse(f"{option}: --encode returned a length of 0, expected one from 1")
-        if not self._pack:
-            return tokens
-        self._check_pack(tokens, "as --encode returned it", row.line)
+        self.check(tokens, row.line, "--encode")
         return tokens
+
+    def check(self, tokens: int, line: bytes, told_by: str) -> None:
+        """Looks whether a row of this length can be packed, or dealt. Raises as `tokens` does."""
+        if not tokens:
+            option = "--pack" if self._pack else "--balance"
+            raise _refuse(f"{option}: {told_by} returned a length of 0, expected one from 1")
+        if self._pack:
+            self._check_pack(tokens, f"as {told_by} returned it", line)
 
     def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
         """Looks whether a row can lie in a pack."""
@@ -85,6 +100,91 @@ class Measure:
                 loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
                 raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+
+
+def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
+    """Returns what tells how many tokens a row has; it raises `RowInvalid` where it cannot be told.
+
+    Raises:
+        SettingInvalid: it cannot be had.
+        ExtraMissing: transformers is not installed.
+    """
+    if settings.encoding is not None:
+        encode = open_swift(settings.encoding, "--measure")[0]
+
+        def function(row: dict[str, Any]) -> Any:
+            return _longest(encode(row))
+
+    elif FUNCTION.fullmatch(settings.measure):
+        function = load_function(settings.measure, "--measure")
+    else:
+        function = _tokenizer(settings.measure, settings.field)
+
+    def count(row: dict[str, Any]) -> int:
+        try:
+            return _checked(function(row))
+        except (RowInvalid, KeyboardInterrupt):
+            raise
+        except SkipSample as why:
+            raise _refuse(f"--measure makes no sample of this row: {why}") from why
+        except BaseException as error:
+            # SystemExit too: it would end the run as if all were done.
+            raise_if_short(error)
+            raise _refuse(f"--measure raised {name_error(error)}") from error
+
+    return count
+
+
+def _longest(encoded: dict[str, Any]) -> int:
+    """Returns the tokens of an encoded row; of one with several sequences those of the longest, as ms-swift groups."""
+    lengths = encoded.get("lengths")
+    return int(encoded["length"]) if lengths is None else int(max(lengths))
+
+
+def _checked(value: Any) -> int:
+    try:
+        tokens = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        tokens = None
+    if tokens is None or not 0 <= tokens <= MAX_TOKENS:
+        expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
+        raise _refuse(f"--measure returned {name_value(value, _SHOWN)}, {expected}")
+    return tokens
+
+
+def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int]:
+    """Returns what measures rows by the tokenizer in a folder. Nothing is fetched, and none of its code is run."""
+    if not os.path.isdir(folder):
+        reason = f"expected the folder of a tokenizer, swift or MODULE:FUNCTION, got {folder!r}"
+        raise SettingInvalid(f"--measure: {reason}", option="--measure")
+    # There are as many processes as are wanted.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as cause:
+        if cause.name != "transformers":
+            raise
+        raise ExtraMissing(
+            "--measure DIRECTORY needs transformers, which is not installed: pip install transformers",
+            package="transformers",
+        ) from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        reason = f"{folder}: its tokenizer cannot be loaded: {name_error(error)}"
+        raise SettingInvalid(f"--measure: {reason}", option="--measure") from error
+
+    def measure(row: dict[str, Any]) -> int:
+        if field is None and isinstance(row.get("messages"), list):
+            made = tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=True)
+            return len(made["input_ids"])
+        key = "text" if field is None else field
+        if not isinstance(row.get(key), str):
+            hint = "; name another with --measure-field" if field is None else ""
+            raise _refuse(f"--measure: no text {key!r} among its keys ({key_names(row)}){hint}")
+        return len(tokenizer(row[key])["input_ids"])
+
+    return measure
 
 
 def _check_ids(option: str, row: dict[str, Any], tokens: int, where: str) -> None:

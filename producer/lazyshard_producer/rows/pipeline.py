@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from lazyshard.plan.balance import Balance, Cost
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.configuration.settings import Settings
@@ -84,6 +86,7 @@ class Pipeline:
             encoding=settings.encoding,
             max_row_bytes=settings.max_row_bytes,
             pack=settings.pack,
+            measuring=settings.measuring,
             length_field=settings.length_field if by_length else None,
             split=settings.split > 0,
             padding=settings.padding,
@@ -152,7 +155,7 @@ class Pipeline:
                 self._workers,
                 begun=begun,
                 blocks=blocks,
-                measured=by_length or settings.pad > 0,
+                measured=by_length or settings.pad > 0 or settings.measure is not None,
                 stripes=stripes,
                 warn=warn,
                 patience=patience,
@@ -225,6 +228,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "weights": weights,
         "pack": settings.pack,
         "length_field": settings.length_field if settings.pack else None,
+        "measure": None if settings.measuring is None else _plain(asdict(settings.measuring)),
         "pack_buffer": settings.pack_buffer if settings.pack else None,
         "pack_buffer_bytes": settings.pack_buffer_bytes if settings.pack else None,
     }
@@ -238,6 +242,12 @@ def describe(settings: Settings) -> dict[str, Any]:
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
             found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns values as JSON gives them back: pairs are lists there."""
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(values))
+    return plain
 
 
 def _kind(recipe: dict[str, Any]) -> str:

@@ -23,9 +23,9 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
 from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
 from lazyshard.memory import raise_if_short
-from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, PadSettings
+from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, MeasureSettings, PadSettings
 from lazyshard_producer.rows.encoding import Encoder, load_encoder
-from lazyshard_producer.rows.measure import Measure, key_names
+from lazyshard_producer.rows.measure import Measure, key_names, load_counter
 from lazyshard_producer.rows.token_rows import Padded, read_document
 from lazyshard_producer.user_functions import load_function, name_error
 
@@ -48,6 +48,7 @@ class Recipe:
         encoding: how rows are encoded; None where they are not.
         max_row_bytes: longest row that they may make, in bytes without its line end, its arrays included.
         pack: most tokens of a row, since it has to go into a pack; 0 where rows are not packed.
+        measuring: how their lengths are measured; None where they are not.
         length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
             nobody asks for them.
         split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.splitting`.
@@ -62,6 +63,7 @@ class Recipe:
     encoding: EncodingSettings | None = None
     max_row_bytes: int = MAX_ROW_BYTES
     pack: int = 0
+    measuring: MeasureSettings | None = None
     length_field: str | None = None
     split: bool = False
     padding: PadSettings | None = None
@@ -70,7 +72,7 @@ class Recipe:
     def __bool__(self) -> bool:
         """Whether rows are not just passed on as they are."""
         chosen = self.columns or self.where or self.transform or self.split or self.padding
-        return bool(chosen or self.encoding or self.length_field is not None)
+        return bool(chosen or self.encoding or self.measuring or self.length_field is not None)
 
 
 class Made(NamedTuple):
@@ -106,6 +108,7 @@ class Maker:
         self._measure = None if field is None else Measure(field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
         self._transform = _load(recipe.transform, "--transform") if recipe.transform else None
+        self._counter = load_counter(recipe.measuring) if recipe.measuring else None
         self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> Made:
@@ -140,15 +143,22 @@ class Maker:
         if self._padded is not None:
             padded = [self._pad(self._padded, row, line) for row, line in zip(rows, lines, strict=False)]
             return Made([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
-        if self._measure is None:
+        if self._measure is None and self._counter is None:
             return Made(lines, None, duplicate)
-        tokens = [self._tokens(self._measure, row, line) for row, line in zip(rows, lines, strict=False)]
+        tokens = [self._tokens(row, line) for row, line in zip(rows, lines, strict=False)]
         if not self._arrays and self._encoder is None:
             lines = [line if isinstance(line, bytes) else line.line for line in lines]
         return Made(lines, None, duplicate, tokens)
 
-    def _tokens(self, measure: Measure, row: dict[str, Any], line: Line) -> int:
-        """Returns the tokens of a row: those that its encoder tells, or that stand in its field, or in its seal."""
+    def _tokens(self, row: dict[str, Any], line: Line) -> int:
+        """Returns the tokens of a row: measured, told by its encoder, or as they stand in its field, or in its seal."""
+        measure = self._measure
+        if self._counter is not None:
+            tokens = self._counter(row)
+            if measure is not None:
+                measure.check(tokens, line if isinstance(line, bytes) else line.line, "--measure")
+            return tokens
+        assert measure is not None
         if isinstance(line, bytes):
             return measure.tokens(row, line)
         if self._encoder is None and (line.tokens is None or measure.field in row):

@@ -1,0 +1,178 @@
+"""`--measure`: lengths in tokens by a function or a tokenizer, sealed with rows that stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazyshard import StreamReader
+from lazyshard.errors import SkipSample
+from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.settings import MeasureSettings, Settings, SourceSettings
+from lazyshard_producer.errors import SettingInvalid, SettingsInvalid
+from lazyshard_producer.rows.measure import load_counter
+from tests.producer.commands import assert_one_line, rows, run_arguments
+from tests.stream.streams import produce, seal
+
+WORDS = ("one", "two", "three", "four")
+
+
+def tenfold(row: dict[str, Any]) -> int:
+    return 10 * int(row["id"]) + 1
+
+
+def in_another_process(row: dict[str, Any]) -> int:
+    """The number of the process that measures."""
+    return os.getpid()
+
+
+def odd(row: dict[str, Any]) -> Any:
+    """Neither a length nor a sample of some rows."""
+    number = row["id"]
+    if number == 1:
+        raise SkipSample("too long")
+    if number == 2:
+        raise ValueError("no such \udc80 image")
+    return {3: "3", 4: True, 5: -1, 6: 2**32, 7: None}.get(number, number)
+
+
+def as_text(row: dict[str, Any]) -> dict[str, Any]:
+    return {"text": " ".join(WORDS[: row["id"] % 5])}
+
+
+def publish(out: Path, source: Path, *more: object) -> int:
+    return main(run_arguments(out, [source], 4, *more))
+
+
+def lengths(out: Path) -> list[int]:
+    found: list[int] = []
+    for chunk in range(len(list(out.glob("*.completed")))):
+        tokens = seal(out, chunk).tokens
+        assert tokens is not None
+        found += tokens.tolist()
+    return found
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(rows(0, 10))
+    return path
+
+
+@pytest.mark.parametrize("more", [(), ("--workers", 2)], ids=["here", "workers"])
+def test_function_measures_rows_that_stay_as_they_are(more: tuple[object, ...], source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert publish(out, source, "--measure", f"{__name__}:tenfold", *more) == 0
+    assert b"".join(path.read_bytes() for path in sorted(out.glob("chunk_*.jsonl"))) == rows(0, 10)
+    assert lengths(out) == list(range(1, 101, 10))
+
+
+def test_measured_in_processes_of_its_own(source: Path, tmp_path: Path) -> None:
+    assert publish(tmp_path / "out", source, "--measure", f"{__name__}:in_another_process", "--workers", 1) == 0
+    (process,) = set(lengths(tmp_path / "out"))
+    assert process != os.getpid()
+
+
+def test_stream_is_measured_anew(tmp_path: Path) -> None:
+    """The lengths that were sealed count no longer."""
+    old, out = produce(tmp_path / "old", 5), tmp_path / "out"
+    assert publish(tmp_path / "first", old, "--measure", f"{__name__}:in_another_process") == 0
+    assert publish(out, tmp_path / "first", "--measure", f"{__name__}:tenfold", "--shuffle", 3) == 0
+    assert lengths(out) == [10 * row["id"] + 1 for row in StreamReader(out)]
+
+
+def test_measured_lengths_make_packs_and_stripes(source: Path, tmp_path: Path) -> None:
+    measured = ("--measure", f"{__name__}:tenfold")
+    assert publish(tmp_path / "packs", source, *measured, "--pack", 91) == 0
+    packs = list(StreamReader(tmp_path / "packs"))
+    assert sorted(row["id"] for pack in packs for row in pack["pack"]) == list(range(10))
+    assert all(sum(10 * row["id"] + 1 for row in pack["pack"]) <= 91 for pack in packs)
+    assert publish(tmp_path / "dealt", source, *measured, "--balance", 2) == 0
+    assert lengths(tmp_path / "dealt") == [10 * row["id"] + 1 for row in StreamReader(tmp_path / "dealt")]
+
+
+def test_rows_without_a_length_are_bad_rows(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    measured = ("--measure", f"{__name__}:odd")
+    assert publish(out, source, *measured) == 3
+    assert_one_line(capfd.readouterr().err, f"{source}:2", "--measure makes no sample of this row: too long")
+    assert publish(out, source, *measured, "--on-bad-row", "quarantine") == 0
+    assert lengths(out) == [0, 8, 9]
+    reasons = [json.loads(line)["reason"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+    assert reasons[1].startswith("--measure raised ValueError: no such \\udc80 image")
+    assert all("--measure returned" in reason for reason in reasons[2:]) and len(reasons) == 7
+
+
+def test_going_on_with_another_measure_is_told(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    fails = ("--where", f"{__name__}:tenfold")
+    assert publish(out, source, "--measure", f"{__name__}:odd") == 3
+    assert publish(out, source, "--measure", f"{__name__}:tenfold") == 0
+    assert publish(out, source, "--measure", f"{__name__}:odd") == 2
+    assert publish(out, source, "--measure", f"{__name__}:tenfold", *fails) == 2
+    assert "--measure" in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of four words, in whose chat template each message begins with a token of its own."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate((*WORDS, "<m>", "<unk>"))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    fast.chat_template = "{% for message in messages %}<m> {{ message.content }} {% endfor %}"
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_tokenizer_measures_text_and_messages(tokenizer: Path) -> None:
+    count = load_counter(MeasureSettings(measure=str(tokenizer)))
+    assert count({"text": "one two three"}) == 3
+    assert count({"messages": [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "four"}]}) == 5
+    named = load_counter(MeasureSettings(measure=str(tokenizer), field="answer"))
+    assert named({"text": "one two three", "answer": "one"}) == 1
+    for row in ({"id": 1}, {"text": 3}):
+        with pytest.raises(ValueError, match="no text 'text' among its keys"):
+            count(row)
+
+
+def test_tokenizer_in_workers(tokenizer: Path, source: Path, tmp_path: Path) -> None:
+    more = ("--transform", f"{__name__}:as_text", "--measure", tokenizer, "--measure-field", "text", "--workers", 1)
+    assert publish(tmp_path / "out", source, *more) == 0
+    assert lengths(tmp_path / "out") == [number % 5 for number in range(10)]
+
+
+def test_what_is_no_tokenizer_is_refused(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for measure in (tmp_path / "nothing", tmp_path, f"{__name__}:nothing"):
+        assert publish(tmp_path / "out", source, "--measure", measure) == 2
+        assert_one_line(capfd.readouterr().err, "--measure")
+    with pytest.raises(SettingInvalid):
+        load_counter(MeasureSettings(measure=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("more", "option"),
+    [
+        ({"measure": "m:f", "encode": "m:g"}, "--measure"),
+        ({"measure": "m:f", "split": 10}, "--measure"),
+        ({"measure": "m:f", "pad": 10}, "--measure"),
+        ({"measure": "m:f", "pack": 10, "length_field": "n"}, "--length-field"),
+        ({"measure": "m:f", "measure_field": "text"}, "--measure-field"),
+        ({"measure_field": "text"}, "--measure-field"),
+        ({"measure": "swift"}, "--model"),
+        ({"measure": "m:f", "model": "/model"}, "--model"),
+        ({"workers": 2}, "--workers"),
+    ],
+)
+def test_what_does_not_go_together(more: dict[str, Any], option: str) -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        Settings(sources=(SourceSettings(path="a"),), out="out", samples_per_chunk=1, **more)
+    assert [problem.option for problem in refused.value.problems] == [option]

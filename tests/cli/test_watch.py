@@ -20,13 +20,14 @@ import pytest
 from lazyshard.cli import watch_server
 from lazyshard.cli.main import main
 from lazyshard.cli.status import status_values
+from lazyshard.cli.watch import history_looks
 from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey
 from tests.cli.commands import lazyshard
 from tests.cli.watched import DEADLINE_S, Watch, get, send, watch
 from tests.inspection.surveyed import checkpoint, reads
-from tests.stream.streams import produce
+from tests.stream.streams import produce, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -356,6 +357,27 @@ def test_parts_of_the_page_hold_no_script_and_may_load_nothing(served: Watch, pa
     assert "img-src" not in answer.headers["Content-Security-Policy"]
     assert f'id="{path[1:]}"' in answer.body.decode()
     assert b"<script" not in answer.body and b"<style" not in answer.body
+
+
+def test_pictures_come_once_they_are_drawn_and_stand_in_the_page(served: Watch) -> None:
+    wait_until(lambda: b"data:image/svg+xml;base64," in get(served.port, "/history").body, "pictures are drawn")
+    page = get(served.port, "/").body.decode()
+    assert "data:image/svg+xml;base64," in page
+    version = re.findall(r'data-(?:history|version)="(\d+)"', page)
+    assert version == [version[0]] * 2 != ["0", "0"]
+
+
+def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyshard.cli.watch._HISTORY_S", 0.01)
+    # Else the pause would be ten times as long as matplotlib takes to start.
+    monkeypatch.setattr("lazyshard.cli.watch_looks._LOAD", 1.0)
+    looks = history_looks(stream, 0.001)
+    looks.start()
+    first = looks.facts(DEADLINE_S)
+    assert first.last is not None, first
+    wait_until(lambda: looks.facts(0.0).answered_at != first.answered_at, "it is looked at again")
+    assert looks.facts(0.0).last is first.last
+    looks.close()
 
 
 def test_page_has_one_script_and_one_style(served: Watch) -> None:

@@ -100,11 +100,11 @@ def advise(found: Overview, training: Training) -> list[Advice]:
 def _of_lengths(found: Overview) -> Iterator[Advice]:
     tokens, made = found.tokens, found.made
     if not tokens.count:
-        if found.manifest is not None:
-            yield Advice(
-                "lengths in tokens are not known, so packing and balance cannot be judged: have the producer seal them",
-                "lazyshard-producer run … --encode …",
-            )
+        stream = shlex.quote(str(found.directory))
+        yield Advice(
+            "lengths in tokens are not known, so packing and balance cannot be judged: have a producer seal them",
+            f"lazyshard-producer run --source {stream} --out NEW --measure TOKENIZER …",
+        )
         return
     if made.form == "pad" and made.size and tokens.mean < _FULL * made.size:
         padding = 1 - tokens.mean / made.size

@@ -41,8 +41,8 @@ SPREAD: Final = counted(*[40] * 9, 1000)
 CASES: Final[dict[str, tuple[Overview, Training, list[str]]]] = {
     "nothing to change": (stream(), Training(), []),
     "few rows": (stream(tokens=Lengths(), chunks=FEW_ROWS // 100 - 1), Training(), []),
-    "no lengths": (stream(tokens=Lengths()), Training(), ["--encode"]),
-    "no lengths of a foreign directory": (stream(tokens=Lengths(), manifest=None), Training(), []),
+    "no lengths": (stream(tokens=Lengths()), Training(), ["--source /data/s --out NEW --measure"]),
+    "no lengths of a foreign directory": (stream(tokens=Lengths(), manifest=None), Training(), ["--measure"]),
     "padding": (stream(made=Made("pad", 1000, True)), Training(), ["--pack 1000"]),
     "little padding": (stream(made=Made("pad", 510, True)), Training(), []),
     "packs half full": (stream(made=FULL, packs=9), Training(), ["--pack-buffer"]),

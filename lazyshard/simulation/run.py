@@ -34,7 +34,7 @@ from lazyshard.stream.pacing import expected_wait, next_poll
 from lazyshard.stream.writer import HEARTBEAT_S
 
 BURST_S: Final = 1.0
-"""Seconds of rows that the producer makes up for after it was held (`lazyshard_producer.pace.BURST_S`)."""
+"""Seconds of rows that the producer makes up for after it was held (`lazyshard_producer.loop.BURST_S`)."""
 
 _NOTHING_S: Final = 1e-9
 

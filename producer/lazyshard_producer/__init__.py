@@ -1,7 +1,7 @@
 """The command `lazyshard-producer`: takes rows from sources, makes rows of them, and publishes them as a stream.
 
-- `cli`, `command`, `help_texts`: the command line; `tasks`, `check`, `quarantined`: the commands; `exits`: exit codes
-- `run`: one run from start to end; `going`: with its writer open; `out_directory`: where it publishes; `loop` with
+- `cli`, `command`, `help_texts`: the command line; `tasks`, `check`: the commands; `exits`: exit codes
+- `run`: one run from start to end; `out_directory`: where it publishes; `loop` with
   `loop_interfaces`: its rows; `pace`: rate limit; `ended`: streams that are done; `stop`: signals
 - `configuration`: flags and TOML to settings
 - `sources` and `following`: where rows come from; `opening`: which kind a path is; `user_functions`

@@ -2,23 +2,117 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final
 
 from lazyshard.errors import RowInvalid, redact
-from lazyshard.format import End
+from lazyshard.format import EncodedRow, End, Seal, check_row
+from lazyshard.format.names import seal_name
+from lazyshard.store.files import read_file
 from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer_opening import find_manifest
 from lazyshard_producer.configuration.quantities import show_amount, show_bytes
 from lazyshard_producer.configuration.settings import Limits, Settings, SourceSettings
-from lazyshard_producer.ended import check_all_taken, check_made_alike, find_end, known_form, telling_how_to_begin_anew
 from lazyshard_producer.opening import check_not_own, check_sources, source_kind, source_size
-from lazyshard_producer.out_directory import check_out
-from lazyshard_producer.rows.pipeline import describe
+from lazyshard_producer.out_directory import (
+    check_all_taken,
+    check_made_alike,
+    check_out,
+    find_end,
+    known_form,
+    telling_how_to_begin_anew,
+)
+from lazyshard_producer.rows.pipeline import Pipeline, describe
+from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count, one_line
+
+PATIENCE_S: Final = 2.0
+"""How long to wait for rows of live sources in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedRow:
+    """A row as it would be published, or refused.
+
+    Attributes:
+        place: where it comes from.
+        line: the line that would be published; of a refused row what there is of it.
+        refused: why it would be refused.
+    """
+
+    place: Place
+    line: bytes
+    refused: str | None = None
+
+
+def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.monotonic) -> list[PreviewedRow]:
+    """Returns so many of the rows that a run would publish next, and those refused on the way. Makes nothing.
+
+    Nothing is taken from standard input or pipes, since what is read there is gone: with such a source there are none.
+
+    Args:
+        settings: of the run.
+        rows: how many.
+        clock: returns seconds of a monotonic clock.
+
+    Raises:
+        SettingInvalid, SourceRefused: as the run would.
+        LazyShardError, OSError: the stream cannot be read.
+    """
+    if any(source_kind(source) == "stdin" for source in settings.sources):
+        return []
+    found: list[PreviewedRow] = []
+
+    def refuse(error: RowInvalid, place: Place, line: bytes | None) -> None:
+        found.append(PreviewedRow(place, line or b"", error.reason or str(error)))
+
+    committed, samples = _committed(settings)
+    pipeline = Pipeline(
+        replace(settings, workers=0),
+        committed,
+        samples=samples,
+        warn=lambda text: None,
+        refusals=Refusals("skip", None, None, 0, tell=refuse),
+    )
+    deadline = clock() + PATIENCE_S
+    try:
+        while len(found) < rows and (batch := pipeline.reader.read()) is not None:
+            for index, line in enumerate(batch.lines):
+                if len(found) >= rows:
+                    break
+                try:
+                    if isinstance(line, RowInvalid):
+                        raise line
+                    if isinstance(line, EncodedRow):
+                        line = line.line
+                    check_row(line)
+                except RowInvalid as error:
+                    batch.refuse(index, error)
+                else:
+                    found.append(PreviewedRow(batch.place(index), line))
+            if not batch.lines:
+                left = deadline - clock()
+                if pipeline.stats.mixer.wait(max(0.0, left)) and left <= 0:
+                    break
+    finally:
+        pipeline.close()
+    return found
+
+
+def _committed(settings: Settings) -> tuple[Any, int]:
+    """Returns the source position of the stream's last seal, None where there is none, and how many rows it holds."""
+    out = Path(settings.out)
+    stream = open_stream(out, None)
+    published = None if stream is None else stream.published()
+    if published is None or not published.chunks:
+        return None, 0
+    path = out / seal_name(published.chunks - 1)
+    return Seal.decode(read_file(path), published.chunks - 1, str(path)).source or {}, published.samples
+
 
 MAX_SHOWN: Final = 400
 """Characters of a row that are shown: enough to see what it is, not so many that one row fills the screen."""
@@ -27,36 +121,12 @@ MAX_SOURCES_SHOWN: Final = 20
 """Sources that are shown one by one: a pattern may match thousands of files."""
 
 
-class PreviewedRow(Protocol):
-    """A row as it would be published, or refused."""
-
-    @property
-    def place(self) -> Place:
-        """Where it comes from."""
-
-    @property
-    def line(self) -> bytes:
-        """The line that would be published; of a refused row what there is of it."""
-
-    @property
-    def refused(self) -> str | None:
-        """Why it would be refused."""
-
-
-Preview = Callable[[Settings, int], Sequence[PreviewedRow]]
-"""Returns so many of the rows that a run would publish next, and those refused on the way. Makes nothing.
-
-It takes nothing from standard input or pipes, since what is read there is gone: with such a source there are no rows.
-"""
-
-
-def describe_run(settings: Settings, rows: int, preview: Preview, directory: str | None = None) -> Iterator[str]:
+def describe_run(settings: Settings, rows: int, directory: str | None = None) -> Iterator[str]:
     """Yields the lines that say what a run would do.
 
     Args:
         settings: of the run.
         rows: how many rows to show.
-        preview: gets them.
         directory: tells how far the stream is, where `settings.out` is none; see `as_directory`.
 
     Raises:

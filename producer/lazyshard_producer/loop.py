@@ -1,4 +1,4 @@
-"""The rows of a run: from the feed into the writer, no faster than asked, no further than allowed, until the end."""
+"""The rows of a run: from the reader into the writer, no faster than asked, no further than allowed, until the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -14,12 +14,157 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format import CheckedLines, EncodedRow, check_encoded, check_lines
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
-from lazyshard_producer.loop_interfaces import Gate, Reason, Watch
-from lazyshard_producer.pace import Pace
-from lazyshard_producer.rows.book import Book
-from lazyshard_producer.rows.feed import Batch, Feed
+from lazyshard_producer.display.metrics import Metrics, Reason
+from lazyshard_producer.display.progress import Display
+from lazyshard_producer.holding.holdback import Gate
+from lazyshard_producer.holding.limits import read_claims
+from lazyshard_producer.holding.shelf import Shelf
+from lazyshard_producer.rows.pipeline import Pipeline
+from lazyshard_producer.rows.reader import Batch, Reader, Stats
 from lazyshard_producer.stop import Stop
-from lazyshard_producer.wording import held_rows
+from lazyshard_producer.wording import Tally, held_rows
+
+BURST_S: Final = 1.0
+"""Rows of so many seconds may be made up for after a pause: enough to ride over a slow publish, no flood."""
+
+
+class Pace:
+    """Spreads rows evenly.
+
+    Args:
+        rate: rows a second, above 0.
+        now: seconds of a monotonic clock.
+    """
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._start = now
+        self._taken = 0
+
+    def delay(self, now: float) -> float:
+        """Returns in how many seconds the next row is due; 0 if it is."""
+        due = self._start + self._taken / self._rate
+        if now - due > BURST_S:
+            self._start += now - due - BURST_S
+        return max(0.0, due - now)
+
+    def due(self, now: float) -> int:
+        """Returns how many rows are due."""
+        if self.delay(now) > 0:
+            return 0
+        # At least the one of which `delay` says so, however the division is rounded.
+        return max(1, int((now - self._start) * self._rate) + 1 - self._taken)
+
+    def take(self, rows: int = 1) -> None:
+        """Counts rows."""
+        self._taken += rows
+
+
+FIGURES_S: Final = 5.0
+"""How often consumers and disk are looked at for the metrics: servers ask every 15 s or so."""
+
+
+class RunWatch:
+    """Tells the screen, the log and the metrics what goes on.
+
+    Args:
+        pipeline: where the rows come from.
+        writer: where they go.
+        shelf: where the chunks lie in the end.
+        display: shows it.
+        metrics: counts it.
+        clock: returns seconds of a monotonic clock.
+        quarantines: whether refused rows are kept.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        writer: ChunkWriter,
+        shelf: Shelf,
+        display: Display,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        quarantines: bool,
+    ) -> None:
+        self._pipeline = pipeline
+        self._writer = writer
+        self._shelf = shelf
+        self._display = display
+        self._metrics = metrics
+        self._clock = clock
+        self._started = clock()
+        self._before = writer.samples
+        self._quarantines = quarantines
+        self._refused = pipeline.stats.refusals.count
+        self._next_figures = self._started
+        self._next_show = self._started + display.every_s
+
+    def tally(self) -> Tally:
+        """Returns how far the run is."""
+        stats = self._pipeline.stats
+        read, there, blank = stats.mixer.totals()
+        return Tally(
+            samples=self._writer.samples,
+            published=self._writer.published_samples,
+            chunks=self._writer.published_chunks,
+            new=self._writer.samples - self._before,
+            blank=blank,
+            duplicate=stats.duplicate,
+            bytes_read=read,
+            bytes_total=there,
+            seconds=self._clock() - self._started,
+            refused=stats.refusals.count,
+            sources=len(self._pipeline.names),
+        )
+
+    @property
+    def every_s(self) -> float:
+        """How often it wants to look, in seconds."""
+        return self._display.every_s if self._metrics.address is None else min(self._display.every_s, FIGURES_S)
+
+    def look(self) -> None:
+        """Shows how far it is."""
+        tally = self.tally()
+        if self._clock() >= self._next_show:
+            self._next_show = self._clock() + self._display.every_s
+            self._display.show(tally)
+        kind: Literal["skipped", "quarantined"] = "quarantined" if self._quarantines else "skipped"
+        self._metrics.refused(kind, tally.refused - self._refused)
+        self._refused = tally.refused
+        if self._metrics.address is not None and self._clock() >= self._next_figures:
+            self._next_figures = self._clock() + FIGURES_S
+            self._tell_figures()
+
+    def alarm(self, text: str) -> None:
+        """Says that a wait has begun which may never end by itself."""
+        self._display.warn(text)
+
+    def waiting(self, why: Reason | None, text: str) -> None:
+        """Shows what it waits for."""
+        self._display.wait(text or None)
+        self._metrics.waits(why)
+        self._metrics.state("running" if why is None else "waiting")
+
+    def published(self, samples: int, size: int, seconds: float) -> None:
+        """Counts a chunk."""
+        self._metrics.published(self._writer.published_chunks, samples, size, seconds)
+        self._metrics.state("running")
+
+    def taken(self, source: str, rows: int) -> None:
+        """Counts rows."""
+        self._metrics.taken(source, rows)
+
+    def _tell_figures(self) -> None:
+        """Tells the metrics of consumers and disk. What cannot be had now is left as it was."""
+        published = self._writer.published_chunks
+        with contextlib.suppress(OSError):
+            claims = read_claims(self._shelf.consumers(published))
+            ahead = max(0, published - min(claim.mark for claim in claims)) if claims else None
+            self._metrics.consumers({claim.name: max(0, published - claim.done) for claim in claims}, ahead)
+            self._metrics.disk(self._shelf.used_bytes(published))
+
 
 SLICE_S: Final = 0.1
 """Longest sleep: a signal is answered after that at the latest, sooner than anybody notices."""
@@ -35,14 +180,14 @@ class RowLoop:
     """Moves rows.
 
     Args:
-        feed: where they come from.
-        book: makes positions of places in the feed.
+        reader: where they come from.
+        stats: counts rows.
         writer: where they go.
         pace: when the next one is due; None for no limit. May be replaced while it runs.
         gate: whether the next chunk may be published; None: it always may. May be replaced while it runs.
         stop: whether to go on.
         watch: is told what goes on.
-        patience: is told what is asked of the stream's filesystem.
+        watchdog: is told what is asked of the stream's filesystem.
         reload: is called when the settings are to be read again.
         every_s: how often `watch` wants to look, in seconds.
         clock: returns seconds of a monotonic clock.
@@ -55,15 +200,15 @@ class RowLoop:
 
     def __init__(
         self,
-        feed: Feed,
-        book: Book,
+        reader: Reader,
+        stats: Stats,
         writer: ChunkWriter,
         *,
         pace: Pace | None,
         gate: Gate | None,
         stop: Stop,
-        watch: Watch,
-        patience: Watchdog,
+        watch: RunWatch,
+        watchdog: Watchdog,
         reload: Callable[[], None],
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -74,12 +219,12 @@ class RowLoop:
         self.pace = pace
         self.gate = gate
         self.every_s = every_s
-        self._feed = feed
-        self._book = book
+        self._reader = reader
+        self._stats = stats
         self._writer = writer
         self._stop = stop
         self._watch = watch
-        self._patience = patience
+        self._watchdog = watchdog
         self._reload = reload
         self._clock = clock
         self._sleep = sleep
@@ -90,7 +235,7 @@ class RowLoop:
         self._beat: float | None = None
 
     def run(self) -> bool:
-        """Moves rows until the feed ends (True) or a signal asks to stop (False).
+        """Moves rows until the reader ends (True) or a signal asks to stop (False).
 
         A chunk's last row is written together with the position after it: that is what a restart goes on from.
 
@@ -99,7 +244,7 @@ class RowLoop:
             SourceRefused, ProducerFenced, WriterFailed: see there.
         """
         while self._goes_on():
-            batch = self._feed.read()
+            batch = self._reader.read()
             if batch is None:
                 return self._stop.requested is None
             if not len(batch.lines):
@@ -116,7 +261,7 @@ class RowLoop:
             return False
         if self._stop.end_requested and not self._ending:
             self._ending = True
-            self._book.mixer.end()
+            self._stats.mixer.end()
         if self._stop.take_reload():
             self._reload()
         self._check()
@@ -142,11 +287,11 @@ class RowLoop:
 
     def _write_some(self, batch: Batch, at: int, count: int) -> int:
         """Writes rows of a batch from index `at` on, at most so many; returns how many were dealt with."""
-        self._patience.ask(self._writing)
+        self._watchdog.ask(self._writing)
         try:
             return self._move(batch, at, count)
         finally:
-            self._patience.answered()
+            self._watchdog.answered()
 
     def _move(self, batch: Batch, at: int, count: int) -> int:
         lines, refused = _sound(batch.lines[at : at + count])
@@ -154,7 +299,7 @@ class RowLoop:
             checked = _checked(lines, arrays=self._writer.arrays)
             for index in checked.duplicates:
                 if not batch.checked:
-                    self._book.count_duplicate(batch.place(at + index))
+                    self._stats.count_duplicate(batch.place(at + index))
             written = len(checked)
             if batch.tokens is not None:
                 checked = replace(checked, tokens=np.asarray(batch.tokens[at : at + written], dtype=np.uint32))
@@ -162,7 +307,7 @@ class RowLoop:
             fills = written == self._writer.room
             source: Any = None
             if fills:
-                source = batch.position(at + written - 1).encode(self._book.mixer.names)
+                source = batch.position(at + written - 1).encode(self._stats.mixer.names)
             if written:
                 with contextlib.suppress(RowInvalid):  # that of `refused`
                     self._writer.write_lines(checked, source=source)
@@ -200,12 +345,12 @@ class RowLoop:
         alarmed = False
         while self.gate is not None:
             # What is allowed is counted from what is there.
-            self._patience.ask(self._writing)
+            self._watchdog.ask(self._writing)
             try:
                 self._writer.settle()
                 held = self.gate.before_chunk(self._writer.published_chunks, self._writer.published_samples)
             finally:
-                self._patience.answered()
+                self._watchdog.answered()
             if held is None:
                 break
             if (held.deadlock or held.stalled) and not alarmed:
@@ -218,7 +363,7 @@ class RowLoop:
 
     def _idle(self) -> None:
         """Waits until there may be more rows, or something else is to be looked at."""
-        reason = self._book.mixer.wait(SLICE_S)
+        reason = self._stats.mixer.wait(SLICE_S)
         if reason:
             size = self._writer.samples_per_chunk
             self._tell("source", reason + held_rows(size - self._writer.room, size))
@@ -239,11 +384,11 @@ class RowLoop:
             # Short waits are nobody's concern.
             self._beat = now
         elif now - self._beat > (WAIT_BEAT_S if self._writer.state == "waiting" else 2 * SLICE_S):
-            self._patience.ask(self._writing)
+            self._watchdog.ask(self._writing)
             try:
                 self._writer.heartbeat("waiting", text)
             finally:
-                self._patience.answered()
+                self._watchdog.answered()
             self._watch.waiting(why, text)
             self._beat = now
 

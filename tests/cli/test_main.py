@@ -31,7 +31,7 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 
 def test_exit_codes_are_the_producers_where_both_have_one() -> None:
-    producer = pytest.importorskip("lazyshard_producer.exits")
+    producer = pytest.importorskip("lazyshard_producer.errors")
     for error in (
         RowInvalid("x"),
         ProducerLocked("x"),

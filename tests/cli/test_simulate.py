@@ -26,9 +26,9 @@ from lazyshard.simulation.run import (
     simulate,
 )
 from lazyshard.simulation.setting import Setting, shuffle_quality
-from lazyshard_producer import pace
+from lazyshard_producer import loop
 from lazyshard_producer.configuration.quantities import parse_amount
-from lazyshard_producer.holding import hold, holdback
+from lazyshard_producer.holding import holdback
 from lazyshard_producer.holding.limits import ahead_in_chunks
 
 # 2 ranks, chunks of 4 rows, one every half second; a stripe is 2 chunks, of which 2 steps are trained.
@@ -336,6 +336,6 @@ def test_amounts_are_those_of_the_producer(text: str) -> None:
 
 
 def test_rules_are_those_of_the_producer_and_the_readers() -> None:
-    assert [retry_s(held) for held in (0.0, 5.0, 1e6)] == [hold.retry_s(held) for held in (0.0, 5.0, 1e6)]
-    assert (BURST_S, LOOK_S, DELETED_AT_ONCE) == (pace.BURST_S, holdback.LOOK_S, holdback.DELETED_AT_ONCE)
+    assert [retry_s(held) for held in (0.0, 5.0, 1e6)] == [holdback.retry_s(held) for held in (0.0, 5.0, 1e6)]
+    assert (BURST_S, LOOK_S, DELETED_AT_ONCE) == (loop.BURST_S, holdback.LOOK_S, holdback.DELETED_AT_ONCE)
     assert MARK_S == reading_marks.PAUSE_S

@@ -20,9 +20,9 @@ from lazyshard.stream import CursorOwner, open_chunk, retire
 from lazyshard.stream.head import Announcer
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.ended import complete_end, find_end
 from lazyshard_producer.holding.holdback import Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf
+from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Disk, Step, do
 from tests.harness.model.producer import Consumer, Producer

@@ -13,7 +13,7 @@ from lazyshard import ChunkWriter
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_new_bytes
 from lazyshard.stream import list_kept, retire
-from lazyshard_producer.ended import complete_end, find_end
+from lazyshard_producer.out_directory import complete_end, find_end
 
 
 def failing_link(monkeypatch: pytest.MonkeyPatch, error: int, target: Path, *, done: bool) -> None:

@@ -68,4 +68,4 @@ def test_an_import_upwards_is_found() -> None:
     assert violations("rows", "def f():\n    import lazyshard_producer.display.metrics") == [
         "rows may not import display"
     ]
-    assert violations("loop", "from lazyshard_producer.rows import feed") == []
+    assert violations("loop", "from lazyshard_producer.rows import reader") == []

@@ -16,10 +16,9 @@ import pytest
 import lazyshard.cli.exits
 import lazyshard.errors
 import lazyshard_producer.errors
-import lazyshard_producer.exits
 import lazyshard_swift.errors
 from lazyshard.format.head import STATES
-from lazyshard_producer.display import figures
+from lazyshard_producer.display import metrics
 from lazyshard_producer.holding.limits import Kept
 from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
 from tests.packaging.messages import LOGGED, read_golden
@@ -31,7 +30,7 @@ MESSAGES: Final = read_golden()
 ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
 TROUBLES: Final = troubles_of_files.TROUBLES | troubles_of_producing.TROUBLES | troubles_of_training.TROUBLES
 EXITS: Final[dict[str, ModuleType]] = {
-    "`lazyshard-producer`": lazyshard_producer.exits,
+    "`lazyshard-producer`": lazyshard_producer.errors,
     "`lazyshard`": lazyshard.cli.exits,
     "ms-swift": lazyshard_swift.errors,
 }
@@ -90,7 +89,7 @@ def exit_code(where: str, error: BaseException) -> int | None:
         return lazyshard_swift.errors.code_of(error)
     if where == "`lazyshard`":
         return lazyshard.cli.exits.exit_code(error)
-    return lazyshard_producer.exits.exit_code(error)
+    return lazyshard_producer.errors.exit_code(error)
 
 
 def holds_pieces(text: str, span: str) -> bool:
@@ -142,7 +141,7 @@ def test_the_table_of_exit_codes_has_all_and_only_those_that_are_defined() -> No
 
 
 def test_every_reason_of_a_wait_has_its_row() -> None:
-    assert set(table("What the producer waits for", "reason")) == set(get_args(figures.Reason))
+    assert set(table("What the producer waits for", "reason")) == set(get_args(metrics.Reason))
     assert set(table("What the producer waits for", "kept by")) == set(get_args(get_type_hints(Kept)["by"]))
     assert set(table("What a rank waits for", "state")) == set(STATES)
 

@@ -19,11 +19,9 @@ from lazyshard.format import Owner
 from lazyshard.stream.token_lengths import measuring
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.configuration.settings import Amount, Limits
-from lazyshard_producer.holding.disk import Stock
-from lazyshard_producer.holding.hold_reasons import Room, Situation, ahead_reason, room_reason
-from lazyshard_producer.holding.limits import Claim, why_kept
-from lazyshard_producer.rows.recipe import Recipe
-from lazyshard_producer.rows.workers import Workers
+from lazyshard_producer.holding.limits import Claim, Room, Situation, ahead_reason, room_reason, why_kept
+from lazyshard_producer.holding.shelf import Stock
+from lazyshard_producer.rows.recipe import Recipe, Workers
 from tests.packaging.trouble_words import STREAM, said, told
 from tests.stream.streams import produce
 

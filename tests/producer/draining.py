@@ -15,9 +15,9 @@ def drain(settings: Settings, start: Any = None, warnings: list[str] | None = No
     """Yields (row, position after it), refusing what is no row."""
     pipeline = Pipeline(settings, start, warn=(lambda text: None) if warnings is None else warnings.append)
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             if not batch.lines:
-                pipeline.book.mixer.wait(1.0)
+                pipeline.stats.mixer.wait(1.0)
             for index, line in enumerate(batch.lines):
                 try:
                     row = json.loads(line) if isinstance(line, bytes) else None

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard_producer import exits
 from lazyshard_producer.cli import main
+from lazyshard_producer.errors import OUT_OF_MEMORY
 from tests.producer.commands import (
     DEADLINE_S,
     ROOT,
@@ -125,7 +125,7 @@ def test_a_function_without_memory_stops_the_run(option: str, source: Path, tmp_
     function = f"{HERE}:has_no_memory"
     done = run(*run_arguments(out, [source], 2, option, function, "--on-bad-row", "quarantine"))
     assert_one_line(done.stderr.splitlines(keepends=True)[-1], "not enough memory: ", "the image cannot be decoded")
-    assert done.returncode == exits.OUT_OF_MEMORY
+    assert done.returncode == OUT_OF_MEMORY
     assert not (out / "quarantine.jsonl").exists()
     assert published(out) == 1
 

@@ -10,8 +10,6 @@ import pytest
 from lazyshard_producer.check import MAX_SHOWN, describe_run
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Amount, Limits, Settings, SourceSettings
-from lazyshard_producer.rows.preview import PreviewedRow
-from lazyshard_producer.sources.source import Place
 from tests.producer.commands import assert_one_line, plain_sources, rows
 
 
@@ -20,10 +18,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_bytes(rows(0, 25))
     return tmp_path
-
-
-def none(settings: Settings, count: int) -> list[PreviewedRow]:
-    return []
 
 
 def tree() -> dict[str, bytes]:
@@ -180,7 +174,7 @@ FULL = Settings(
 
 def test_all_settings_are_told() -> None:
     os.mkdir("in")
-    assert list(describe_run(FULL, 0, none)) == [
+    assert list(describe_run(FULL, 0)) == [
         "stream    out: not there yet; 1,000 samples a chunk",
         "sources   2 sources, mixed by weight",
         "       1  a.jsonl, jsonl, 630 bytes, 75.0% of the rows",
@@ -201,13 +195,13 @@ def test_rows_that_are_dealt_by_cost_are_told_with_how_many_are_held() -> None:
     assert (
         "rows      columns n=id, text; where m:g; transform m:f in 4 workers; dealt by cost to 64 ranks, 64,000 at a "
         "time, micro batches of 4, lengths in 'tokens'"
-    ) in list(describe_run(settings, 0, none))
+    ) in list(describe_run(settings, 0))
 
 
 def test_one_consumer_has_to_register() -> None:
     os.mkdir("in")
     settings = replace(FULL, limits=Limits(retain=1, consumers=("train",)))
-    assert list(describe_run(settings, 0, none))[-2] == (
+    assert list(describe_run(settings, 0))[-2] == (
         "limits    chunks that no consumer needs are deleted, but for the last one; none before train has registered"
     )
 
@@ -217,15 +211,16 @@ def test_of_many_sources_the_first_are_told() -> None:
     for path in paths:
         Path(path).touch()
     settings = Settings(sources=plain_sources(paths), out="out", samples_per_chunk=10)
-    shown = list(describe_run(settings, 0, none))
+    shown = list(describe_run(settings, 0))
     assert shown[1] == "sources   25 sources, one after another"
     assert shown[21:23] == ["      20  19.jsonl, jsonl, 0 bytes", "     ...  and 5 more"]
 
 
 def test_a_long_row_is_cut_and_a_strange_one_stays_on_its_line() -> None:
     line = json.dumps({"text": "\u2028" + "x" * 1000}, ensure_ascii=False).encode() + b"\n"
+    Path("a.jsonl").write_bytes(line)
     settings = Settings(sources=plain_sources(["a.jsonl"]), out="out", samples_per_chunk=10)
-    shown = list(describe_run(settings, 1, lambda *_: [PreviewedRow(Place("a", 1, 0), line)]))[-1]
-    assert shown.startswith('  a:1  {"text": "\\u2028xxx')
+    shown = list(describe_run(settings, 1))[-1]
+    assert shown.startswith('  a.jsonl:1  {"text": "\\u2028xxx')
     assert shown.endswith(" ... (1,016 bytes)")
     assert len(shown) < MAX_SHOWN + 40

@@ -24,9 +24,9 @@ from lazyshard.plan.balance import Cost, evenness, step_costs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from lazyshard_producer.rows import blocks
-from lazyshard_producer.rows.blocks import MadeRow, packing
+from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.pipeline import Pipeline
+from lazyshard_producer.rows.sequences import MadeRow, packing
 from lazyshard_producer.sources.source import Place
 from tests.producer.commands import run_arguments
 
@@ -64,7 +64,7 @@ def drain(settings: Settings, start: Any = None, samples: int = 0) -> Iterator[T
     """Yields the rows as the loop would, from a stream of so many on."""
     pipeline = Pipeline(settings, start, samples=samples, warn=lambda text: None)
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             for index, line in enumerate(batch.lines):
                 assert not isinstance(line, RowInvalid)
                 assert isinstance(line, EncodedRow) == (settings.encode is not None)
@@ -218,7 +218,7 @@ def test_a_buffer_ends_by_its_bytes_too(length: int, tmp_path: Path) -> None:
 
 
 def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_PACK_BYTES", 20)
+    monkeypatch.setattr(sequences, "_PACK_BYTES", 20)
     place = Place("a", 1, 0)
     rows = [MadeRow(b'{"a":%d}\n' % number, place, 1, 1) for number in range(5)]  # of 8 bytes
     rows.append(MadeRow(b'{"a":"%s"}\n' % (b"x" * 20), place, 1, 1))

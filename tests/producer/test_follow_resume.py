@@ -12,10 +12,10 @@ import pytest
 import xxhash
 
 from lazyshard.errors import FileRefused, ProducerFenced
-from lazyshard_producer.ended import clear_journals
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal as journals
 from lazyshard_producer.following import ledger
+from lazyshard_producer.out_directory import clear_journals
 from tests.producer.following import Follower
 
 

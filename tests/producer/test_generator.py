@@ -8,8 +8,7 @@ import pytest
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from lazyshard_producer.exits import SOURCE_REFUSED, exit_code
+from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
 from lazyshard_producer.sources import generator
 from lazyshard_producer.sources.function_rows import GeneratorFailed
 from lazyshard_producer.sources.generator import GeneratorSource

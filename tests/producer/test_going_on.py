@@ -49,9 +49,9 @@ def drain(settings: Settings, start: Any = None) -> Iterator[tuple[Any, Any]]:
     """Yields (row, position after it) as the loop would, refusing what is no row."""
     pipeline = Pipeline(settings, start, warn=lambda text: None)
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             if not batch.lines:
-                pipeline.book.mixer.wait(1.0)
+                pipeline.stats.mixer.wait(1.0)
             for index, line in enumerate(batch.lines):
                 try:
                     row = orjson.loads(line) if isinstance(line, bytes) else None

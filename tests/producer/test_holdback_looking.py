@@ -10,7 +10,7 @@ import pytest
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream.consumers import list_consumers
 from lazyshard_producer.configuration.settings import Amount
-from lazyshard_producer.holding.disk import Stock, measure_stock
+from lazyshard_producer.holding.shelf import Stock, measure_stock
 from tests.producer.holdback_bench import Bench
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, NoMetrics, PrometheusMetrics, open_metrics
+from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, PrometheusMetrics, open_metrics
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.producer.commands import assert_one_line, rows, run_arguments
 
@@ -184,7 +184,7 @@ def test_without_prometheus_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_port_nothing_is_imported_and_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     off = open_metrics("127.0.0.1", None)
-    assert isinstance(off, NoMetrics)
+    assert type(off) is Metrics
     assert off.address is None
     off.published(1, 1, 1, 1.0)
     off.taken("a", 1)

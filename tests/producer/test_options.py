@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lazyshard
-from lazyshard_producer import cli, exits
+from lazyshard_producer import cli, errors
 from lazyshard_producer.cli import main
 from lazyshard_producer.command import app
 from lazyshard_producer.configuration.options import OPTIONS
@@ -52,14 +52,14 @@ def shown(text: str) -> list[tuple[int, str]]:
 
 
 def test_the_table_of_exit_codes_is_the_same_everywhere() -> None:
-    table = [(code, meaning) for code, meaning, _ in exits.TABLE]
-    assert {code for code, _ in table} == {value for value in vars(exits).values() if isinstance(value, int)}
+    table = [(code, meaning) for code, meaning, _ in errors.TABLE]
+    assert {code for code, _ in table} == {value for value in vars(errors).values() if isinstance(value, int)}
     assert shown(run("run", "--help").stdout) == table
     assert cli.__doc__ is not None
     assert shown(cli.__doc__) == table
     docs = (ROOT / "docs" / "producer.md").read_text("utf-8").partition("## Exit codes")[2]
     assert shown(docs) == table
-    for _, _, remedy in exits.TABLE:
+    for _, _, remedy in errors.TABLE:
         assert f"  {remedy}\n" in cli.__doc__
         assert f"| {remedy} |\n" in docs
 
@@ -214,7 +214,7 @@ def test_unexpected_error_is_one_line_and_debug_shows_it(
     def fail(*arguments: object, **more: object) -> None:
         raise KeyError("oops\nnext line")
 
-    monkeypatch.setattr("lazyshard_producer.tasks.run_to_its_end", fail)
+    monkeypatch.setattr("lazyshard_producer.command.run", fail)
     arguments = run_arguments(tmp_path / "out", [source])
     assert main(arguments) == 70
     err = capsys.readouterr().err

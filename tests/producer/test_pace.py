@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.pace import BURST_S, Pace
+from lazyshard_producer.loop import BURST_S, Pace
 
 
 def test_rows_are_due_at_even_distances() -> None:

@@ -146,7 +146,7 @@ def test_rows_of_swift_that_are_cut_may_be_of_any_length() -> None:
 def test_a_pipeline_of_padded_rows_has_their_lengths(tmp_path: Path) -> None:
     pipeline = Pipeline(make(write(tmp_path / "rows.jsonl", [2, 4])), None, warn=lambda text: None)
     try:
-        batch = pipeline.feed.read()
+        batch = pipeline.reader.read()
         assert batch is not None
         assert batch.tokens == [2]
     finally:

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Log, Quiet
-from lazyshard_producer.display.recent import RecentRate
+from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
 from lazyshard_producer.wording import Outcome, Tally, error_line, figures, log_line, summary, tally_values
 from tests.producer.commands import environment, rows, run_arguments, start
 
@@ -169,7 +168,7 @@ def test_a_wait_that_is_longer_than_the_line_is_cut() -> None:
 
 
 def test_quiet_says_nothing_but_warnings_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = Quiet(log=False)
+    quiet = Display(log=False)
     quiet.start("out", TALLY)
     quiet.show(TALLY)
     quiet.wait("x")

@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard.inspection.refusals import MOST_TOLD_APART
 from lazyshard_producer.cli import main
-from lazyshard_producer.quarantined import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
+from lazyshard_producer.rows.refusals import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
 from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments
 
 

@@ -24,7 +24,7 @@ from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.position import decode_position
-from lazyshard_producer.rows import splitting
+from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.pipeline import Pipeline
 from tests.producer.commands import run_arguments
 
@@ -73,7 +73,7 @@ def drain(
     warn = (lambda text: None) if warnings is None else warnings.append
     pipeline = Pipeline(settings, start, samples=samples, warn=warn)
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             for index, line in enumerate(batch.lines):
                 assert not isinstance(line, RowInvalid)
                 assert isinstance(line, EncodedRow) == (settings.encode is not None)
@@ -138,7 +138,7 @@ def documents_of(directory: Path, settings: Settings) -> list[list[int]]:
     )
     found = []
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             found += [json.loads(line)["input_ids"] for line in batch.lines if isinstance(line, bytes)]
     finally:
         pipeline.close()
@@ -255,7 +255,7 @@ def test_the_sequences_are_those_that_are_made_at_run_time(tmp_path: Path, form:
 
 
 def test_a_book_is_cut_into_sequences_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "_MOST", 2)
+    monkeypatch.setattr(sequences, "_MOST", 2)
     settings = make(tmp_path, write(tmp_path, [1, 20]), split=2)
     found = list(drain(settings))
     assert tokens_of(found) == [[token, token + 1] for token in range(10, 30, 2)] + [[30]]
@@ -309,7 +309,7 @@ def test_a_stream_holds_sequences_or_rows_and_never_both(
 ) -> None:
     paths, position = write(tmp_path, [6, 6]), None
     pipeline = Pipeline(make(tmp_path, paths, **before), None, warn=lambda text: None)
-    while (batch := pipeline.feed.read()) is not None:
+    while (batch := pipeline.reader.read()) is not None:
         position = batch.position(len(batch.lines) - 1).encode(pipeline.names)
     pipeline.close()
     with pytest.raises(SettingInvalid, match=said):

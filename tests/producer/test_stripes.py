@@ -49,7 +49,7 @@ def drain(
     warn = (lambda text: None) if warnings is None else warnings.append
     pipeline = Pipeline(settings, start, samples=samples, warn=warn)
     try:
-        while (batch := pipeline.feed.read()) is not None:
+        while (batch := pipeline.reader.read()) is not None:
             for index, line in enumerate(batch.lines):
                 assert isinstance(line, bytes)
                 row = json.loads(line)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.display.wait_clock import WaitClock
+from lazyshard_producer.display.metrics import WaitClock
 
 REASONS = ("source", "limit")
 

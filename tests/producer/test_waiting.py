@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.display.progress import Quiet
+from lazyshard_producer.display.progress import Display
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally
 from tests.producer.commands import ids, plain_sources, rows
 
 
-class Recorder(Quiet):
+class Recorder(Display):
     def __init__(self) -> None:
         super().__init__(log=True)
         self.shown: list[float] = []

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lazyshard.stream.watchdog import Watchdog
-from lazyshard_producer import going
+from lazyshard_producer import run as runs
 from lazyshard_producer.configuration.settings import Settings
-from lazyshard_producer.display.progress import Quiet
+from lazyshard_producer.display.progress import Display
 from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
 from tests.harness.disks import Disk
@@ -63,7 +63,7 @@ def waits(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-class Listening(Quiet):
+class Listening(Display):
     def __init__(self) -> None:
         super().__init__(log=False)
         self.told: list[str] = []
@@ -76,7 +76,7 @@ class Listening(Quiet):
 def test_a_function_that_does_not_come_back_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(going, "Watchdog", lambda tell: Watchdog(tell, 0.05))
+    monkeypatch.setattr(runs, "Watchdog", lambda tell: Watchdog(tell, 0.05))
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes(rows(0, 6))
     settings = Settings(

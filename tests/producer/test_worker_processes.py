@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard_producer.errors import WorkerFailed
-from lazyshard_producer.rows.recipe import Made, Recipe
-from lazyshard_producer.rows.workers import Workers
+from lazyshard_producer.rows.recipe import Made, Recipe, Workers
 from tests.producer.commands import ROOT, environment
 
 HERE = "tests.producer.recipes"
@@ -72,7 +71,7 @@ def is_running(pid: int) -> bool:
 PROGRAM = """
 import os, signal, sys
 from lazyshard_producer.rows.recipe import Recipe
-from lazyshard_producer.rows.workers import Workers
+from lazyshard_producer.rows.recipe import Workers
 if __name__ == "__main__":
     workers = Workers(Recipe(transform="tests.producer.recipes:twice"), 1)
     work = workers.submit([b"{}"], 0)

@@ -21,7 +21,7 @@ from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.lock import WriterLock
 from lazyshard.stream.pacing import describe_producer, failure_words
 from lazyshard.stream.published import Published
-from lazyshard_producer import tasks
+from lazyshard_producer import command as commands
 from tests.security.hostile import ESCAPES, command, edit, producer, shown, write_stream
 
 COMMANDS: Final = (
@@ -80,7 +80,7 @@ def test_refused_rows_are_shown_to_people_as_text_and_given_to_programs_as_they_
         output = Captured(terminal)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", output)
-            tasks.quarantine(str(stream), rows=True, as_json=False)
+            commands.show_quarantine(str(stream), rows=True, as_json=False)
         printed = output.buffer.getvalue()
         if terminal:
             assert printed.count(b"\n") == 1

@@ -17,7 +17,7 @@ from lazyshard.inspection.verification import verify
 from lazyshard.store.mirror_room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
-from lazyshard_producer.holding.disk import chunk_size
+from lazyshard_producer.holding.shelf import chunk_size
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.chunks import put_chunk
 from lazyshard_producer.shipping.found import look

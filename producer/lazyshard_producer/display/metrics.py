@@ -22,14 +22,26 @@ rest share one. Nothing is authenticated or encrypted; the address is the loopba
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Thread
-from typing import Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from lazyshard_producer.display.figures import STATES, Figures, Reason
-from lazyshard_producer.display.wait_clock import WaitClock
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import CounterMetricFamily
+
+Reason = Literal["source", "rate", "limit", "deadlock"]
+"""What a run can wait for: rows, the time of --rate, room below a limit, and room that will never come."""
+
+STATES: Final = ("running", "waiting", "idle", "finished", "failed")
+"""Those of head.json."""
+
+_SEAL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds in seconds: from a chunk of a few rows on a fast disk to a large one on a slow share."""
 
 MAX_LABELS: Final = 100
 """Values of a label: as many as people look at, and far below what burdens a server."""
@@ -37,12 +49,11 @@ MAX_LABELS: Final = 100
 OTHERS: Final = "(others)"
 
 
-class Metrics(Protocol):
-    """Takes the figures of a run. Nothing it does raises or blocks."""
+class Metrics:
+    """Takes the figures of a run, and does nothing with them. Nothing it does raises or blocks."""
 
-    @property
-    def address(self) -> str | None:
-        """Where it is served, None if it is not."""
+    address: str | None = None
+    """Where they are served, None if they are not."""
 
     def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
         """A chunk was published.
@@ -81,37 +92,7 @@ class Metrics(Protocol):
         """Stops serving. May be called twice."""
 
 
-class NoMetrics:
-    """Takes figures and does nothing with them."""
-
-    address: str | None = None
-
-    def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
-        """Does nothing."""
-
-    def taken(self, source: str, rows: int) -> None:
-        """Does nothing."""
-
-    def refused(self, kind: Literal["skipped", "quarantined"], rows: int = 1) -> None:
-        """Does nothing."""
-
-    def waits(self, reason: Reason | None) -> None:
-        """Does nothing."""
-
-    def consumers(self, lags: Mapping[str, int], ahead: int | None) -> None:
-        """Does nothing."""
-
-    def disk(self, size: int) -> None:
-        """Does nothing."""
-
-    def state(self, state: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class PrometheusMetrics:
+class PrometheusMetrics(Metrics):
     """Serves figures at ``http://HOST:PORT/metrics`` from a thread of its own.
 
     Args:
@@ -146,7 +127,7 @@ class PrometheusMetrics:
         # A registry of its own: what others in this process register does not belong here.
         registry = CollectorRegistry()
         self._waits = WaitClock(get_args(Reason), clock)
-        self._figures = Figures(registry, self._waits)
+        self._figures = _Figures(registry, self._waits)
         self._now = now
         self._reason: Reason | None = None
         self._sources: set[str] = set()
@@ -160,7 +141,7 @@ class PrometheusMetrics:
                 f"any that is free",
                 option="--metrics-port",
             ) from None
-        self.address: str | None = f"http://{host}:{self._server.server_port}/metrics"
+        self.address = f"http://{host}:{self._server.server_port}/metrics"
 
     def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
         """See `Metrics`."""
@@ -224,7 +205,99 @@ def open_metrics(host: str, port: int | None) -> Metrics:
     Raises:
         ExtraMissing, SettingInvalid: see `PrometheusMetrics`.
     """
-    return NoMetrics() if port is None else PrometheusMetrics(host, port)
+    return Metrics() if port is None else PrometheusMetrics(host, port)
+
+
+class WaitClock:
+    """Adds up waits.
+
+    Args:
+        reasons: what can be waited for.
+        clock: returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, reasons: Iterable[str], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waited = dict.fromkeys(reasons, 0.0)
+        self._reason: str | None = None
+        self._since = 0.0
+        # Else who asks between two steps would get a sum that falls later, which counters must not.
+        self._lock = threading.Lock()
+
+    def wait(self, reason: str | None) -> None:
+        """Notes that this is waited for from now on; None: nothing is. Again with the same reason the wait goes on."""
+        with self._lock:
+            self._add()
+            self._reason = reason
+
+    def seconds(self) -> dict[str, float]:
+        """Returns how many seconds each reason was waited for until now; never less than before."""
+        with self._lock:
+            self._add()
+            return dict(self._waited)
+
+    def _add(self) -> None:
+        now = self._clock()
+        if self._reason is not None:
+            self._waited[self._reason] += max(0.0, now - self._since)
+        self._since = now
+
+
+class _Figures:
+    """The figures, as Prometheus' client has them, registered."""
+
+    def __init__(self, registry: CollectorRegistry, waits: WaitClock) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        def named(kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+            return kind(f"lazyshard_producer_{name}", text, labels, registry=registry, **more)
+
+        self.samples = named(Counter, "samples", "Rows published by this process")
+        self.bytes = named(Counter, "bytes", "Bytes of the chunks published by this process")
+        self.chunks = named(Counter, "chunks", "Chunks published by this process")
+        self.stream_chunks = named(Gauge, "stream_chunks", "Chunks of the stream")
+        self.seal = named(
+            Histogram,
+            "seal_seconds",
+            "From a chunk's last row to its seal being durable",
+            buckets=_SEAL_BUCKETS,
+        )
+        self.last_publish = named(Gauge, "last_publish_seconds", "Time of the last publish, since 1970")
+        self.source_rows = named(Counter, "source_rows", "Rows taken", ("source",))
+        self.refused = named(Counter, "refused_rows", "Rows refused", ("kind",))
+        self.ahead = named(Gauge, "ahead_chunks", "Chunks published beyond the slowest reader's mark")
+        self.lag = named(Gauge, "consumer_lag_chunks", "Chunks published beyond durable checkpoints", ("consumer",))
+        self.disk = named(Gauge, "disk_bytes", "Bytes that the stream takes")
+        self.waiting = named(Gauge, "waiting", "Whether it waits for this", ("reason",))
+        self.state = named(Gauge, "state", "State of the producer", ("state",))
+        for reason in get_args(Reason):
+            self.waiting.labels(reason)
+        for kind in ("skipped", "quarantined"):
+            self.refused.labels(kind)
+        for state in STATES:
+            self.state.labels(state)
+        registry.register(_Waited(waits))
+        # Nobody knows yet; 0 would be a claim.
+        self.ahead.set(math.nan)
+        self.disk.set(math.nan)
+
+
+class _Waited:
+    """A counter that is worked out when it is asked for."""
+
+    def __init__(self, waits: WaitClock) -> None:
+        self._waits = waits
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yields it, as the registry wants it."""
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            "lazyshard_producer_wait_seconds", "How long it has waited for this", labels=["reason"]
+        )
+        for reason, seconds in self._waits.seconds().items():
+            family.add_metric([reason], seconds)
+        yield family
 
 
 def _label(name: str, known: set[str]) -> str:

@@ -1,6 +1,9 @@
 """What is shown while a run goes on, all of it on stderr: a bar on a terminal, else a line a minute for the log.
 
 A stderr that is gone (a closed pipe, a full disk) is no reason to stop: what cannot be shown is left out.
+
+A live source that trickles makes a run wait a little after every row. A line is for waits that last; those that come
+one after another get one line together, and the regular lines say the rest.
 """
 
 from __future__ import annotations
@@ -8,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Final, Protocol
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from lazyshard_producer.display.recent import RecentRate
-from lazyshard_producer.display.waits import Waits
 from lazyshard_producer.wording import (
     Outcome,
     Tally,
@@ -30,6 +32,75 @@ from lazyshard_producer.wording import (
     warning_line,
 )
 
+
+class RecentRate:
+    """Rows a second over the last while.
+
+    Args:
+        window_s: how far to look back, in seconds; further back only where nothing was noted since.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._noted: deque[tuple[float, int]] = deque()
+
+    def note(self, rows: int, seconds: float) -> float:
+        """Notes that there were so many rows after so many seconds, and returns the rate; 0 until time has passed."""
+        while len(self._noted) > 1 and self._noted[1][0] <= seconds - self._window_s:
+            self._noted.popleft()
+        self._noted.append((seconds, rows))
+        first_seconds, first_rows = self._noted[0]
+        return (rows - first_rows) / (seconds - first_seconds) if seconds > first_seconds else 0.0
+
+
+LASTING_S: Final = 5.0
+"""From here on a wait is worth a line; the heartbeat in head.json says `waiting` after the same time."""
+
+
+class Waits:
+    """The wait that goes on, if one does.
+
+    Args:
+        every_s: seconds between two lines at the least.
+
+    Attributes:
+        every_s: the same.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self._reason: str | None = None
+        self._began = 0.0
+        self._told_at: float | None = None
+        self._told = False
+
+    def begin(self, reason: str, now: float) -> bool:
+        """Notes that a wait goes on, from the first call to `end`; returns whether to say so now.
+
+        Args:
+            reason: what is waited for; it may change while the wait goes on.
+            now: seconds of a monotonic clock.
+        """
+        if self._reason is None:
+            self._began = now
+        self._reason = reason
+        if self._told or now - self._began < LASTING_S:
+            return False
+        if self._told_at is not None and now - self._told_at < self.every_s:
+            return False
+        self._told, self._told_at = True, now
+        return True
+
+    def end(self, now: float) -> float | None:
+        """Notes that it is over; returns how many seconds it took if its begin was said."""
+        told, self._told, self._reason = self._told, False, None
+        return now - self._began if told else None
+
+    def lasting(self, now: float) -> str | None:
+        """Returns what is waited for, if that has gone on long enough to be of interest."""
+        return self._reason if self._reason is not None and now - self._began >= LASTING_S else None
+
+
 BAR_EVERY_S: Final = 0.2
 """How often the bar's figures change; faster than anybody reads."""
 
@@ -40,14 +111,20 @@ _BAR_RATE_S: Final = 10.0
 """The bar's rate is that of so many seconds: it neither jumps nor lags."""
 
 
-class Display(Protocol):
-    """Shows a run. Nothing it does raises OSError.
+class Display:
+    """Shows warnings and the last line of a run; others show more. Nothing it does raises OSError.
+
+    Args:
+        log: whether the last line is for a log.
 
     Attributes:
         every_s: how many seconds after the last call `show` wants the next; it may change.
     """
 
-    every_s: float
+    every_s: float = LOG_EVERY_S
+
+    def __init__(self, log: bool) -> None:
+        self._log = log
 
     def start(self, out: str, tally: Tally) -> None:
         """Says that the run starts."""
@@ -63,56 +140,23 @@ class Display(Protocol):
 
     def warn(self, text: str) -> None:
         """Says what is odd."""
+        say(warning_line(text))
 
     def log_every(self, seconds: float) -> None:
         """Takes another time between two lines of a log; means nothing to a bar."""
 
     def finish(self, outcome: Outcome) -> None:
-        """Says how it came out, in the last line."""
-
-    def close(self) -> None:
-        """Takes away what moves on the screen; may be called twice."""
-
-
-class Quiet:
-    """Warnings and the last line, nothing else."""
-
-    every_s: float = LOG_EVERY_S
-
-    def __init__(self, log: bool) -> None:
-        self._log = log
-
-    def start(self, out: str, tally: Tally) -> None:
-        """Says nothing."""
-
-    def show(self, tally: Tally) -> None:
-        """Says nothing."""
-
-    def wait(self, reason: str | None) -> None:
-        """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Says nothing."""
-
-    def warn(self, text: str) -> None:
-        """Prints a line."""
-        say(warning_line(text))
-
-    def log_every(self, seconds: float) -> None:
-        """Does nothing."""
-
-    def finish(self, outcome: Outcome) -> None:
-        """Prints a line: for a log with key=value, for people a sentence."""
+        """Says how it came out, in the last line: for a log with key=value, for people a sentence."""
         values = {"result": outcome.end, "out": outcome.out} | tally_values(outcome.tally)
         if outcome.end != "finished":
             values["message"] = stopped(outcome)
         say(log_line("end", _now(), **values) if self._log else summary(outcome))
 
     def close(self) -> None:
-        """Does nothing."""
+        """Takes away what moves on the screen; may be called twice."""
 
 
-class Log(Quiet):
+class Log(Display):
     """A line of key=value at the start, every so many seconds, at the end, and where a wait begins and is over.
 
     Args:
@@ -160,7 +204,7 @@ class Log(Quiet):
         self.every_s = self._waits.every_s = seconds
 
 
-class Bar(Quiet):
+class Bar(Display):
     """A bar: the share of the sources' bytes that is read, and what that means in time.
 
     Where nobody can know how much there will be, it only moves, and the figures count.
@@ -239,7 +283,7 @@ def choose_display(quiet: bool, log_every_s: float = LOG_EVERY_S) -> Display:
     """
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        return Quiet(log=not console.is_terminal) if quiet else Log(log_every_s)
+        return Display(log=not console.is_terminal) if quiet else Log(log_every_s)
     return Bar(console)
 
 

@@ -1,4 +1,4 @@
 """Held back at limits, and deleting what nobody needs.
 
-- `limits`: the decisions; `holdback`: carried out; `hold`, `hold_reasons`: why, as numbers and in words; `disk`: usage
+- `limits`: the decisions, and in words why; `holdback`: carried out; `shelf`: where the chunks lie, and what they take
 """

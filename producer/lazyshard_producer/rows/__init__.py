@@ -1,7 +1,6 @@
-"""Rows on their way from the sources to the stream.
+"""Rows on their way from the sources to the stream, each with the position after it.
 
-- `pipeline`: from settings to a feed; `preview`: the same without publishing
-- `mixing`, `turns`, `slot`, `standing`: the order of sources; `recipe`, `making`, `unit`, `workers`: rows made of rows
-- `blocks`, `measure`: many rows shuffled or packed together
-- `feed`, `book`: rows with their positions; `refusals`: rows that are none
+- `mixing`: the order of sources; `reader`: batches of rows and their positions; `pipeline`: from settings to a reader
+- `making`: rows made of rows; `recipe`, `encoding`, `measure`: of each; `sequences`: of many
+- `refusals`: rows that are none
 """

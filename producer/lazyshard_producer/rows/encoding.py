@@ -1,12 +1,14 @@
-"""Encoding rows: by ms-swift's template, or by a function of the user's. What comes of a row goes out as raw bytes.
+"""Rows as tokens: encoded by ms-swift's template or by a function of the user's, taken out, padded.
 
     encode(row)   -> a dict; numpy arrays in it, at any depth, go to the side file, everything else is JSON
 
 Its integer `length` is the row's length in tokens, if it has one; one of numpy's integers becomes a plain one. What
 decides about the encoding is told as plain facts, which the stream's manifest keeps. A function of the user's has its
-name for one, and may tell more in an attribute `fingerprint`, a dict.
+name for one, and may tell more in an attribute `fingerprint`, a dict. ms-swift is known in `lazyshard_swift` alone,
+which is named here and not imported.
 
-ms-swift is known in `lazyshard_swift` alone, which is named here and not imported.
+A row that is cut or padded has `input_ids`, whole numbers in a list or an array of its encoder's, and perhaps `labels`,
+as many.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
-from lazyshard.format import EncodedRow, Encoding, check_encoding
-from lazyshard.format.arrays import pack_row
-from lazyshard.memory import raise_if_short
+from lazyshard.format import EncodedRow, Encoding, check_encoding, encode_row
+from lazyshard.format.arrays import fill_row, pack_row
+from lazyshard.memory import loads, raise_if_short
+from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
 from lazyshard_producer.configuration.setting_checks import SWIFT
-from lazyshard_producer.configuration.settings import EncodingSettings, Settings
+from lazyshard_producer.configuration.settings import EncodingSettings, PadSettings, Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import stream_form
 from lazyshard_producer.position import plain_name
@@ -33,9 +37,19 @@ from lazyshard_producer.user_functions import load_function, name_error, name_va
 _SWIFT_OPENER: Final = "lazyshard_swift.encoding:open_encoder"
 """Takes model, template, max_length and options; returns a function of a row, and the encoding."""
 
-_MAX_TOKENS: Final = 2**32 - 1
+_VALUE_CHARACTERS: Final = 120
+"""So much of a value is told where it is no row at all."""
 
-_SHOWN: Final = 120
+MAX_TOKENS: Final = 2**32 - 1
+"""The longest row that a seal can tell of."""
+
+_BESIDE: Final = ("loss_mask", "loss_scale", "token_type_ids")
+"""Keys under which rows hold something else for each token."""
+
+_REPLACED: Final = (INPUT_IDS, LABELS, POSITION_IDS, ATTENTION_MASK)
+"""Keys of which sequences have their own."""
+
+Tokens = Mapping[str, npt.NDArray[np.int64]]
 
 
 class Encoder:
@@ -58,18 +72,18 @@ class Encoder:
         found = self._call(row)
         try:
             if not isinstance(found, Mapping):
-                raise _refused(f"returned {name_value(found, _SHOWN)}, expected a dict")
+                raise refuse(f"--encode returned {name_value(found, _VALUE_CHARACTERS)}, expected a dict")
             row = found if isinstance(found, dict) else dict(found)
             length = row.get("length")
             if isinstance(length, np.integer):
                 # The number of an array's length: a whole number to whoever wrote it.
                 length = int(length)
                 row = {**row, "length": length}
-            tokens = _tokens(length, row.get("input_ids"))
+            tokens = _length(length, row.get("input_ids"))
             packed = pack_row(row)
         except RowInvalid as cause:
             reason = cause.reason or str(cause)
-            raise (cause if reason.startswith("--") else _refused(f"made what is no row: {reason}")) from cause
+            raise (cause if reason.startswith("--") else refuse(f"--encode made what is no row: {reason}")) from cause
         return EncodedRow(packed.line, packed.arrays, tokens)
 
     def _call(self, row: dict[str, Any]) -> Any:
@@ -78,13 +92,18 @@ class Encoder:
         except KeyboardInterrupt:
             raise
         except SkipSample as why:
-            raise _refused(f"makes no sample of this row: {why}") from why
+            raise refuse(f"--encode makes no sample of this row: {why}") from why
         except BaseException as error:
             # SystemExit too: it would end the run as if all were done.
-            raise_if_short(error)
-            *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-            where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
-            raise _refused(f"raised {name_error(error)}{where}") from error
+            raise refuse_raised("--encode", error) from error
+
+
+def refuse_raised(option: str, error: BaseException) -> RowInvalid:
+    """Returns the refusal of a row for which a function of the user's has raised; lack of memory is raised anew."""
+    raise_if_short(error)
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
+    return refuse(f"{option} raised {name_error(error)}{where}")
 
 
 class Form(NamedTuple):
@@ -179,23 +198,138 @@ def _facts(own: dict[str, Any], function: Callable[..., Any]) -> Encoding:
     try:
         return check_encoding({**told, **own}, f"the attribute fingerprint of {own['function']}")
     except TypeError as cause:
-        reason = f"its fingerprint is a dict of plain values, got {name_value(told, _SHOWN)}"
+        reason = f"its fingerprint is a dict of plain values, got {name_value(told, _VALUE_CHARACTERS)}"
         raise SettingInvalid(f"--encode: {own['function']}: {reason}", option="--encode") from cause
     except ValueError as cause:
         raise SettingInvalid(f"--encode: {cause}", option="--encode") from cause
 
 
-def _tokens(length: Any, ids: Any) -> int | None:
+def _length(length: Any, ids: Any) -> int | None:
     if type(length) is not int:
         return None
-    if not 0 <= length <= _MAX_TOKENS:
-        raise _refused(f"returned a length of {length}, expected one from 0 to {_MAX_TOKENS}")
+    if not 0 <= length <= MAX_TOKENS:
+        raise refuse(f"--encode returned a length of {length}, expected one from 0 to {MAX_TOKENS}")
     flat = ids.ndim == 1 if isinstance(ids, np.ndarray) else isinstance(ids, list) and ids and type(ids[0]) is int
     if flat and len(ids) > length:
-        raise _refused(f"returned a length of {length}, but {len(ids)} input_ids")
+        raise refuse(f"--encode returned a length of {length}, but {len(ids)} input_ids")
     return length
 
 
-def _refused(what: str) -> RowInvalid:
-    reason = f"--encode {what}"
+def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:
+    """Returns the tokens of a row, and nothing else of it, in the form in which they travel; and how many these are.
+
+    The same tokens have the same form, however they were written.
+
+    Args:
+        row: as it was made, where it is not encoded.
+        line: the row as it would be published by itself.
+
+    Raises:
+        RowInvalid: it holds no tokens, or something that goes with them and would be lost.
+    """
+    fields = document_of(line) if isinstance(line, EncodedRow) else row
+    tokens = _tokens("--split", fields, _BESIDE)
+    if isinstance(line, EncodedRow):
+        # Of images, for instance: the tokens that stand for them would be trained without.
+        others = [name for name, value in fields.items() if name not in _REPLACED and _holds_array(value)]
+        if others:
+            raise refuse(f"--split: there is an array under {others[0]!r:.80}, which would be lost")
+    packed = pack_row({name: narrow(values) for name, values in tokens.items()})
+    count = len(tokens[INPUT_IDS])
+    return EncodedRow(packed.line, packed.arrays, count), count
+
+
+def document_of(row: EncodedRow) -> dict[str, Any]:
+    """Returns what an encoded row holds, arrays as views of its bytes; of what `read_document` made, the tokens."""
+    found: dict[str, Any] = loads(row.line)
+    fill_row(found, np.frombuffer(row.arrays, np.uint8))
+    return found
+
+
+def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
+    """Returns a row with its tokens padded, an attention mask and its length, and how many tokens it has itself.
+
+    What else it holds stays. Arguments as of `read_document`.
+
+    Raises:
+        RowInvalid: it holds no tokens, more than there is room for, or something that goes with each of them.
+    """
+    fields = document_of(line) if isinstance(line, EncodedRow) else row
+    tokens = _tokens("--pad", fields, (*_BESIDE, POSITION_IDS))
+    count = len(tokens[INPUT_IDS])
+    if count > settings.size:
+        raise refuse(f"--pad: {count} tokens, more than the {settings.size} to which rows are padded")
+    return write_tokens(
+        pad_tokens(tokens, settings.size, settings.token), count, arrays=isinstance(line, EncodedRow), of=fields
+    ), count
+
+
+def write_tokens(
+    tokens: Tokens, length: int, *, arrays: bool, of: Mapping[str, Any] | None = None
+) -> bytes | EncodedRow:
+    """Returns a row that holds tokens, as it is published.
+
+    Args:
+        tokens: by name.
+        length: what it says that it has, under `length`, and in the seal.
+        arrays: whether as arrays beside the line, or as lists in it.
+        of: what else it holds.
+
+    Raises:
+        RowInvalid: that cannot be written.
+    """
+    if not arrays:
+        return encode_row(
+            {**(of or {}), **{name: values.tolist() for name, values in tokens.items()}, "length": length}
+        )
+    packed = pack_row({**(of or {}), **{name: narrow(values) for name, values in tokens.items()}, "length": length})
+    return EncodedRow(packed.line, packed.arrays, length)
+
+
+def narrow(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Returns the same numbers as int32, which they fit, as `tokens_of` has seen to."""
+    return values.astype(np.int32)
+
+
+def _tokens(option: str, fields: dict[str, Any], beside: tuple[str, ...]) -> dict[str, npt.NDArray[np.int64]]:
+    for name in beside:
+        if fields.get(name) is not None:
+            raise refuse(f"{option}: {name!r} holds something for each token, which would no longer fit; leave it out")
+    mask = fields.get(ATTENTION_MASK)
+    if mask is not None and not _is_full(mask):
+        raise refuse(
+            f"{option}: {ATTENTION_MASK!r} leaves out some tokens of the row, all of which would be attended to; leave "
+            f"out these tokens and the mask"
+        )
+    try:
+        tokens = tokens_of(fields)
+    except ValueError as cause:
+        raise refuse(f"{option}: {cause}") from cause
+    if not len(tokens[INPUT_IDS]):
+        raise refuse(f"{option}: input_ids are empty, expected a token at least")
+    return tokens
+
+
+def _is_full(mask: Any) -> bool:
+    try:
+        return bool(np.all(np.asarray(mask) == 1))
+    except (TypeError, ValueError):
+        return False
+
+
+def _holds_array(value: Any) -> bool:
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, np.ndarray):
+            return True
+        if isinstance(one, dict):
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)
+    return False
+
+
+def refuse(reason: str) -> RowInvalid:
+    """Returns the refusal of a row for a reason."""
     return RowInvalid(f"not a row: {reason}", reason=reason)

@@ -2,93 +2,33 @@
 
 A position is the place before a unit, a source row or where they are shuffled or packed a block of them, together with
 how many of the rows made of it are published. So nothing of what is held here has to be saved. What is made of the unit
-by the next run is compared with a digest of those: sources and functions may have changed. Where packs are dealt by
-cost, or shuffled rows are cut, blocks go on into `stripes` or `splitting`, whose units are made of them.
+by the next run is compared with a digest of those: sources and functions may have changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-import xxhash
-
-from lazyshard.errors import RowInvalid
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
-from lazyshard_producer.rows.blocks import Blocks, MadeRow, made_rows
-from lazyshard_producer.rows.book import Book, Spot
-from lazyshard_producer.rows.feed import Batch
-from lazyshard_producer.rows.recipe import Line, Made, Maker
-from lazyshard_producer.rows.splitting import Splitter
-from lazyshard_producer.rows.standing import Piece
-from lazyshard_producer.rows.stripes import Stripes
-from lazyshard_producer.rows.unit import BegunUnit
-from lazyshard_producer.rows.workers import Work, Workers
+from lazyshard_producer.rows.mixing import Piece, Position
+from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, Stats, Unit
+from lazyshard_producer.rows.recipe import Made, Maker, Work, Workers
+from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
 from lazyshard_producer.sources.source import Place
 
 READY_S: Final = 0.1
 """How long to wait for workers at a time: signals are looked at in between."""
 
 
-class _MadeBatch:
-    """Rows made by us of a unit, the source rows between two spots. The first `skipped` are left out.
+class MakingReader:
+    """Gives rows made of rows, in this process or in workers, and shuffled or packed in blocks if asked for.
 
     Args:
-        book: makes positions.
-        rows: the rows.
-        skipped: see above.
-        spots: the two.
-        unit: source rows between them, by number of the source.
-        measured: whether their lengths are known.
-    """
-
-    checked = True
-
-    def __init__(
-        self,
-        book: Book,
-        rows: Sequence[MadeRow],
-        skipped: int,
-        spots: tuple[Spot, Spot],
-        unit: Mapping[int, int],
-        measured: bool,
-    ) -> None:
-        self.lines: Sequence[Line | RowInvalid] = [row.line for row in rows[skipped:]]
-        self.tokens: Sequence[int] | None = [row.tokens for row in rows[skipped:]] if measured else None
-        self._rows = rows
-        self._book = book
-        self._skipped = skipped
-        self._before, self._after = spots
-        self._unit = unit
-        self._digest: xxhash.xxh3_64 | None = None
-        self._digested = 0
-
-    def position(self, index: int) -> RunPosition:
-        if index == len(self.lines) - 1:
-            return self._book.position(self._after)
-        skip = self._skipped + index + 1
-        if self._digest is None:
-            self._digest = xxhash.xxh3_64()
-        for row in self._rows[self._digested : skip]:
-            self._digest.update(row.data)
-        self._digested = skip
-        unit = tuple(self._unit.get(source, 0) for source in range(len(self._book.mixer.names)))
-        return self._book.position(self._before, skip=skip, unit=unit, skipped=self._digest.hexdigest())
-
-    def refuse(self, index: int, error: RowInvalid) -> None:
-        self._book.refusals.take(error, self.place(index), self.lines[index])
-
-    def place(self, index: int) -> Place:
-        return self._rows[self._skipped + index].place
-
-
-class RecipeFeed:
-    """Rows made of rows, in this process or in workers, and shuffled or packed in blocks if asked for.
-
-    Args:
-        book: makes positions.
+        stats: makes positions.
         maker: makes rows, where there are no workers.
         workers: make rows.
         begun: the unit with which to begin, if a part of it is published.
@@ -96,12 +36,12 @@ class RecipeFeed:
         measured: whether the rows' lengths are known.
         stripes: deals the rows, or packs, by cost, or cuts them, and goes on in its units; None where neither is done.
         warn: is told what is odd.
-        patience: is told what is asked of the maker.
+        watchdog: is told what is asked of the maker.
     """
 
     def __init__(
         self,
-        book: Book,
+        stats: Stats,
         maker: Maker | None,
         workers: Workers | None,
         *,
@@ -110,9 +50,9 @@ class RecipeFeed:
         measured: bool,
         stripes: Stripes | Splitter | None = None,
         warn: Callable[[str], None],
-        patience: Watchdog,
+        watchdog: Watchdog,
     ) -> None:
-        self._book = book
+        self._stats = stats
         self._maker = maker
         self._workers = workers
         self._unit_begun = begun if stripes is None else None
@@ -120,8 +60,8 @@ class RecipeFeed:
         self._measured = measured
         self._stripes = stripes
         self._warn = warn
-        self._patience = patience
-        self._begun = book.rows  # rows in work, and before them
+        self._watchdog = watchdog
+        self._begun = stats.rows  # rows in work, and before them
         self._under_way: deque[tuple[Piece, int, Work]] = deque()
         self._piece: Piece | None = None
         self._next = 0
@@ -131,7 +71,7 @@ class RecipeFeed:
         self._unit: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._held = 0  # of these
         self._bytes = 0  # of `_rows`
-        self._before = self._last = book.spot(book.mixer.standing())
+        self._before = self._last = stats.here()
 
     def read(self) -> Batch | None:
         """Returns what was made of the next source row, or the next block."""
@@ -147,14 +87,14 @@ class RecipeFeed:
 
     def here(self) -> RunPosition:
         """Returns the position after all that was given."""
-        return self._book.position(self._book.spot(self._book.mixer.standing()))
+        return self._stats.position(self._stats.here())
 
     def _advance(self) -> bool:
         """Has a piece with rows in hand, if there are any; returns False when all is read."""
         if self._piece is None or self._next == len(self._piece.lines):
             if self._finished:
                 return False
-            self._piece, self._next = self._book.mixer.read(), 0
+            self._piece, self._next = self._stats.mixer.read(), 0
             self._finished = self._piece is None
         return not self._finished
 
@@ -167,11 +107,11 @@ class RecipeFeed:
         assert self._maker is not None
         if index == len(piece.lines):
             return None
-        self._patience.ask(lambda: _in_words(piece.place(index)))
+        self._watchdog.ask(lambda: _in_words(piece.place(index)))
         try:
             made = [self._maker.make(piece.lines[index], self._begun)]
         finally:
-            self._patience.answered()
+            self._watchdog.answered()
         self._next += 1
         self._begun += 1
         return piece, index, made
@@ -202,17 +142,17 @@ class RecipeFeed:
             place = piece.place(index)
             if not self._held and not index:
                 # Sources may have come back since the row before.
-                self._before = Spot(piece.before, self._last.counts)
-            self._book.rows += 1
+                self._before = replace(piece.before, counts=self._last.counts)
+            self._stats.rows += 1
             if row.duplicate:
-                self._book.count_duplicate(place)
+                self._stats.count_duplicate(place)
             if row.refused is not None:
-                self._book.refusals.take(row.refused, place, piece.lines[index])
-            before = self._last if index else Spot(piece.before, self._last.counts)
-            self._last = self._book.spot(piece.after(index))
+                self._stats.refusals.take(row.refused, place, piece.lines[index])
+            before = self._last if index else replace(piece.before, counts=self._last.counts)
+            self._last = piece.after(index, self._stats.counts())
             rows = made_rows(row, place)
             if self._stripes is not None and self._blocks is None:
-                yield from self._stripes.add(rows, {piece.source: 1}, (before, self._last))
+                yield from self._stripes.add(rows, {piece.source: 1}, before, self._last)
                 continue
             self._rows += rows
             self._bytes += sum(one.size for one in rows)
@@ -243,18 +183,32 @@ class RecipeFeed:
         """Yields what is held, shuffled or packed if it is to be; or what is dealt now that this is there."""
         rows: Sequence[MadeRow] = self._rows
         if self._blocks is not None:
-            rows = self._blocks.arrange(rows, self._book.blocks)
-            self._book.blocks += 1
-            self._last = Spot(self._last.standing, self._last.counts | {"blocks": self._book.blocks})
-        spots, unit = (self._before, self._last), self._unit
-        self._before = self._last
+            rows = self._blocks.arrange(rows, self._stats.blocks)
+            self._stats.blocks += 1
+            self._last = replace(self._last, counts={**self._last.counts, "blocks": self._stats.blocks})
+        before, after, unit = self._before, self._last, self._unit
+        self._before = after
         self._rows, self._held, self._bytes, self._unit = [], 0, 0, {}
         if self._stripes is not None:
-            yield from self._stripes.add(rows, unit, spots)
+            yield from self._stripes.add(rows, unit, before, after)
             return
-        batch = _MadeBatch(self._book, rows, self._skip(rows), spots, unit, self._measured)
+        batch = self._batch(Unit(self._stats, rows, before, unit), self._skip(rows), after)
         if batch.lines:
             yield batch
+
+    def _nothing(self) -> Batch:
+        return self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
+
+    def _batch(self, unit: Unit, skipped: int, after: Position) -> Batch:
+        """Returns the rows of a unit without the first so many, which are published."""
+        rows = unit.made[skipped:]
+
+        def position(index: int) -> RunPosition:
+            last = index == len(rows) - 1
+            return self._stats.position(after) if last else unit.position(skipped + index + 1)
+
+        tokens = [row.tokens for row in rows] if self._measured else None
+        return Batch(self._stats, [row.line for row in rows], lambda index: rows[index].place, position, tokens=tokens)
 
     def _skip(self, rows: Sequence[MadeRow]) -> int:
         """Returns how many of these are published: some of the first unit, if it was begun by an earlier run.
@@ -267,16 +221,8 @@ class RecipeFeed:
             return 0
         if begun.find(row.data for row in rows):
             return begun.skip
-        if not begun.new:
-            raise begun.refuse()
-        self._warn(
-            f"{', '.join(begun.names)}: goes on with new rows; what is not published of the last {begun.rows} that "
-            f"were read before is lost"
-        )
+        begun.lose(self._warn)
         return 0
-
-    def _nothing(self) -> Batch:
-        return _MadeBatch(self._book, (), 0, (self._before, self._before), {}, False)
 
 
 def _in_words(place: Place) -> str:

@@ -21,20 +21,14 @@ from lazyshard.memory import loads, raise_if_short
 from lazyshard_producer.configuration.setting_checks import FUNCTION
 from lazyshard_producer.configuration.settings import MeasureSettings
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
-from lazyshard_producer.rows.encoding import open_swift
+from lazyshard_producer.rows.encoding import MAX_TOKENS, open_swift, refuse
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _MAX_LEVELS: Final = 1024
 """How deep readers nest."""
 
-MAX_TOKENS: Final = 2**32 - 1
-"""The longest row that a seal can tell of."""
-
-_KEY_CHARACTERS: Final = 60
-"""So much of a key is told."""
-
 _SHOWN: Final = 60
-"""Characters of a value that are told."""
+"""Characters of a key or a value that are told."""
 
 
 class Measure:
@@ -64,12 +58,12 @@ class Measure:
             if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
                 found = reprlib.repr(tokens) if self.field in row else f"none among its keys ({key_names(row)})"
                 expected = f"expected a whole number of tokens from 1 to {MAX_TOKENS}"
-                raise _refuse(f"--length-field {self.field}: {expected}, found {found}")
+                raise refuse(f"--length-field {self.field}: {expected}, found {found}")
             _check_ids("--balance", row, tokens, f"under {self.field!r}")
             return tokens
         if type(tokens) is not int or tokens < 1:
             found = repr(tokens)[:_SHOWN] if self.field in row else "none"
-            raise _refuse(f"--pack: the tokens of a row are a whole number from 1 under {self.field!r}, found {found}")
+            raise refuse(f"--pack: the tokens of a row are a whole number from 1 under {self.field!r}, found {found}")
         self._check_pack(tokens, f"under {self.field!r}", line)
         _check_ids("--pack", row, tokens, f"under {self.field!r}")
         return tokens
@@ -78,7 +72,7 @@ class Measure:
         """Returns the tokens of an encoded row, which its encoder tells. Raises as `tokens` does."""
         tokens, option = row.tokens, "--pack" if self._pack else "--balance"
         if tokens is None:
-            raise _refuse(f"{option}: --encode returned {_found_length(row)}")
+            raise refuse(f"{option}: --encode returned {_found_length(row)}")
         self.check(tokens, row.line, "--encode")
         return tokens
 
@@ -86,20 +80,20 @@ class Measure:
         """Looks whether a row of this length can be packed, or dealt. Raises as `tokens` does."""
         if not tokens:
             option = "--pack" if self._pack else "--balance"
-            raise _refuse(f"{option}: {told_by} returned a length of 0, expected one from 1")
+            raise refuse(f"{option}: {told_by} returned a length of 0, expected one from 1")
         if self._pack:
             self._check_pack(tokens, f"as {told_by} returned it", line)
 
     def _check_pack(self, tokens: int, where: str, line: bytes) -> None:
         """Looks whether a row can lie in a pack."""
         if tokens > self._pack:
-            raise _refuse(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
+            raise refuse(f"--pack: {tokens} tokens {where}, more than the {self._pack} of a pack")
         # Every level takes an opening bracket, so few rows are parsed a second time.
         if line.count(b"{") + line.count(b"[") > _MAX_LEVELS - ADDED_LEVELS:
             try:
                 loads(b"[" * ADDED_LEVELS + line + b"]" * ADDED_LEVELS)
             except orjson.JSONDecodeError:
-                raise _refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
+                raise refuse(f"--pack: nested more than {_MAX_LEVELS - ADDED_LEVELS} levels deep") from None
 
 
 def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
@@ -109,12 +103,9 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
         SettingInvalid: it cannot be had.
         ExtraMissing: transformers is not installed.
     """
+    function: Callable[[dict[str, Any]], Any]
     if settings.encoding is not None:
-        encode = open_swift(settings.encoding, "--measure")[0]
-
-        def function(row: dict[str, Any]) -> Any:
-            return _longest(encode(row))
-
+        function = _longest(open_swift(settings.encoding, "--measure")[0])
     elif FUNCTION.fullmatch(settings.measure):
         function = load_function(settings.measure, "--measure")
     else:
@@ -126,19 +117,24 @@ def load_counter(settings: MeasureSettings) -> Callable[[dict[str, Any]], int]:
         except (RowInvalid, KeyboardInterrupt):
             raise
         except SkipSample as why:
-            raise _refuse(f"--measure makes no sample of this row: {why}") from why
+            raise refuse(f"--measure makes no sample of this row: {why}") from why
         except BaseException as error:
             # SystemExit too: it would end the run as if all were done.
             raise_if_short(error)
-            raise _refuse(f"--measure raised {name_error(error)}") from error
+            raise refuse(f"--measure raised {name_error(error)}") from error
 
     return count
 
 
-def _longest(encoded: dict[str, Any]) -> int:
-    """Returns the tokens of an encoded row; of one with several sequences those of the longest, as ms-swift groups."""
-    lengths = encoded.get("lengths")
-    return int(encoded["length"]) if lengths is None else int(max(lengths))
+def _longest(encode: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
+    """Returns what measures rows as ms-swift groups them: of one with several sequences the longest counts."""
+
+    def measure(row: dict[str, Any]) -> int:
+        encoded = encode(row)
+        lengths = encoded.get("lengths")
+        return int(encoded["length"]) if lengths is None else int(max(lengths))
+
+    return measure
 
 
 def _checked(value: Any) -> int:
@@ -148,7 +144,7 @@ def _checked(value: Any) -> int:
         tokens = None
     if tokens is None or not 0 <= tokens <= MAX_TOKENS:
         expected = f"expected a whole number of tokens from 0 to {MAX_TOKENS}"
-        raise _refuse(f"--measure returned {name_value(value, _SHOWN)}, {expected}")
+        raise refuse(f"--measure returned {name_value(value, _SHOWN)}, {expected}")
     return tokens
 
 
@@ -181,7 +177,7 @@ def _tokenizer(folder: str, field: str | None) -> Callable[[dict[str, Any]], int
         key = "text" if field is None else field
         if not isinstance(row.get(key), str):
             hint = "; name another with --measure-field" if field is None else ""
-            raise _refuse(f"--measure: no text {key!r} among its keys ({key_names(row)}){hint}")
+            raise refuse(f"--measure: no text {key!r} among its keys ({key_names(row)}){hint}")
         return len(tokenizer(row[key])["input_ids"])
 
     return measure
@@ -191,7 +187,7 @@ def _check_ids(option: str, row: dict[str, Any], tokens: int, where: str) -> Non
     """Refuses a row with more token ids than it says; fewer are right, where images stand for some."""
     ids = row.get("input_ids")
     if isinstance(ids, list) and len(ids) > tokens:
-        raise _refuse(f"{option}: {tokens} tokens {where}, but {len(ids)} input_ids")
+        raise refuse(f"{option}: {tokens} tokens {where}, but {len(ids)} input_ids")
 
 
 def _found_length(row: EncodedRow) -> str:
@@ -209,8 +205,4 @@ def _found_length(row: EncodedRow) -> str:
 
 def key_names(row: dict[str, Any]) -> str:
     """Returns the first keys of a row, for messages."""
-    return ", ".join(key[:_KEY_CHARACTERS] for key in list(row)[:8]) or "none"
-
-
-def _refuse(reason: str) -> RowInvalid:
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+    return ", ".join(key[:_SHOWN] for key in list(row)[:8]) or "none"

@@ -6,23 +6,193 @@ go on with their shares, and the counts start anew.
 
 A start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, whatever has been added
 to a source since, and in the order of then. A source that was finished and has grown comes back once that shows; within
+from lazyshard.format import EncodedRow
 a unit only when there is nothing else, so that the unit's order follows from its start and its numbers of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
+from lazyshard.plan.blend import next_stream, shares
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
-from lazyshard_producer.rows.slot import Slot
-from lazyshard_producer.rows.standing import Piece, Standing
-from lazyshard_producer.rows.turns import Turns
-from lazyshard_producer.sources.source import Rows, Source
+from lazyshard_producer.sources.source import Mark, Place, Rows, Source
 
 Opener = Callable[[int, "dict[str, Any] | None"], Source]
 """Opens the source of a number at a position, None for its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where all sources stand between two rows, in memory; `Stats.position` makes what seals keep of it.
+
+    Attributes:
+        marks: where each source stands.
+        drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
+        finished: where sources are mixed, whether the end of each was met; else empty.
+        again: whether it is in a unit that an earlier run has begun, or at its end: then the weights are those of then.
+        counts: what was counted up to there, by its name in `RunPosition`.
+    """
+
+    marks: tuple[Mark, ...]
+    drawn: tuple[int, ...]
+    finished: tuple[bool, ...]
+    again: bool
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one source that follow each other in the run.
+
+    Attributes:
+        source: number of the source.
+        rows: what the source gave.
+        first: index there of the first of them.
+        lines: these rows; none where there are none at the moment.
+        before: where all sources stand before `first`.
+    """
+
+    source: int
+    rows: Rows
+    first: int
+    lines: Sequence[bytes | EncodedRow | RowInvalid]
+    before: Position
+
+    def place(self, index: int) -> Place:
+        """Returns where `lines[index]` comes from."""
+        return self.rows.place(self.first + index)
+
+    def after(self, index: int, counts: Mapping[str, Any]) -> Position:
+        """Returns where all sources stand after `lines[index]`, with so much counted up to there."""
+        before = self.before
+        marks, drawn = list(before.marks), list(before.drawn)
+        marks[self.source] = self.rows.mark(self.first + index)
+        if drawn:
+            drawn[self.source] += index + 1
+        return Position(tuple(marks), tuple(drawn), before.finished, before.again, counts)
+
+
+class _Input:
+    """A source, opened at `entry` (None: its start), and how many of its rows were given out.
+
+    Attributes:
+        source: the source, None where it is not open.
+        rows: what it gave last, of which [0, next) of `stop` were given out; None before the first.
+        mark: where it stands after those given out, None before it was opened.
+    """
+
+    def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
+        self.entry = entry
+        self.source: Source | None = None
+        self.rows: Rows | None = None
+        self.next = 0
+        self.stop = 0
+        self.is_empty = True
+        self.mark: Mark = None
+        self._known: tuple[Mark, dict[str, Any] | None] = (None, entry)
+        self._progress: tuple[tuple[int, int | None], int] = ((0, size), 0)
+        self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
+
+    def open(self, source: Source) -> None:
+        """Takes the source, just opened."""
+        self.source = source
+        if self.mark is None:
+            self.mark = source.start
+        self._read_before = source.progress[0]
+
+    def hold(self, rows: Rows) -> None:
+        """Takes the next rows to give out."""
+        if self.source is not None and self.rows is not None:
+            self._read_before = self._read_after
+        self.rows, self.next, self.stop = rows, 0, len(rows.lines)
+        self.is_empty &= not rows.lines
+        self._read_after = self.source.progress[0] if self.source is not None else 0
+
+    def position(self, mark: Mark) -> dict[str, Any] | None:
+        """Returns the position at a mark, None for a source that is not begun. Raises as `Source.position` does."""
+        # By identity: marks are what a source likes, and one that has not moved is the same object. Of a live source a
+        # position also makes durable what lies behind the mark, so it is asked each time.
+        if self._known[0] is not mark or (self.source is not None and self.source.live):
+            if mark is None:
+                return self.entry
+            assert self.source is not None
+            self._known = (mark, self.source.position(mark))
+        return self._known[1]
+
+    def progress(self) -> tuple[tuple[int, int | None], int]:
+        """Returns ((bytes given out, bytes there are), blank lines skipped)."""
+        if self.source is None:
+            return self._progress
+        read, there = self.source.progress
+        if self.stop > self.next:
+            # Of rows that were read and not given out yet only their share counts.
+            read = self._read_before + (read - self._read_before) * self.next // self.stop
+        return (read, there), self.source.blank
+
+    def finish(self) -> None:
+        """Makes the last position and closes the source."""
+        self.position(self.mark)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the source if it is open."""
+        if self.source is not None:
+            self._progress = self.progress()
+            self.source.close()
+            self.source = None
+
+
+class _Turns:
+    """Which source gives the next row: the first that is not finished, or by weights the one that lags most."""
+
+    def __init__(self, weights: Sequence[float] | None, drawn: Sequence[int], finished: Sequence[bool]) -> None:
+        self.weights: Final = weights
+        self.drawn = list(drawn)
+        self.finished = list(finished)
+        self._choose()
+
+    def next(self) -> int | None:
+        """Returns whose turn it is; None where all are finished."""
+        if not self._active:
+            return None
+        if self.weights is None or len(self._active) == 1:
+            return self._active[0]
+        return next_stream(self._shares, self.drawn, self._active)
+
+    def take(self, index: int, most: int) -> int:
+        """Counts the rows that the source whose turn it is gives one after another, `most` at the most; at least 1.
+
+        Returns:
+            How many they are.
+        """
+        count = most
+        if self.weights is None or len(self._active) == 1:
+            self.drawn[index] += count
+            return count
+        count = 1
+        self.drawn[index] += 1
+        while count < most and next_stream(self._shares, self.drawn, self._active) == index:
+            count += 1
+            self.drawn[index] += 1
+        return count
+
+    def set_finished(self, index: int, finished: bool) -> None:
+        """Notes that a source has met its end, or has more rows after all: all shares are counted anew."""
+        self.finished[index] = finished
+        self.drawn = [0] * len(self.drawn)
+        self._choose()
+
+    def _choose(self) -> None:
+        self._active = [index for index, finished in enumerate(self.finished) if not finished]
+        if self.weights is not None and self._active:
+            normal = iter(shares([self.weights[index] for index in self._active]))
+            self._shares = [0.0 if finished else next(normal) for finished in self.finished]
 
 
 class Mixer:
@@ -38,7 +208,7 @@ class Mixer:
         sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.
         ahead: whether positions are asked for rows that lie behind those read last, so that a source which has met its
             end stays open until the run is over.
-        patience: is told what is asked of sources.
+        watchdog: is told what is asked of sources.
         most: rows in a piece at the most, None for as many as are at hand: how finely `totals` tells how far it is.
         empty: is told the name of each source that has met its end without a single row.
     """
@@ -54,7 +224,7 @@ class Mixer:
         block: int,
         sizes: Sequence[int | None],
         ahead: bool,
-        patience: Watchdog,
+        watchdog: Watchdog,
         most: int | None = None,
         empty: Callable[[str], None],
     ) -> None:
@@ -62,17 +232,17 @@ class Mixer:
         self._ahead = ahead
         self._most = most
         self._empty = empty
-        self._patience = patience
+        self._watchdog = watchdog
         self._ending = False
         self._waiting: int | None = None
         self._open_source = open_source
-        self._slots = [Slot(entry, size) for entry, size in zip(position.sources, sizes, strict=True)]
+        self._inputs = [_Input(entry, size) for entry, size in zip(position.sources, sizes, strict=True)]
         drawn = list(position.drawn) or [0] * len(paths)
         finished = list(position.finished) or [False] * len(paths)
         if weights is None and not position.skip:
             finished = [False] * len(paths)
         self._weights = weights
-        self._turns = Turns(weights, drawn, finished)
+        self._turns = _Turns(weights, drawn, finished)
         self._unsure = [index for index, was in enumerate(finished) if was]  # may have grown
         self._again: list[int] | None = None  # rows of each source to come of the unit
         self._added = range(0)
@@ -82,7 +252,7 @@ class Mixer:
             self._again = list(position.unit)
             self._added = range(len(paths if weights_before is None else weights_before), len(paths))
             was = [done or index in self._added for index, done in enumerate(finished)]
-            self._turns = Turns(weights_before, drawn, was)
+            self._turns = _Turns(weights_before, drawn, was)
         if weights is not None:
             self._open_all()
 
@@ -106,39 +276,38 @@ class Mixer:
                 if not self._come_back():
                     return self._nothing(self._unsure[0])
                 continue
-            slot = self._slots[index]
-            if slot.next == slot.stop and not self._fill(index):
+            one = self._inputs[index]
+            if one.next == one.stop and not self._fill(index):
                 if self._turns.finished[index]:
                     continue
                 return self._nothing(index)
             if self._again is None or self._again[index]:
                 return self._take(index)
             # It was at its end here when the unit was begun, and has grown since.
-            self._turns.finish(index)
+            self._turns.set_finished(index, True)
             self._unsure.append(index)
 
-    def standing(self) -> Standing:
-        """Returns where all sources stand after the last piece."""
-        marks = tuple(slot.mark for slot in self._slots)
+    def position(self, counts: Mapping[str, Any]) -> Position:
+        """Returns where all sources stand after the last piece, with so much counted up to there."""
+        marks = tuple(one.mark for one in self._inputs)
         turns, again = self._turns, self._again is not None
         if turns.weights is None:
-            return Standing(marks, (), (), again)
-        return Standing(marks, tuple(turns.drawn), tuple(self._finished()), again)
+            return Position(marks, (), (), again, counts)
+        return Position(marks, tuple(turns.drawn), tuple(self._finished()), again, counts)
 
-    def position(self, standing: Standing, **counts: Any) -> RunPosition:
-        """Returns the position at a standing; `counts` are the other fields of `RunPosition`. Does I/O.
+    def entries(self, position: Position) -> tuple[dict[str, Any] | None, ...]:
+        """Returns the position in each source, as seals keep it. Does I/O.
 
         Raises:
             SourceRefused: what was read of a source is no longer there.
         """
-        entries = tuple(slot.position(mark) for slot, mark in zip(self._slots, standing.marks, strict=True))
-        return RunPosition(sources=entries, drawn=standing.drawn, finished=standing.finished, **counts)
+        return tuple(one.position(mark) for one, mark in zip(self._inputs, position.marks, strict=True))
 
     def wait(self, seconds: float) -> str:
         """Waits until the source that had nothing may have more, so many seconds at the most; says what for."""
         if self._waiting is None:
             return ""
-        source = self._slots[self._waiting].source
+        source = self._inputs[self._waiting].source
         assert source is not None
         source.wait(seconds)
         return source.waits_for()
@@ -146,16 +315,16 @@ class Mixer:
     def end(self) -> None:
         """Asks live sources to finish with what is there."""
         self._ending = True
-        for slot in self._slots:
-            if slot.source is not None:
-                slot.source.end()
+        for one in self._inputs:
+            if one.source is not None:
+                one.source.end()
 
     def totals(self) -> tuple[int, int | None, int]:
         """Returns (bytes read, bytes there are or None, blank lines skipped) of all sources and runs."""
         read, there, blank = 0, 0, 0
         unknown = False
-        for slot in self._slots:
-            (got, of), skipped = slot.progress()
+        for one in self._inputs:
+            (got, of), skipped = one.progress()
             read, blank = read + got, blank + skipped
             unknown = unknown or of is None
             there += of or 0
@@ -163,15 +332,15 @@ class Mixer:
 
     def close(self) -> None:
         """Closes all sources that are open."""
-        for slot in self._slots:
-            slot.close()
+        for one in self._inputs:
+            one.close()
 
     def _nothing(self, index: int) -> Piece:
         """Returns a piece without rows, since a source has none at the moment."""
         self._waiting = index
-        rows = self._slots[index].rows
+        rows = self._inputs[index].rows
         assert rows is not None
-        return Piece(index, rows, 0, (), self.standing())
+        return Piece(index, rows, 0, (), self.position({}))
 
     def _finished(self) -> list[bool]:
         """Returns whether the end of each source was met. Those added stay out of a unit that was begun before."""
@@ -186,7 +355,7 @@ class Mixer:
         if self._weights is None or before.weights is None:
             # As at any other start: those that are at their end show it in turn.
             finished, self._unsure = [False] * len(finished), []
-        self._turns = Turns(self._weights, drawn, finished)
+        self._turns = _Turns(self._weights, drawn, finished)
         self._again = None
 
     def _come_back(self) -> bool:
@@ -195,31 +364,31 @@ class Mixer:
             return self._look_again(self._unsure[0])
         back = next(index for index, left in enumerate(self._again) if left)
         self._unsure.remove(back)
-        self._turns.begin(back)
+        self._turns.set_finished(back, False)
         return True
 
     def _look_again(self, index: int) -> bool:
         """Looks whether a source that was finished has grown; returns False if that cannot be told yet."""
-        slot = self._slots[index]
-        if slot.next == slot.stop:
+        one = self._inputs[index]
+        if one.next == one.stop:
             source, rows = self._read(index)
             if rows is None:
                 self._unsure.remove(index)
-                slot.mark = source.reached
+                one.mark = source.reached
                 if not self._ahead:
-                    slot.finish()
+                    one.finish()
                 return True
-            slot.hold(rows)
-        if slot.stop:
+            one.hold(rows)
+        if one.stop:
             self._unsure.remove(index)
-            self._turns.begin(index)
-        return slot.stop > 0
+            self._turns.set_finished(index, False)
+        return one.stop > 0
 
     def _take(self, index: int) -> Piece:
         """Moves past the rows that follow each other: as many as are at hand, and as it is the source's turn."""
-        slot = self._slots[index]
-        assert slot.rows is not None
-        before, first, most = self.standing(), slot.next, slot.stop - slot.next
+        one = self._inputs[index]
+        assert one.rows is not None
+        before, first, most = self.position({}), one.next, one.stop - one.next
         if self._most is not None:
             most = min(most, self._most)
         if self._again is not None:
@@ -231,50 +400,50 @@ class Mixer:
             self._again[index] -= count
         elif self._block:
             self._in_unit = (self._in_unit + count) % self._block
-        slot.next += count
-        slot.mark = slot.rows.mark(slot.next - 1)
-        lines = slot.rows.lines
-        return Piece(index, slot.rows, first, lines if count == len(lines) else lines[first : slot.next], before)
+        one.next += count
+        one.mark = one.rows.mark(one.next - 1)
+        lines = one.rows.lines
+        return Piece(index, one.rows, first, lines if count == len(lines) else lines[first : one.next], before)
 
     def _fill(self, index: int) -> bool:
         """Reads on in a source; returns whether there is a row, and notes where its end is met."""
-        slot = self._slots[index]
+        one = self._inputs[index]
         source, rows = self._read(index)
         if rows is None:
-            if slot.is_empty and slot.entry is None:
+            if one.is_empty and one.entry is None:
                 self._empty(self.names[index])
-            slot.mark = source.reached
+            one.mark = source.reached
             if not self._ahead:
-                slot.finish()
-            self._turns.finish(index)
+                one.finish()
+            self._turns.set_finished(index, True)
             if self._again is not None:
                 self._again[index] = 0
             return False
-        slot.hold(rows)
-        return slot.stop > 0
+        one.hold(rows)
+        return one.stop > 0
 
     def _read(self, index: int) -> tuple[Source, Rows | None]:
         """Returns a source and the next rows of it, as `Source.read` does."""
-        self._patience.ask(lambda: f"reading {self.names[index]}")
+        self._watchdog.ask(lambda: f"reading {self.names[index]}")
         try:
             source = self._opened(index)
             return source, source.read()
         finally:
-            self._patience.answered()
+            self._watchdog.answered()
 
     def _opened(self, index: int) -> Source:
-        slot = self._slots[index]
-        if slot.source is None:
-            slot.open(self._open_source(index, slot.entry))
-            assert slot.source is not None
+        one = self._inputs[index]
+        if one.source is None:
+            one.open(self._open_source(index, one.entry))
+            assert one.source is not None
             if self._ending:
-                slot.source.end()
-        return slot.source
+                one.source.end()
+        return one.source
 
     def _open_all(self) -> None:
         """Opens all sources: one that cannot be read is refused before anything is published."""
         try:
-            for index in range(len(self._slots)):
+            for index in range(len(self._inputs)):
                 self._opened(index)
         except BaseException:
             self.close()

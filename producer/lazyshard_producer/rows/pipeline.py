@@ -1,4 +1,4 @@
-"""From settings and a position to a feed: sources, mixing, recipe, shuffling and refusals put together."""
+"""From settings and a position to a reader: sources, mixing, recipe, shuffling and refusals put together."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.opening import open_source, source_kind, source_size
 from lazyshard_producer.position import RunPosition, decode_position, plain_name, resume, source_names
-from lazyshard_producer.rows.blocks import Blocks, packing, shuffling
-from lazyshard_producer.rows.book import Book
 from lazyshard_producer.rows.encoding import form_of
-from lazyshard_producer.rows.feed import Feed, PlainFeed
-from lazyshard_producer.rows.making import RecipeFeed
+from lazyshard_producer.rows.making import MakingReader
 from lazyshard_producer.rows.mixing import Mixer
-from lazyshard_producer.rows.recipe import Maker, Recipe
+from lazyshard_producer.rows.reader import BegunUnit, PlainReader, Reader, Stats
+from lazyshard_producer.rows.recipe import Maker, Recipe, Workers
 from lazyshard_producer.rows.refusals import Quarantine, Refusals
-from lazyshard_producer.rows.splitting import Splitter
-from lazyshard_producer.rows.stripes import Stripes
-from lazyshard_producer.rows.unit import BegunUnit
-from lazyshard_producer.rows.workers import Workers
+from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, packing, shuffling
 from lazyshard_producer.sources.source import Context, Source
 
 _KINDS: Final = {"pack": "packs", "split": "sequences", "pad": "padded rows", "": "rows"}
@@ -45,7 +40,7 @@ class Pipeline:
         samples: rows that are published.
         warn: is told what is odd.
         check_owner: as `Quarantine` has it; None for who gives `refusals`.
-        patience: is told what is asked of sources and functions.
+        watchdog: is told what is asked of sources and functions.
         refusals: takes refused rows; None for what the settings say.
 
     Raises:
@@ -62,10 +57,10 @@ class Pipeline:
         samples: int = 0,
         warn: Callable[[str], None],
         check_owner: Callable[[], Path] | None = None,
-        patience: Watchdog | None = None,
+        watchdog: Watchdog | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        patience = patience or Watchdog()
+        watchdog = watchdog or Watchdog()
         self._settings = settings
         self._context = Context(
             Path(settings.out), settings.max_row_bytes, settings.samples_per_chunk, check_owner or (lambda: None)
@@ -111,7 +106,7 @@ class Pipeline:
                 block=_NO_END if by_length else settings.shuffle,
                 sizes=[source_size(source) for source in settings.sources],
                 ahead=maker is not None,
-                patience=patience,
+                watchdog=watchdog,
                 most=None if settings.rate is None else max(1, int(settings.rate)),
                 empty=lambda name: warn(f"{name}: holds no rows"),
             )
@@ -123,12 +118,12 @@ class Pipeline:
             # Behind the import of functions: where that fails, nothing goes on.
             warn(f"from here on rows are made or ordered in another way than before: {told}")
         self.names: Final = mixer.names
-        self.book: Final = Book(mixer, refusals, start, described, warn)
+        self.stats: Final = Stats(mixer, refusals, start, described, warn)
         begun = _begun_unit(start, settings)
         stripes: Stripes | Splitter | None = None
         if settings.splitting is not None:
             stripes = Splitter(
-                self.book,
+                self.stats,
                 settings.splitting,
                 arrays=form.arrays,
                 follows=samples > 0,
@@ -138,7 +133,7 @@ class Pipeline:
             )
         if settings.balance is not None:
             stripes = Stripes(
-                self.book,
+                self.stats,
                 Balance(settings.balance, settings.samples_per_chunk, settings.micro_batch_size, settings.seed),
                 Cost(settings.cost_per_token, settings.cost_per_token_squared),
                 samples=samples,
@@ -146,11 +141,11 @@ class Pipeline:
                 lead=start.lead,
                 warn=warn,
             )
-        self.feed: Final[Feed] = (
-            PlainFeed(self.book)
+        self.reader: Final[Reader] = (
+            PlainReader(self.stats)
             if maker is None
-            else RecipeFeed(
-                self.book,
+            else MakingReader(
+                self.stats,
                 maker,
                 self._workers,
                 begun=begun,
@@ -158,18 +153,14 @@ class Pipeline:
                 measured=by_length or settings.pad > 0 or settings.measure is not None,
                 stripes=stripes,
                 warn=warn,
-                patience=patience,
+                watchdog=watchdog,
             )
         )
 
-    def here(self) -> RunPosition:
-        """Returns the position after all that the feed gave."""
-        return self.feed.here()
-
     def close(self) -> None:
         """Closes sources, workers and the quarantine. May be called twice."""
-        self.book.mixer.close()
-        self.book.refusals.close()
+        self.stats.mixer.close()
+        self.stats.refusals.close()
         self._close_workers()
 
     def _open(self, index: int, entry: dict[str, Any] | None) -> Source:

@@ -6,15 +6,28 @@ The functions are the user's: `MODULE:FUNCTION`, found as `python -m` finds modu
     transform(row) or transform(row, index)        -> a row, None for none, or an iterable of rows
 
 `index` counts the rows read from all sources, from 0, over all runs: the same row has the same index after a restart.
+
+Rows are made in this process, or by workers, whose rows come back in the order in which they went in. How many travel
+at a time follows from how long they take: about `TARGET_S` of work, so that neither slow transforms wait behind each
+other nor fast ones spend their time on the way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
+import multiprocessing
 import os
-import traceback
+import signal
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as NotReady
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,19 +35,22 @@ import numpy as np
 from lazyshard.errors import RowInvalid
 from lazyshard.format import EncodedRow, check_row, encode_row, has_duplicate_keys
 from lazyshard.format.arrays import fill_row, pack_row, refuse_array_key
-from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES, EncodingSettings, MeasureSettings, PadSettings
-from lazyshard_producer.rows.encoding import Encoder, load_encoder
+from lazyshard_producer.errors import WorkerFailed
+from lazyshard_producer.rows.encoding import (
+    Encoder,
+    load_encoder,
+    pad_row,
+    read_document,
+    refuse,
+    refuse_raised,
+)
 from lazyshard_producer.rows.measure import Measure, key_names, load_counter
-from lazyshard_producer.rows.token_rows import Padded, read_document
-from lazyshard_producer.user_functions import load_function, name_error
+from lazyshard_producer.rows.reader import Line
+from lazyshard_producer.user_functions import load_function
 
 _INDEXED: Final = 2
 """Parameters of a function that takes the index too."""
-
-
-Line: TypeAlias = bytes | EncodedRow
-"""A row as it is published: a line of JSON with its newline, or an encoded row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +67,7 @@ class Recipe:
         measuring: how their lengths are measured; None where they are not.
         length_field: the key under which the tokens of the rows made stand, unless an encoder tells them; None where
             nobody asks for them.
-        split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.splitting`.
+        split: whether of the rows made just the tokens are wanted, to be cut; see `lazyshard_producer.rows.sequences`.
         padding: how the rows made are padded; None where they are not.
         arrays: whether rows of the sources may hold arrays, and with them those that are made, though nothing encodes
             them.
@@ -103,7 +119,7 @@ class Maker:
         self._max_row_bytes = recipe.max_row_bytes
         self._split = recipe.split
         self._arrays = recipe.arrays
-        self._padded = Padded(recipe.padding) if recipe.padding else None
+        self._padding = recipe.padding
         field = recipe.length_field
         self._measure = None if field is None else Measure(field, recipe.pack)
         self._where = _load(recipe.where, "--where") if recipe.where else None
@@ -140,8 +156,8 @@ class Maker:
         if self._split:
             documents = [read_document(row, line) for row, line in zip(rows, lines, strict=False)]
             return Made([line for line, _ in documents], None, duplicate, [tokens for _, tokens in documents])
-        if self._padded is not None:
-            padded = [self._pad(self._padded, row, line) for row, line in zip(rows, lines, strict=False)]
+        if self._padding is not None:
+            padded = [self._pad(self._padding, row, line) for row, line in zip(rows, lines, strict=False)]
             return Made([line for line, _ in padded], None, duplicate, [tokens for _, tokens in padded])
         if self._measure is None and self._counter is None:
             return Made(lines, None, duplicate)
@@ -168,7 +184,7 @@ class Maker:
     def _as_it_is(self, line: Line, row: dict[str, Any]) -> Line:
         """Returns a row as it came, to the byte."""
         if isinstance(line, EncodedRow):
-            return line.line if not self._arrays and (self._split or self._padded) else line
+            return line.line if not self._arrays and (self._split or self._padding) else line
         line = line.rstrip(b"\r\n") + b"\n"
         if not self._arrays:
             return line
@@ -200,8 +216,8 @@ class Maker:
         line = self._line(made)
         return check_row(line if isinstance(line, bytes) else line.line)
 
-    def _pad(self, padded: Padded, row: dict[str, Any], line: Line) -> tuple[Line, int]:
-        made, tokens = padded.make(row, line)
+    def _pad(self, settings: PadSettings, row: dict[str, Any], line: Line) -> tuple[Line, int]:
+        made, tokens = pad_row(settings, row, line)
         size = len(made) - 1 if isinstance(made, bytes) else len(made.line) - 1 + len(made.arrays)
         if size > self._max_row_bytes:
             raise _too_long("--pad", size, self._max_row_bytes)
@@ -213,8 +229,7 @@ class Maker:
             line, arrays = pack_row(made) if self._arrays else (encode_row(made), b"")
         except RowInvalid as cause:
             # What is wrong is not the line that it was made of.
-            reason = f"{option} made what is no row: {cause.reason}"
-            raise RowInvalid(f"not a row: {reason}", reason=reason) from cause
+            raise refuse(f"{option} made what is no row: {cause.reason}") from cause
         size = len(line) - 1 + len(arrays)
         if size > self._max_row_bytes:
             raise _too_long(option, size, self._max_row_bytes)
@@ -224,13 +239,11 @@ class Maker:
         try:
             return {new: row[old] for new, old in self._columns}
         except KeyError as missing:
-            reason = f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})"
-            raise RowInvalid(f"not a row: {reason}", reason=reason) from None
+            raise refuse(f"--columns: no {missing.args[0]!r} among its keys ({key_names(row)})") from None
 
 
 def _too_long(option: str, size: int, most: int) -> RowInvalid:
-    reason = f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes"
-    return RowInvalid(f"not a row: {reason}", reason=reason)
+    return refuse(f"{option} made a row of {size} bytes, longer than the {most} bytes of --max-row-bytes")
 
 
 def _as_rows(made: Any) -> list[Any]:
@@ -250,11 +263,7 @@ def _call(option: str, function: Callable[..., Any], row: dict[str, Any], index:
         raise
     except BaseException as error:
         # SystemExit too: it would end the run as if all were done.
-        raise_if_short(error)
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
-        reason = f"{option} raised {name_error(error)}{where}"
-        raise RowInvalid(f"not a row: {reason}", reason=reason) from error
+        raise refuse_raised(option, error) from error
 
 
 def _load(name: str, option: str) -> Callable[[dict[str, Any], int], Any]:
@@ -277,3 +286,127 @@ def _takes_index(function: Callable[..., Any]) -> bool:
         and (parameter.default is parameter.empty or parameter.name == "index")
     ]
     return len(required) >= _INDEXED
+
+
+TARGET_S: Final = 0.05
+"""Work that travels at a time: far more than the way takes, far less than anybody waits for."""
+
+MAX_ROWS: Final = 256
+"""Rows that travel at a time at the most: they bound the memory."""
+
+_PER_WORKER: Final = 2
+"""Pieces of work under way for each worker: one in hand, one at the door."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+Work: TypeAlias = "Future[tuple[list[Made], float]]"
+"""Rows that were sent off."""
+
+_maker: Maker | None = None
+"""Of a worker process."""
+
+
+class Workers:
+    """A pool of processes.
+
+    Args:
+        recipe: what they do.
+        count: how many.
+    """
+
+    def __init__(self, recipe: Recipe, count: int) -> None:
+        _start_tracker()
+        self._pool = ProcessPoolExecutor(
+            count,
+            # Not fork: this process may have threads.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(recipe, os.getpid()),
+        )
+        self.most: Final = count * _PER_WORKER
+        self.rows = 1
+
+    def submit(self, lines: Sequence[bytes | EncodedRow | RowInvalid], index: int) -> Work:
+        """Sends rows off; the first has this index."""
+        try:
+            return self._pool.submit(_make, list(lines), index)
+        except BrokenProcessPool as cause:
+            raise _died() from cause
+
+    def result(self, work: Work, timeout: float) -> list[Made] | None:
+        """Returns what was made of rows that were sent off, None if that is not ready within so many seconds.
+
+        Raises:
+            WorkerFailed: a worker has died.
+        """
+        try:
+            made, seconds = work.result(timeout)
+        except NotReady:
+            return None
+        except BrokenProcessPool as cause:
+            raise _died() from cause
+        each = seconds / max(1, len(made))
+        self.rows = max(1, min(MAX_ROWS, int(TARGET_S / each) if each > 0 else MAX_ROWS, 2 * self.rows))
+        return made
+
+    def close(self) -> None:
+        """Ends the processes, those that are at work too, and returns when nothing of the pool is left.
+
+        Its thread must not be left to the end of the interpreter: in Python 3.11 that wakes it up without its lock,
+        in the middle of its own closing.
+        """
+        for process in list((self._pool._processes or {}).values()):
+            with contextlib.suppress(OSError, ValueError):
+                process.kill()
+        # This end of the workers' pipe would keep the thread waiting for the rest of what one was sending.
+        writer = getattr(self._pool._result_queue, "_writer", None)
+        if writer is not None:
+            writer.close()
+        self._pool.shutdown(wait=True)
+
+
+def _start_tracker() -> None:
+    """Starts the process that removes the pool's semaphores where this one is killed, and has it do so silently.
+
+    It would warn of each, in the middle of what the next run has to say. What it prints follows its environment.
+    """
+    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
+    os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _begin(recipe: Recipe, parent: int) -> None:
+    global _maker
+    # The signals of a terminal and of service managers go to all processes of a group; the parent deals with them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        # Linux: nobody is left behind when the parent is killed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It was killed before that was said.
+        os._exit(1)
+    _maker = Maker(recipe)
+
+
+def _make(lines: list[bytes | EncodedRow | RowInvalid], index: int) -> tuple[list[Made], float]:
+    assert _maker is not None
+    started = time.perf_counter()
+    made = [_maker.make(line, index + number) for number, line in enumerate(lines)]
+    # What a function has printed must not be lost where this process is killed with its parent.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    return made, time.perf_counter() - started
+
+
+def _died() -> WorkerFailed:
+    return WorkerFailed(
+        "a worker process has ended in the middle of its work: killed (out of memory?), or its modules cannot be "
+        "imported there. What is published is safe; run the same command again, with fewer --workers or --workers 0"
+    )

@@ -11,9 +11,8 @@ from typing import Protocol
 
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Limits, Settings
-from lazyshard_producer.holding.holdback import Holdback
+from lazyshard_producer.holding.holdback import Gate, Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf, Shelf
-from lazyshard_producer.loop_interfaces import Gate
 from lazyshard_producer.stop import Stop
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -15,10 +14,8 @@ from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
-from lazyshard_producer.holding.disk import SideFiles, chunk_size
-from lazyshard_producer.holding.holdback import Holdback
-from lazyshard_producer.holding.shelf import Shelf
-from lazyshard_producer.loop_interfaces import Gate, Held
+from lazyshard_producer.holding.holdback import Gate, Held, Holdback
+from lazyshard_producer.holding.shelf import Shelf, SideFiles, chunk_size
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.found import Found
 from lazyshard_producer.shipping.object_shelf import ObjectShelf
@@ -38,16 +35,6 @@ FAILED_S: Final = 5.0
 
 _FULL_RETRY_S: Final = 0.2
 _SLICE_S: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class SpoolFull:
-    """Why no chunk may be published now; see `lazyshard_producer.loop_interfaces.Held`."""
-
-    reason: str
-    stalled: bool
-    retry_s: float = _FULL_RETRY_S
-    deadlock: bool = False
 
 
 class Pause:
@@ -71,14 +58,14 @@ class SpoolGate:
         self._holdback = holdback
 
     def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
-        """See `lazyshard_producer.loop_interfaces.Gate`."""
+        """See `Gate`."""
         full = self._destination.full()
         if full is not None or self._holdback is None:
             return full
         return self._holdback.before_chunk(published_chunks, published_samples)
 
     def after_publish(self, published_chunks: int) -> None:
-        """See `lazyshard_producer.loop_interfaces.Gate`."""
+        """See `Gate`."""
         self._destination.announce(published_chunks)
         if self._holdback is not None:
             self._holdback.after_publish(published_chunks)
@@ -139,7 +126,7 @@ class ObjectDestination:
             self._spool.keep_journals(self._spool.stream / JOURNALS)
         self._backlog.announce(published_chunks)
 
-    def full(self) -> SpoolFull | None:
+    def full(self) -> Held | None:
         """Returns why no other chunk may come now; None if it may.
 
         Raises:
@@ -152,9 +139,10 @@ class ObjectDestination:
         trouble = self._tries.trouble
         chunks = count(self._backlog.announced - self._backlog.shipped, "chunk")
         why = trouble or "the store takes them more slowly than rows come"
-        return SpoolFull(
-            f"--max-spool {show_bytes(most)}: {chunks} ({show_bytes(pending)}) wait in {self._spool.folder} to be put "
-            f"to {self._url}; {why}",
+        return Held(
+            reason=f"--max-spool {show_bytes(most)}: {chunks} ({show_bytes(pending)}) wait in {self._spool.folder} to "
+            f"be put to {self._url}; {why}",
+            retry_s=_FULL_RETRY_S,
             stalled=trouble is not None,
         )
 

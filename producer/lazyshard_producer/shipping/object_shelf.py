@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lazyshard.stream.consumers import Consumer, list_consumers
-from lazyshard_producer.holding.disk import Stock
+from lazyshard_producer.holding.shelf import Stock
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.retiring import Retiring
 

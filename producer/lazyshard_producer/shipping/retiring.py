@@ -20,7 +20,7 @@ from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.consumers import list_consumers
 from lazyshard.stream.manifest import read_manifest
-from lazyshard_producer.holding.disk import SideFiles
+from lazyshard_producer.holding.shelf import SideFiles
 from lazyshard_producer.shipping.backlog import Backlog
 from lazyshard_producer.shipping.chunks import replace
 from lazyshard_producer.shipping.found import Found, get, names_in

@@ -70,38 +70,38 @@ def torn_chunk_kept() -> None:
 
 def position_ahead() -> None:
     """The position in a seal is a row further than the chunk."""
-    from lazyshard_producer.rows import feed
+    from lazyshard_producer.rows.reader import Batch
 
-    original = feed._PlainBatch.position
+    original = Batch.position
 
     def position(self: Any, index: int) -> Any:
         return original(self, min(index + 1, len(self.lines) - 1))
 
-    feed._PlainBatch.position = position  # type: ignore[method-assign]
+    Batch.position = position  # type: ignore[method-assign]
 
 
 def position_behind() -> None:
     """The position in a seal is a row short of the chunk."""
-    from lazyshard_producer.rows import feed
+    from lazyshard_producer.rows.reader import Batch
 
-    original = feed._PlainBatch.position
+    original = Batch.position
 
     def position(self: Any, index: int) -> Any:
         return original(self, max(index - 1, 0))
 
-    feed._PlainBatch.position = position  # type: ignore[method-assign]
+    Batch.position = position  # type: ignore[method-assign]
 
 
 def cut_forgotten() -> None:
     """The position in a seal is behind the row that is cut, whatever of it is published."""
-    from lazyshard_producer.rows.splitting import _Unit
+    from lazyshard_producer.rows.reader import Unit
 
-    original = _Unit.position
+    original = Unit.position
 
-    def position(self: Any, book: Any, row: int, offset: int) -> Any:
-        return replace(original(self, book, row, offset), cut=0)
+    def position(self: Any, skip: int, **parts: int) -> Any:
+        return replace(original(self, skip, **parts), cut=0)
 
-    _Unit.position = position  # type: ignore[method-assign]
+    Unit.position = position  # type: ignore[method-assign]
 
 
 def deleted_before_acknowledged() -> None:

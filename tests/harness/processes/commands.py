@@ -133,7 +133,7 @@ def _run(
     from lazyshard_producer.cli import main
 
     if no_answer_s is not None:
-        going: Any = importlib.import_module("lazyshard_producer.going")
+        going: Any = importlib.import_module("lazyshard_producer.run")
         going.Watchdog = partial(going.Watchdog, no_answer_s=no_answer_s)
     signal.setitimer(signal.ITIMER_REAL, most_s)
     call_first(prepare)

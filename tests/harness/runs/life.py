@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid, StateInvalid, StateMismatch, WaitTimeout
 from lazyshard_producer.cli import main as produce
-from lazyshard_producer.holding import hold, holdback
+from lazyshard_producer.holding import holdback
 from tests.harness.processes.forks import forked, kill, last_words, reap, reap_group
 from tests.harness.runs.history import OF_A_STREAM
 from tests.harness.runs.kills import PRODUCER, Board, count_calls
@@ -107,7 +107,7 @@ class Producing:
 
     def _produce(self, alone_at: int) -> int:
         holdback.LOOK_S = holdback.HELD_LOOK_S = _OFTEN_S  # type: ignore[misc]
-        hold._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
+        holdback._RETRY_MIN_S = _OFTEN_S  # type: ignore[misc]
         count_calls(self._board, PRODUCER + self._number, alone_at)
         return produce(
             [

@@ -1,0 +1,273 @@
+"""Readers give the rows to be published in batches, and the position after each row, which goes into the seals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import xxhash
+
+from lazyshard.errors import RowInvalid
+from lazyshard.format import EncodedRow
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import RunPosition
+from lazyshard_producer.rows.mixing import Mixer, Position
+from lazyshard_producer.rows.refusals import Refusals
+from lazyshard_producer.sources.source import Place
+from lazyshard_producer.wording import count
+
+Line: TypeAlias = bytes | EncodedRow
+"""A row as it is published: a line of JSON with its newline, or an encoded row."""
+
+
+class Stats:
+    """What was counted of the rows of a run, and the positions that seals keep.
+
+    Args:
+        mixer: where the rows come from.
+        refusals: takes refused rows.
+        start: where the run starts; its counts go on from there.
+        recipe: the settings by which rows are made, as positions keep them; in a unit that was begun before, those of
+            then are kept.
+        warn: is told what is odd.
+
+    Attributes:
+        rows: rows read so far, refused ones included.
+        duplicate: rows among them that name a key twice.
+        blocks: blocks that were shuffled or packed.
+    """
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        refusals: Refusals,
+        start: RunPosition,
+        recipe: dict[str, Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.mixer = mixer
+        self.refusals = refusals
+        self.rows = start.rows
+        self.duplicate = start.duplicate
+        self.blocks = start.blocks
+        self._recipe = recipe
+        self._recipe_before = start.recipe
+        self._warn = warn
+        self._warned: set[str] = set()
+
+    def count_duplicate(self, place: Place) -> None:
+        """Counts a row that names a key twice; says so of the first of each source."""
+        self.duplicate += 1
+        if place.file not in self._warned:
+            self._warned.add(place.file)
+            self._warn(
+                f"{place.file}:{place.line}: a key is named twice in one object (readers keep one of the values); "
+                f"further such rows of this source are only counted"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Returns the counts of this moment, by their names in `RunPosition`."""
+        return {
+            "rows": self.rows,
+            "duplicate": self.duplicate,
+            "blocks": self.blocks,
+            "refused": self.refusals.count,
+            "quarantine_bytes": self.refusals.quarantine_bytes,
+        }
+
+    def here(self) -> Position:
+        """Returns the place after all that the mixer gave."""
+        return self.mixer.position(self.counts())
+
+    def position(self, at: Position, **unit: Any) -> RunPosition:
+        """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
+        self.refusals.sync()
+        recipe = self._recipe_before if at.again else self._recipe
+        entries = self.mixer.entries(at)
+        return RunPosition(sources=entries, drawn=at.drawn, finished=at.finished, recipe=recipe, **unit, **at.counts)
+
+
+class Batch:
+    """Rows to be published, in order; none where there are none at the moment.
+
+    Args:
+        stats: takes the refused ones.
+        lines: the rows.
+        place: returns where the row of an index comes from, or about where.
+        position: returns the position after it.
+        tokens: the length of each in tokens, None where not measured.
+        checked: whether they are known to be rows, having been written or read by us before.
+    """
+
+    def __init__(
+        self,
+        stats: Stats,
+        lines: Sequence[Line | RowInvalid],
+        place: Callable[[int], Place],
+        position: Callable[[int], RunPosition],
+        *,
+        tokens: Sequence[int] | None = None,
+        checked: bool = True,
+    ) -> None:
+        self.lines: Final = lines
+        self.tokens: Final = tokens
+        self.checked: Final = checked
+        self.place: Final = place
+        self._stats = stats
+        self._position = position
+
+    def position(self, index: int) -> RunPosition:
+        """Returns the position after `lines[index]`; all before it must have been dealt with. Does I/O."""
+        return self._position(index)
+
+    def refuse(self, index: int, error: RowInvalid) -> None:
+        """Refuses `lines[index]`, or ends the run; see `Refusals.take`."""
+        self._stats.refusals.take(error, self.place(index), self.lines[index])
+
+
+class Reader(Protocol):
+    """Gives the rows to be published."""
+
+    def read(self) -> Batch | None:
+        """Returns the next rows; None when all is given. Raises as `Mixer.read` and `Refusals.take` do."""
+
+    def here(self) -> RunPosition:
+        """Returns the position after all that was given. Does I/O."""
+
+
+class PlainReader:
+    """Gives the rows of the sources as they are."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._read = stats.rows
+
+    def read(self) -> Batch | None:
+        """Returns the next rows of one source."""
+        stats = self._stats
+        piece = stats.mixer.read()
+        before = stats.rows = self._read
+        if piece is None:
+            return None
+        self._read += len(piece.lines)
+
+        def position(index: int) -> RunPosition:
+            stats.rows = before + index + 1
+            return stats.position(piece.after(index, stats.counts()))
+
+        return Batch(stats, piece.lines, piece.place, position, checked=False)
+
+    def here(self) -> RunPosition:
+        """Returns the position after all that was given."""
+        self._stats.rows = self._read
+        return self._stats.position(self._stats.here())
+
+
+class MadeRow(NamedTuple):
+    """A row that was made of others.
+
+    Attributes:
+        line: the row, as it is published.
+        place: where the row comes from of which it was made; of a pack where its first row does.
+        tokens: its length, 0 where it was not measured.
+        squares: the square of that; of a pack the sum of those of its samples, none of which attends to another.
+    """
+
+    line: Line
+    place: Place
+    tokens: int = 0
+    squares: int = 0
+
+    @property
+    def data(self) -> bytes:
+        """What tells it from others."""
+        return self.line if isinstance(self.line, bytes) else self.line.data
+
+    @property
+    def size(self) -> int:
+        """Bytes of that."""
+        return len(self.line) if isinstance(self.line, bytes) else len(self.line.line) + len(self.line.arrays)
+
+
+class Unit:
+    """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it.
+
+    Args:
+        stats: makes positions.
+        made: the rows.
+        before: the place before the source rows.
+        of: how many source rows these are, by number of the source.
+    """
+
+    def __init__(self, stats: Stats, made: Sequence[MadeRow], before: Position, of: Mapping[int, int]) -> None:
+        self.made: Final = made
+        self._stats = stats
+        self._before = before
+        self._of = of
+        self._digest = xxhash.xxh3_64()
+        self._digested = 0
+
+    def position(self, skip: int, *, lead: int = 0, cut: int = 0) -> RunPosition:
+        """Returns the position after so many of its rows; never fewer than in the last call. See `RunPosition`."""
+        if not skip:
+            return self._stats.position(self._before)
+        for row in self.made[self._digested : skip]:
+            self._digest.update(row.data)
+        self._digested = skip
+        unit = tuple(self._of.get(source, 0) for source in range(len(self._stats.mixer.names)))
+        return self._stats.position(
+            self._before, skip=skip, lead=lead, cut=cut, unit=unit, skipped=self._digest.hexdigest()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunUnit:
+    """A unit of which an earlier run has published a part.
+
+    Attributes:
+        names: the sources of its rows.
+        rows: how many these are.
+        skip: rows made of them that are published.
+        digest: XXH3 of those, in hexadecimal.
+        new: whether all its sources are inputs that are taken as new ones, so that other rows than before are no fault.
+    """
+
+    names: Sequence[str]
+    rows: int
+    skip: int
+    digest: str
+    new: bool
+
+    def find(self, rows: Iterable[bytes]) -> bool:
+        """Returns whether these rows begin with those that are published."""
+        digest = xxhash.xxh3_64()
+        left = self.skip
+        for line in islice(rows, self.skip):
+            digest.update(line)
+            left -= 1
+        return not left and digest.hexdigest() == self.digest
+
+    def lose(self, warn: Callable[[str], None]) -> None:
+        """Lets other rows come than those that are published, if they are of an input that is taken as a new one.
+
+        Raises:
+            SourceRefused: they come from another source, which must give the same rows as before.
+        """
+        names = ", ".join(self.names)
+        if self.new:
+            warn(
+                f"{names}: goes on with new rows; what is not published of the last {self.rows} that were read before "
+                f"is lost"
+            )
+            return
+        raise SourceRefused(
+            f"{names}: the last chunk ends within the rows that are made of {count(self.rows, 'row')} of it, and the "
+            f"first {self.skip} of them come out otherwise now than they were published: the source was changed in a "
+            f"part that was read, or a function does not give the same rows for the same row; put back what it was, or "
+            f"choose another --out",
+            file=names,
+            expected=f"XXH3 {self.digest} of the first {count(self.skip, 'row')}",
+            actual="another one",
+        )

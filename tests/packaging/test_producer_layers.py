@@ -11,13 +11,13 @@ from typing import Final
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "producer" / "lazyshard_producer"
 
 ORDER: Final = (
-    {"errors", "exits", "pace", "position", "stop", "user_functions", "wording"},
+    {"errors", "position", "stop", "user_functions", "wording"},
     {"configuration"},
     {"sources"},
     {"following"},
     {"opening"},
     {"rows", "holding", "display"},
-    {"ray", "ended", "loop", "loop_interfaces"},
+    {"loop", "out_directory", "ray"},
 )
 
 

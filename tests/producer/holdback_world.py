@@ -10,8 +10,7 @@ from unittest import mock
 from lazyshard.format import Cursor, ReadingMark
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Limits
-from lazyshard_producer.holding.holdback import Holdback
-from lazyshard_producer.holding.limits import Hold
+from lazyshard_producer.holding.holdback import Hold, Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf, Stock
 
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"

@@ -26,7 +26,8 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.pipeline import Pipeline
-from lazyshard_producer.rows.sequences import MadeRow, packing
+from lazyshard_producer.rows.reader import MadeRow
+from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import Place
 from tests.producer.commands import run_arguments
 

@@ -10,6 +10,7 @@ from lazyshard.format import Cursor, ReadingMark
 from lazyshard.plan import Deal, Plan
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
+from lazyshard_producer.holding.holdback import retry_s
 from lazyshard_producer.holding.limits import (
     SILENT_S,
     Claim,
@@ -20,7 +21,6 @@ from lazyshard_producer.holding.limits import (
     may_be_dead,
     publishable,
     read_claims,
-    retry_s,
     silent_for,
     slowest,
     uncommitted_for,

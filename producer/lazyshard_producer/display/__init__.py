@@ -1,4 +1,1 @@
-"""What is seen of a run while it goes on.
-
-- `progress`, with `waits`, `recent`: a bar or a line a minute; `metrics`, with `figures`, `wait_clock`: Prometheus
-"""
+"""What is seen of a run: `progress` on the screen or in the log, `metrics` for Prometheus."""

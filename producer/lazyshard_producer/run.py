@@ -19,7 +19,7 @@ from lazyshard_producer.configuration.settings import Limits, Settings
 from lazyshard_producer.display.metrics import Metrics
 from lazyshard_producer.display.progress import Display
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.holding.holdback import Gate
+from lazyshard_producer.holding.holdback import Gate, Holdback
 from lazyshard_producer.loop import Pace, RowLoop, RunWatch
 from lazyshard_producer.opening import check_not_own, check_sources
 from lazyshard_producer.out_directory import (
@@ -35,8 +35,8 @@ from lazyshard_producer.out_directory import (
     telling_how_to_begin_anew,
 )
 from lazyshard_producer.rows.pipeline import Pipeline, describe
-from lazyshard_producer.shipping.destination import Destination, make_holdback, open_destination
-from lazyshard_producer.shipping.tries import GivenUp
+from lazyshard_producer.shipping.destination import Destination, open_destination
+from lazyshard_producer.shipping.store import GivenUp
 from lazyshard_producer.sources.allocator import keep_freed_memory
 from lazyshard_producer.stop import Stop
 from lazyshard_producer.wording import Outcome, Tally, count, explain
@@ -149,14 +149,18 @@ class Going:
         return Pace(self._settings.rate, self._clock()) if self._settings.rate is not None else None
 
     def _gate(self) -> Gate | None:
-        holdback = make_holdback(
-            self._settings.limits,
-            self._destination,
-            self._writer.samples_per_chunk,
-            check=self._writer.check_owner,
-            warn=self._display.warn,
+        limits, writer = self._settings.limits, self._writer
+        if limits == Limits():
+            return self._destination.gate(None)
+        return self._destination.gate(
+            Holdback(
+                limits,
+                self._destination.shelf,
+                writer.samples_per_chunk,
+                check=writer.check_owner,
+                warn=self._display.warn,
+            )
         )
-        return self._destination.gate(holdback)
 
     def _take_settings(self) -> None:
         before, self._settings = self._settings, self._reload(self._settings)

@@ -6,12 +6,12 @@ from typing import Any
 
 from fsspec.config import conf
 
-from lazyshard_producer.shipping import object_destination, shipper
+from lazyshard_producer.shipping import objects, shipper
 
 
 def install() -> None:
     """A run that is told to stop leaves at once."""
-    module: Any = object_destination
+    module: Any = objects
     module.LEAVE_S = 0.3
 
 

@@ -18,15 +18,10 @@ from lazyshard.store.mirror_room import AHEAD_VARIABLE, BYTES_VARIABLE
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard_producer.holding.shelf import chunk_size
-from lazyshard_producer.shipping.backlog import Backlog
-from lazyshard_producer.shipping.chunks import put_chunk
-from lazyshard_producer.shipping.found import look
-from lazyshard_producer.shipping.ownership import Ownership, find_owner, next_owner
-from lazyshard_producer.shipping.restoring import restore
-from lazyshard_producer.shipping.retiring import Retiring
-from lazyshard_producer.shipping.shipper import Shipper
-from lazyshard_producer.shipping.spool import Spool
-from lazyshard_producer.shipping.tries import Tries
+from lazyshard_producer.shipping.retiring import Backlog, Retiring
+from lazyshard_producer.shipping.shipper import Shipper, put_chunk
+from lazyshard_producer.shipping.spool import Spool, restore
+from lazyshard_producer.shipping.store import Ownership, Tries, find_owner, look, next_owner
 from tests.store.producing import until
 from tests.store.server import Server
 from tests.store.streams import upload

@@ -16,9 +16,8 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer.shipping.chunks import put_chunk, replace
-from lazyshard_producer.shipping.ownership import Ownership, find_owner, next_owner
-from lazyshard_producer.shipping.tries import Tries
+from lazyshard_producer.shipping.shipper import put_chunk
+from lazyshard_producer.shipping.store import Ownership, Tries, find_owner, next_owner, replace
 from tests.harness.processes.commands import Commands
 from tests.producer.commands import assert_one_line, rows
 from tests.store.producing import Run, Watched, check_ended, ids, objects, until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StoreUnavailable
-from lazyshard_producer.shipping.tries import GivenUp, Tries
+from lazyshard_producer.shipping.store import GivenUp, Tries
 from tests.producer.commands import assert_one_line, rows
 from tests.store.producing import CHANGES, Run, Watched, check_ended, ids, until
 from tests.store.server import BROKEN, BUSY, Server

@@ -15,10 +15,8 @@ from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading
-from lazyshard_producer.shipping.backlog import Backlog
-from lazyshard_producer.shipping.found import look
-from lazyshard_producer.shipping.retiring import Retiring
-from lazyshard_producer.shipping.tries import Tries
+from lazyshard_producer.shipping.retiring import Backlog, Retiring
+from lazyshard_producer.shipping.store import Tries, look
 from tests.harness.processes.commands import Commands
 from tests.producer.commands import DEADLINE_S, rows
 from tests.store.producing import LASTING, Run, chunk_names, objects, until

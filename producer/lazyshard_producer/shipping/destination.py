@@ -7,25 +7,27 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from lazyshard_producer.configuration.problems import is_url
-from lazyshard_producer.configuration.settings import Limits, Settings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.holding.holdback import Gate, Holdback
 from lazyshard_producer.holding.shelf import DirectoryShelf, Shelf
 from lazyshard_producer.stop import Stop
 
 
-class Destination(Protocol):
-    """Where a run publishes. A context manager; leaving it lets go of all that is held."""
+class Destination:
+    """A directory in which a run publishes, and where its chunks stay; others take them elsewhere.
 
-    @property
-    def directory(self) -> str:
-        """The directory in which the run publishes."""
+    A context manager; leaving it lets go of all that is held.
 
-    @property
-    def shelf(self) -> Shelf:
-        """Where the published chunks lie in the end."""
+    Attributes:
+        directory: in which the run publishes.
+        shelf: where the published chunks lie in the end.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.shelf: Shelf = DirectoryShelf(Path(directory))
 
     def begin(self, published_chunks: int) -> None:
         """The run's writer is open, with so many chunks."""
@@ -35,6 +37,7 @@ class Destination(Protocol):
 
     def gate(self, holdback: Holdback | None) -> Gate | None:
         """Returns what is to be asked before each chunk and told after it; `holdback` is what the limits ask for."""
+        return holdback
 
     def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
         """Returns when all is where it belongs, the writer being closed with so many chunks; False if it is not yet.
@@ -43,45 +46,16 @@ class Destination(Protocol):
             published_chunks: those that the writer has published.
             tell: is told now and then what is waited for; None for nothing out of the ordinary.
         """
+        return True
 
     def __enter__(self) -> Destination:
         """Returns itself."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Lets go."""
-
-
-class DirectoryDestination:
-    """A directory: what is published is where it belongs."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.shelf: Shelf = DirectoryShelf(Path(directory))
-
-    def begin(self, published_chunks: int) -> None:
-        """See `Destination`."""
-
-    def check(self) -> None:
-        """See `Destination`."""
-
-    def gate(self, holdback: Holdback | None) -> Gate | None:
-        """See `Destination`."""
-        return holdback
-
-    def settle(self, published_chunks: int, tell: Callable[[str | None], None]) -> bool:
-        """See `Destination`."""
-        return True
-
-    def __enter__(self) -> DirectoryDestination:
-        """See `Destination`."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """See `Destination`."""
+        """Lets go."""
 
 
 def open_destination(
@@ -100,9 +74,9 @@ def open_destination(
         LazyShardError, OSError: the object store, or the spool, cannot be used.
     """
     if not is_url(settings.out):
-        return DirectoryDestination(settings.out)
+        return Destination(settings.out)
     # Only here: a run into a directory needs none of it.
-    from lazyshard_producer.shipping.object_opening import open_objects
+    from lazyshard_producer.shipping.objects import open_objects
 
     return open_objects(settings, warn=warn, stop=stop, prepare=prepare)
 
@@ -123,23 +97,9 @@ def as_directory(place: str, samples_per_chunk: int | None) -> Iterator[str]:
     if not is_url(place):
         yield place
         return
-    from lazyshard_producer.shipping.object_opening import copy_newest
+    from lazyshard_producer.shipping.objects import copy_newest
 
     with tempfile.TemporaryDirectory(prefix="lazyshard-") as folder:
         copy = Path(folder, "stream")
         copy_newest(place, samples_per_chunk, copy)
         yield str(copy)
-
-
-def make_holdback(
-    limits: Limits,
-    destination: Destination,
-    samples_per_chunk: int,
-    *,
-    check: Callable[[], Path | None],
-    warn: Callable[[str], None],
-) -> Holdback | None:
-    """Returns what holds a run back at its limits, None where there are none."""
-    if limits == Limits():
-        return None
-    return Holdback(limits, destination.shelf, samples_per_chunk, check=check, warn=warn)

@@ -1,15 +1,17 @@
-"""Deletes chunks in the store, and copies what consumers leave there into the spool, where `Holdback` looks.
+"""Deletes chunks in the store, copies consumers from there into the spool, and knows what is still to be put.
 
-The order is that of a directory: first `retired.json`, then for each chunk its seal before its data and side file.
-Right before the mark the consumers are looked at once more: one that has come since, or has gone back, keeps its
-chunks.
+The order of deletion is that of a directory: first `retired.json`, then for each chunk its seal before its data and
+side file. Right before the mark the consumers are looked at once more: one that has come since, or has gone back, keeps
+its chunks. All calls of the store are made by the shipper's thread.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +20,106 @@ from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
 from lazyshard.format.names import RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.objects import ObjectStore
-from lazyshard.stream.consumers import list_consumers
+from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.manifest import read_manifest
-from lazyshard_producer.holding.shelf import SideFiles
-from lazyshard_producer.shipping.backlog import Backlog
-from lazyshard_producer.shipping.chunks import replace
-from lazyshard_producer.shipping.found import Found, get, names_in
-from lazyshard_producer.shipping.tries import Tries
+from lazyshard_producer.holding.shelf import SideFiles, Stock
+from lazyshard_producer.shipping.store import Found, Tries, get, names_in, replace
+
+
+class Backlog:
+    """Chunks on their way. For the run's thread and the shipper's.
+
+    Args:
+        shipped: how many chunks are in the store.
+        sizes: bytes of each of them, by chunk number; 0 for those that are retired.
+        size_here: returns the bytes of a chunk that is in the spool.
+    """
+
+    def __init__(self, shipped: int, sizes: Sequence[int], size_here: Callable[[int], int]) -> None:
+        # Eight bytes a chunk: a stream of a million of them takes 8 MB.
+        self._sizes = array("Q", sizes)
+        self._size_here = size_here
+        self._shipped = self._announced = shipped
+        self._pending = 0
+        self._largest = 0
+        self._changed = threading.Condition()
+        self._news = False
+
+    @property
+    def shipped(self) -> int:
+        """How many chunks are in the store."""
+        return self._shipped
+
+    @property
+    def announced(self) -> int:
+        """How many chunks are published in the spool."""
+        return self._announced
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the chunks on their way."""
+        return self._pending
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest chunk so far."""
+        return self._largest
+
+    def announce(self, published: int) -> None:
+        """Notes that so many chunks are published in the spool."""
+        with self._changed:
+            for chunk in range(self._announced, published):
+                size = self._size_here(chunk)
+                self._sizes.append(size)
+                self._pending += size
+                self._largest = max(self._largest, size)
+            self._announced = max(self._announced, published)
+            self._news = True
+            self._changed.notify_all()
+
+    def next(self) -> int | None:
+        """Returns the number of the chunk that is to be put now, None if there is none."""
+        return self._shipped if self._shipped < self._announced else None
+
+    def put(self, chunk: int, size: int) -> None:
+        """Notes that a chunk is in the store."""
+        with self._changed:
+            self._pending -= self._sizes[chunk]
+            self._sizes[chunk] = size
+            self._shipped = chunk + 1
+
+    def size(self, chunk: int) -> int:
+        """Returns the bytes of a chunk, of one that is retired what it had."""
+        with self._changed:
+            return self._sizes[chunk] if chunk < len(self._sizes) else 0
+
+    def total(self, first: int, stop: int) -> int:
+        """Returns the bytes of the chunks [first, stop)."""
+        with self._changed:
+            return sum(self._sizes[first:stop])
+
+    def largest_in(self, first: int, stop: int) -> int:
+        """Returns the bytes of the largest of the chunks [first, stop), 0 without any."""
+        with self._changed:
+            return max(self._sizes[first:stop], default=0)
+
+    def when_empty(self, act: Callable[[], list[str]]) -> list[str]:
+        """Returns what `act` returns, called while nothing can be announced; nothing where chunks are on their way."""
+        with self._changed:
+            return act() if self._shipped == self._announced else []
+
+    def wake(self) -> None:
+        """Ends a wait of the shipper's thread."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until there is something to do, for so many seconds at the most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, seconds)
+            self._news = False
+
 
 PULL_S: Final = 1.0
 """How old what is known of the consumers may get while somebody asks for it: a listing, and a request for each."""
@@ -148,3 +243,59 @@ class Retiring:
 
 def _is_consumers(name: str) -> bool:
     return name.endswith(CURSOR_SUFFIX) and not name.startswith(".") and "/" not in name
+
+
+class ObjectShelf:
+    """See `lazyshard_producer.holding.shelf.Shelf`.
+
+    Args:
+        url: of the stream.
+        stream: its directory in the spool.
+        backlog: the chunks and their sizes.
+        retiring: deletes in the store.
+    """
+
+    def __init__(self, url: str, stream: Path, backlog: Backlog, retiring: Retiring) -> None:
+        self._url = url
+        self._stream = stream
+        self._backlog = backlog
+        self._retiring = retiring
+
+    @property
+    def name(self) -> str:
+        """See `Shelf`."""
+        return self._url
+
+    def first(self) -> int:
+        """See `Shelf`."""
+        return self._retiring.first
+
+    def visible(self, published: int) -> int:
+        """See `Shelf`: those that are in the store."""
+        return min(published, self._backlog.shipped)
+
+    def consumers(self, published: int) -> tuple[Consumer, ...]:
+        """See `Shelf`."""
+        self._retiring.ask()
+        return list_consumers(self._stream, published)
+
+    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
+        """See `Shelf`: asks for it, which is done within a moment, once the consumers were looked at again."""
+        self._retiring.want(min(chunks_before, published - 1))
+
+    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
+        """See `Shelf`; always exact."""
+        size, largest = self._backlog.total(first, stop), self._backlog.largest_in(first, stop)
+        return Stock(first=first, stop=stop, size=size, largest=largest)
+
+    def chunk_size(self, chunk: int) -> int:
+        """See `Shelf`."""
+        return self._backlog.size(chunk)
+
+    def used_bytes(self, published: int) -> int:
+        """See `Shelf`."""
+        return self._backlog.total(self.first(), published)
+
+    def free_bytes(self) -> int | None:
+        """See `Shelf`: nobody knows."""
+        return None

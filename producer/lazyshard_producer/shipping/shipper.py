@@ -4,31 +4,130 @@ For chunk k: `quarantine.jsonl` and journals as far as the seal of k names them;
 one; the rows; the seal, which publishes k; the head. Then chunk k is deleted from the spool. `stream.end` comes after
 the last seal, and the head that says so after that. So whatever moment this stops at, the store holds what a directory
 could hold after a crash.
+
+Each object of a chunk is put under the condition that there is none. So no two producers can both publish chunk N,
+whichever of them believes that the stream is its own: the seal is put once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace as changed
 from typing import Any, Final
 
+import numpy as np
+import xxhash
+
 from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
-from lazyshard.format import End, Head, Manifest, ProducerState, Seal
+from lazyshard.format import End, Head, Manifest, ProducerState, Seal, SealedArrays
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
 from lazyshard.store.files import read_file
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.retire import retire
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.shipping.backlog import Backlog
-from lazyshard_producer.shipping.chunks import put_chunk, replace
-from lazyshard_producer.shipping.found import Found, look, names_in
-from lazyshard_producer.shipping.ownership import Ownership
-from lazyshard_producer.shipping.retiring import Retiring
+from lazyshard_producer.shipping.retiring import Backlog, Retiring
 from lazyshard_producer.shipping.spool import Spool
-from lazyshard_producer.shipping.tries import GivenUp, Tries
+from lazyshard_producer.shipping.store import Found, GivenUp, Ownership, Tries, look, names_in, replace
+
+
+def put_chunk(
+    store: ObjectStore,
+    tries: Tries,
+    check_owner: Callable[[], None],
+    chunk: int,
+    data: bytes,
+    seal: bytes,
+    arrays: bytes | None = None,
+) -> None:
+    """Puts a chunk. It is published if and only if this returns.
+
+    May be repeated, after a crash for instance: what is there already stays.
+
+    Raises:
+        ProducerFenced: as `check_owner` raises it.
+        StreamInvalid: another producer has published this chunk, with other rows.
+        StoreRefused, StoreUnavailable: see `Tries`.
+    """
+    replaced = {
+        name: _put_data(store, tries, check_owner, chunk, name, content)
+        for name, content in ((arrays_name(chunk), arrays), (chunk_name(chunk), data))
+        if content is not None
+    }
+    check_owner()
+    name = seal_name(chunk)
+    if tries(lambda: store.put_new(name, seal)):
+        return
+    found = tries(lambda: store.get(name))
+    if is_same_chunk(found, seal, chunk):
+        return
+    # By one that has taken the stream over since the look before; or by one that had it before, in its last moment.
+    check_owner()
+    for replaced_name, content in replaced.items():
+        if content is not None and _is_sealed_by(found, content, chunk, arrays=replaced_name == arrays_name(chunk)):
+            replace(store, tries, check_owner, replaced_name, content)
+    raise other_chunk(store, chunk)
+
+
+def other_chunk(store: ObjectStore, chunk: int) -> StreamInvalid:
+    """Returns the error for a chunk that another producer has published."""
+    return StreamInvalid(
+        f"{store.name_of(seal_name(chunk))}: another producer has published this chunk, with other rows, in its last "
+        f"moment; this one stops, and nothing of the stream was changed. Run the same command again: it goes on after "
+        f"that chunk",
+        directory=store.url,
+        chunk=chunk,
+    )
+
+
+def is_same_chunk(one: bytes, other: bytes, chunk: int) -> bool:
+    """Whether two seals are of the same rows and the same position, whenever they were made."""
+    if one == other:
+        return True
+    try:
+        a, b = Seal.decode(one, chunk), Seal.decode(other, chunk)
+    except FormatInvalid:
+        return False
+    if a.arrays is not None and b.arrays is not None:
+        return _are_alike(a.arrays, b.arrays) and _are_alike(a, b) and a.source == b.source
+    return a.arrays is b.arrays and _are_alike(a, b) and a.source == b.source
+
+
+def _are_alike(one: Seal | SealedArrays, other: Seal | SealedArrays) -> bool:
+    return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.digests, other.digests)
+
+
+def _put_data(
+    store: ObjectStore, tries: Tries, check_owner: Callable[[], None], chunk: int, name: str, data: bytes
+) -> bytes | None:
+    """Puts an object of a chunk; returns that of another producer which was there and is not any more."""
+    if tries(lambda: store.put_new(name, data)):
+        return None
+    # Left by a producer that was killed before the seal, mostly with the same rows. Nobody has read it without a seal.
+    try:
+        tries(lambda: store.size(seal_name(chunk)))
+    except FileNotFoundError:
+        return replace(store, tries, check_owner, name, data)
+    return None
+
+
+def _is_sealed_by(seal: bytes, rows: bytes, chunk: int, *, arrays: bool) -> bool:
+    try:
+        decoded = Seal.decode(seal, chunk)
+    except FormatInvalid:
+        return False
+    found = decoded.arrays if arrays else decoded
+    if found is None:
+        return False
+    starts = found.offsets.tolist()
+    return found.size == len(rows) and found.digests.tolist() == [
+        xxhash.xxh3_64_intdigest(rows[start:stop]) for start, stop in itertools.pairwise(starts)
+    ]
+
 
 LOOK_S: Final = 0.25
 """How often it looks whether the head in the spool has changed while no chunk comes."""

@@ -17,7 +17,7 @@ from lazyshard.format.names import parse_chunk_name
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.names import NameRules
+from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
 from lazyshard_producer.sources.source import Context, Source
 from lazyshard_producer.sources.source_file import (

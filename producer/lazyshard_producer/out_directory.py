@@ -29,7 +29,7 @@ from lazyshard_producer.configuration.source_problems import MAX_NAME_BYTES, is_
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.following.ledger import KIND as FOLLOWED
-from lazyshard_producer.following.resume import list_unread
+from lazyshard_producer.following.ledger import list_unread
 from lazyshard_producer.opening import STANDARD_INPUT, open_source, source_kind
 from lazyshard_producer.position import (
     PACKED_SIZE,

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard_producer.following.finished import Finished, FinishedFiles
-from lazyshard_producer.following.names import NameRules
-from lazyshard_producer.following.watch import DirectoryWatch
+from lazyshard_producer.following.directory import DirectoryWatch
+from lazyshard_producer.following.listing import Finished, FinishedFiles, NameRules
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lazyshard.errors import FileRefused, LazyShardError
 from lazyshard.format import Cursor
 from lazyshard.store import durable
 from lazyshard.stream.cursor import write_cursor
-from lazyshard_producer.following.state import FollowState
+from lazyshard_producer.following.journal import FollowState
 from tests.security.hostile import ESCAPES, SECRET, edit, link_to, outside, second_name_of, unchanged, write_stream
 
 

@@ -19,7 +19,7 @@ from lazyshard.errors import StateInvalid
 from lazyshard.format import Cursor
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream.cursor import write_cursor
-from lazyshard_producer.following.names import NameRules
+from lazyshard_producer.following.listing import NameRules
 from tests.security.hostile import command, producer, write_stream
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.store import durable, files
 from lazyshard.stream import cursor, pacing
-from lazyshard_producer.following import state
+from lazyshard_producer.following import journal
 from tests.security import guards
 
 Guard = Callable[[Path], None]
@@ -59,7 +59,7 @@ def takes_any_folder(patch: pytest.MonkeyPatch) -> None:
 
 
 def joins_any_name(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(state, "decode_name", str)
+    patch.setattr(journal, "decode_name", str)
 
 
 def gives_everybody_everything(patch: pytest.MonkeyPatch) -> None:

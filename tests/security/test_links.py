@@ -18,9 +18,8 @@ from lazyshard.stream import CursorOwner
 from lazyshard.stream.consumers import forget_consumer, list_consumers, read_reading, write_reading
 from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
 from lazyshard.stream.retire import retire
-from lazyshard_producer.following.journal import Journal, Spot, list_journals, read_journal
-from lazyshard_producer.following.plain import PlainFile
-from lazyshard_producer.following.state import FileState
+from lazyshard_producer.following.journal import FileState, Journal, Spot, list_journals, read_journal
+from lazyshard_producer.following.reading import PlainFile
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
 from lazyshard_producer.sources.regular_file import open_regular

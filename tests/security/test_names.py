@@ -23,8 +23,8 @@ from lazyshard.stream import CursorOwner, read_cursor, read_reading
 from lazyshard.stream.consumers import forget_consumer, list_consumers
 from lazyshard.stream.cursor import lock_name
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.resume import resume
-from lazyshard_producer.following.state import FollowState, decode_name
+from lazyshard_producer.following.journal import FollowState, decode_name
+from lazyshard_producer.following.ledger import resume
 from lazyshard_swift.errors import PositionInvalid
 from lazyshard_swift.position import parse
 from tests.security.hostile import NAMES, SECRET, command, edit, outside, producer, unchanged, write_stream

@@ -20,15 +20,10 @@ from typing import Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.finished import Finished
-from lazyshard_producer.following.finished_watch import FinishedWatch
+from lazyshard_producer.following.journal import FileState, FollowState
 from lazyshard_producer.following.ledger import FollowRows, Ledger
-from lazyshard_producer.following.listing import DirectoryListing, Look
-from lazyshard_producer.following.names import NameRules, is_packed
-from lazyshard_producer.following.packed import PackedFile
-from lazyshard_producer.following.piece import Piece
-from lazyshard_producer.following.plain import Completion, PlainFile, refuse_growth
-from lazyshard_producer.following.state import FileState, FollowState
+from lazyshard_producer.following.listing import DirectoryListing, Finished, FinishedWatch, Look, NameRules, is_packed
+from lazyshard_producer.following.reading import Completion, PackedFile, Piece, PlainFile, refuse_growth
 from lazyshard_producer.position import plain_name
 
 SETTLE_S: Final = 1.0

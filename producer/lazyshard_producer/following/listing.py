@@ -1,20 +1,211 @@
-"""What is in a followed directory: a look at all of it, which passes over what needs no attention any more.
+"""What is in a followed directory: what its names mean, a look at all of it, and the files that were read to their end.
 
 A look at 100,000 files takes some 0.1 s and makes one system call for 1,000 of them; only files that are being read are
 asked for their sizes.
+
+A file that was read to its end takes 32 bytes, however many there have been. Its name is remembered for ever by its
+XXH3 (64 bits): a file that was deleted may come back, for instance with its filesystem, and must not be read twice. Two
+names of a million share a digest with a probability of 3 in 10^8; the second would be taken for the first, and be
+refused unless it had the same size.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import logging
 import os
+import re
 import stat
-from collections.abc import Container
-from itertools import islice
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Container, Iterator, Mapping
+from itertools import compress, islice
+from typing import Any, Final, NamedTuple
 
-from lazyshard_producer.following.names import NameRules
+import numpy as np
+import numpy.typing as npt
+import pybase64
+import xxhash
+
 from lazyshard_producer.sources.source_file import refuse_os_error
+
+PACKED: Final = (".gz", ".zst")
+"""Endings of compressed files."""
+
+_TEMPORARY: Final = (".tmp", ".temp", ".part", ".partial", ".crdownload", ".filepart", ".swp", "~")
+"""Endings that programs give to files that they are still writing."""
+
+
+class NameRules:
+    """What a name in a followed directory means.
+
+    Hidden names (those that begin with a dot) and names that programs give to unfinished files are nothing, whatever
+    the pattern says; `rsync` and others write `.NAME.x7Yq2` and rename it.
+
+    Args:
+        pattern: of data files, with `*`, `?` and `[...]`; names with .gz or .zst behind it belong too.
+        marker: name of the file that says that one is complete, with {name} for that one's.
+        end_marker: name of the file that says that no other comes.
+    """
+
+    def __init__(self, pattern: str, marker: str, end_marker: str) -> None:
+        self.end_marker: Final = end_marker
+        self._marker = marker
+        self._data = re.compile(fnmatch.translate(pattern))
+        self._before, self._named, self._behind = marker.partition("{name}")
+
+    def is_data(self, name: str) -> bool:
+        """Returns whether a file of this name holds rows."""
+        plain = name
+        for ending in PACKED:
+            plain = plain.removesuffix(ending)
+        return (
+            (self._data.match(name) is not None or self._data.match(plain) is not None)
+            and not name.startswith(".")
+            and not name.endswith(_TEMPORARY)
+            and name != self.end_marker
+            and self.data_of(name) is None
+        )
+
+    def marker_of(self, name: str) -> str:
+        """Returns the name of the file that says that this one is complete."""
+        return self._marker.replace("{name}", name)
+
+    def data_of(self, name: str) -> str | None:
+        """Returns which file a marker of this name says to be complete, "" if all; None if it is no marker."""
+        if not self._named:
+            return "" if name == self._marker else None
+        if not (name.startswith(self._before) and name.endswith(self._behind)):
+            return None
+        return name[len(self._before) : len(name) - len(self._behind)] or None
+
+
+def is_packed(name: str) -> bool:
+    """Returns whether a file of this name is compressed."""
+    return name.endswith(PACKED)
+
+
+_OPEN_END: Final = 1 << 63
+"""The bit of the number of lines that says that the last line had no newline."""
+
+_MERGE: Final = 4096
+"""So many are kept apart before they are sorted in."""
+
+_COLUMNS: Final = ("size", "line", "tail")
+
+
+class Finished(NamedTuple):
+    """A file that was read to its end.
+
+    Attributes:
+        size: its size in bytes then.
+        line: lines read.
+        tail: XXH3 (64 bits) of its last bytes, 4 KiB at the most; 0 for a compressed file.
+        open_end: the last line had no newline.
+    """
+
+    size: int
+    line: int
+    tail: int
+    open_end: bool
+
+
+class FinishedFiles:
+    """Files by name. Adding one again replaces what was known of it."""
+
+    def __init__(self) -> None:
+        self._keys: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._values: npt.NDArray[np.uint64] = np.empty((0, len(_COLUMNS)), np.uint64)
+        self._recent: dict[int, tuple[int, int, int]] = {}
+
+    def __len__(self) -> int:
+        """Files."""
+        self._merge()
+        return len(self._keys)
+
+    def add(self, name: str, file: Finished) -> None:
+        """Adds a file."""
+        self._recent[_key(name)] = (file.size, file.line | (_OPEN_END if file.open_end else 0), file.tail)
+        if len(self._recent) >= _MERGE:
+            self._merge()
+
+    def get(self, name: str) -> Finished | None:
+        """Returns what is known of a file, None if it is not among them."""
+        key = _key(name)
+        row = self._recent.get(key)
+        if row is None:
+            at = int(np.searchsorted(self._keys, np.uint64(key)))
+            if at == len(self._keys) or int(self._keys[at]) != key:
+                return None
+            row = tuple(self._values[at].tolist())
+        size, line, tail = row
+        return Finished(size, line & ~_OPEN_END, tail, bool(line & _OPEN_END))
+
+    def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+        """Returns which of some files are not among them, and which are and were smaller then.
+
+        Args:
+            sizes: their sizes in bytes, by name.
+        """
+        self._merge()
+        keys = np.fromiter(map(_key, sizes), np.uint64, len(sizes))
+        if not len(self._keys):
+            return list(sizes), []
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        known = self._keys[at] == keys
+        grown = known & (np.fromiter(sizes.values(), np.uint64, len(sizes)) > self._values[at, 0])
+        return list(compress(sizes, ~known)), list(compress(sizes, grown))
+
+    def copy(self) -> FinishedFiles:
+        """Returns an independent copy, which shares what was sorted in."""
+        copy = FinishedFiles()
+        copy._keys, copy._values, copy._recent = self._keys, self._values, dict(self._recent)
+        return copy
+
+    def encode(self) -> dict[str, Any]:
+        """Returns all of them as JSON: packed columns, as in seals."""
+        self._merge()
+        columns = dict(zip(_COLUMNS, self._values.T, strict=True))
+        return {name: _pack(column) for name, column in ({"name": self._keys} | columns).items()}
+
+    @classmethod
+    def decode(cls, value: Any) -> FinishedFiles:
+        """Reads what `encode` returned.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        files = cls()
+        try:
+            columns = [np.frombuffer(pybase64.b64decode(value[name], validate=True), "<u8") for name in _COLUMNS]
+            keys = np.frombuffer(pybase64.b64decode(value["name"], validate=True), "<u8")
+        except (TypeError, KeyError) as cause:
+            raise ValueError(f"not packed columns: {cause!r}") from cause
+        if any(len(column) != len(keys) for column in columns) or np.any(keys[1:] <= keys[:-1]):
+            raise ValueError("columns of unequal length, or not sorted")
+        files._keys = keys.astype(np.uint64)
+        files._values = np.stack(columns, axis=1).astype(np.uint64)
+        return files
+
+    def _merge(self) -> None:
+        if not self._recent:
+            return
+        keys = np.fromiter(self._recent, np.uint64, len(self._recent))
+        values = np.array(list(self._recent.values()), np.uint64)
+        kept = ~np.isin(self._keys, keys)
+        keys, values = np.concatenate([self._keys[kept], keys]), np.concatenate([self._values[kept], values])
+        order = np.argsort(keys)
+        self._keys, self._values = keys[order], values[order]
+        self._recent = {}
+
+
+def _key(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(os.fsencode(name))
+
+
+def _pack(column: npt.NDArray[np.uint64]) -> str:
+    return pybase64.b64encode(np.ascontiguousarray(column, "<u8").tobytes()).decode()
+
 
 _log = logging.getLogger("lazyshard")
 
@@ -124,3 +315,59 @@ def _add_size(sizes: dict[str, int], entry: os.DirEntry[str]) -> None:
         sizes[entry.name] = entry.stat().st_size
     except FileNotFoundError:
         return
+
+
+_RECENT: Final = 100
+"""The files finished last are looked at every time: those that were taken for complete too early are among them."""
+
+
+class FinishedWatch:
+    """Knows the files that were read to their end, and looks at some of those that are there.
+
+    Args:
+        path: the directory.
+        files: those known.
+        listing: what is in the directory; they need no attention there.
+    """
+
+    def __init__(self, path: str, files: FinishedFiles, listing: DirectoryListing) -> None:
+        self._path = path
+        self._files = files
+        self._listing = listing
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._next = 0
+
+    def add(self, name: str, file: Finished) -> None:
+        """Adds a file."""
+        self._files.add(name, file)
+        self._recent.append(name)
+        self._listing.settle(name)
+
+    def get(self, name: str) -> Finished | None:
+        """Returns what is known of a file, None if it was not read to its end."""
+        return self._files.get(name)
+
+    def sort_out(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+        """Returns which of the files that were not there before are not known, and which are known and have grown.
+
+        Args:
+            sizes: their sizes in bytes, by name.
+        """
+        unknown, grown = self._files.compare(sizes)
+        for name in sizes.keys() - set(unknown):
+            self._listing.settle(name)
+        return unknown, grown
+
+    def look(self, count: int) -> Iterator[tuple[str, int]]:
+        """Looks at so many of the files, and those finished last; yields those that have grown, with their sizes."""
+        names = self._listing.settled(self._next, count)
+        self._next = self._next + count if len(names) == count else 0
+        for name in {*names, *self._recent}:
+            known = self._files.get(name)
+            if known is None:
+                continue
+            size = 0
+            with contextlib.suppress(OSError):
+                size = os.stat(os.path.join(self._path, name)).st_size
+            if size > known.size:
+                yield name, size

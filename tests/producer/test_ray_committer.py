@@ -6,9 +6,8 @@ import pytest
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
 from lazyshard.stream import ChunkWriter
-from lazyshard_producer.ray import committer as committing
-from lazyshard_producer.ray.committer import Committer
-from lazyshard_producer.ray.pieces import PieceWriter, piece_path
+from lazyshard_producer.ray import pieces
+from lazyshard_producer.ray.pieces import Committer, PieceWriter, piece_path
 from tests.producer.commands import ids, published, seal
 
 DEADLINE_S = 60.0
@@ -136,7 +135,7 @@ def test_a_stream_of_another_program(tmp_path: Path) -> None:
 
 
 def test_a_piece_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "MISSING_S", 0.0)
+    monkeypatch.setattr(pieces, "MISSING_S", 0.0)
     committer, folder = begin(tmp_path)
     write(folder, 0, 0, 5)
     with pytest.raises(FileNotFoundError, match=r"00000001\.piece"):

@@ -10,7 +10,8 @@
 
 Ray's write tasks turn their blocks into rows, check and digest them, and write them to files of their own in the
 stream's directory, in parallel and on any machine that has it. The driver publishes them in the order of the tasks,
-while others still run, and ends the stream when the last one is in it. See `pieces` and `committer`.
+while others still run, and ends the stream when the last one is in it: see `pieces`. Columns of tensors become nested
+arrays; those of Python objects, which Ray keeps pickled, are refused.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.errors import WriterFailed
+import numpy as np
+
+from lazyshard.errors import RowInvalid, WriterFailed
 from lazyshard.format import check_samples_per_chunk
 from lazyshard.store.files import check_folder
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
-from lazyshard_producer.ray.blocks import encode_tables
-from lazyshard_producer.ray.committer import Committer
-from lazyshard_producer.ray.pieces import PieceWriter
+from lazyshard_producer.ray.pieces import Committer, PieceWriter
+from lazyshard_producer.sources.arrow_library import load_pyarrow
+from lazyshard_producer.sources.arrow_rows import RowEncoder
+from lazyshard_producer.sources.tables import PIECE_ROWS
 
 try:
     from ray.data import DataContext, Datasink
@@ -45,6 +49,10 @@ except ImportError as cause:
 
 FOLDER: Final = ".ray"
 """Where pieces come to be, within the stream's directory; readers pass over it."""
+
+_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "ray.data.arrow_variable_shaped_tensor")
+_FIXED_SHAPE_TENSOR: Final = "arrow.fixed_shape_tensor"
+_PICKLED: Final = "ray.data.arrow_pickled_object"
 
 _log = logging.getLogger("lazyshard")
 
@@ -194,3 +202,61 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
     def get_name(self) -> str:
         """Returns what Ray calls the tasks."""
         return "LazyShard"
+
+
+def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[list[bytes]]:
+    """Yields the rows of a task's blocks in order, each a line of JSON with its newline, some hundred at a time.
+
+    Args:
+        tables: the blocks, each a `pyarrow.Table`.
+        task: what to call the task in messages.
+        max_row_bytes: longest row, in bytes without its newline.
+
+    Raises:
+        RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
+    """
+    pa = load_pyarrow(task)
+    load_pyarrow(task, "pyarrow.compute")
+    row = 0
+    for table in tables:
+        if not table.num_rows:
+            continue
+        try:
+            plain = _without_tensors(pa, table)
+            encoder = RowEncoder(pa, plain.schema, max_row_bytes)
+        except ValueError as cause:
+            raise _refuse(str(cause), task, row + 1) from cause
+        for batch in plain.to_batches(max_chunksize=PIECE_ROWS):
+            lines: list[bytes] = []
+            for line in encoder.encode(batch):
+                row += 1
+                if isinstance(line, RowInvalid):
+                    raise _refuse(line.reason or str(line), task, row)
+                lines.append(line)
+            yield lines
+
+
+def _without_tensors(pa: Any, table: Any) -> Any:
+    for index, field in enumerate(table.schema):
+        name = getattr(field.type, "extension_name", "")
+        if name == _PICKLED:
+            raise ValueError(f"column {field.name!r}: Python objects, which JSON does not have")
+        if name in _TENSORS or name == _FIXED_SHAPE_TENSOR:
+            values = [value for chunk in table.column(index).chunks for value in _nested(name, chunk)]
+            table = table.set_column(index, field.name, pa.array(values))
+    return table
+
+
+def _nested(name: str, chunk: Any) -> list[Any]:
+    # to_pylist gives these flat; nulls within them are left to numpy, which has none.
+    values = chunk.to_numpy_ndarray() if name == _FIXED_SHAPE_TENSOR else chunk.to_pylist()
+    return [None if value is None else np.asarray(value).tolist() for value in values]
+
+
+def _refuse(reason: str, task: str, row: int) -> RowInvalid:
+    return RowInvalid(
+        f"{task}, row {row}: {reason}; mend it in the data set (map, filter, drop_columns), and write it again",
+        reason=reason,
+        file=task,
+        line=row,
+    )

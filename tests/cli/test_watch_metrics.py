@@ -18,7 +18,7 @@ from lazyshard.format.mixed import MixedSource
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
-from tests.producer.test_metrics import scrape
+from tests.producer.display.test_metrics import scrape
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DASHBOARD: Final = ROOT / "producer" / "deploy" / "grafana" / "lazyshard.json"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from tests.producer.draining import drain
+from tests.producer.rows.draining import drain
 
 HERE = "tests.producer.recipes"
 

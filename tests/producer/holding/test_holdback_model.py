@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.configuration.settings import Amount, Limits
-from tests.producer.holdback_world import Reader, World
+from tests.producer.holding.holdback_world import Reader, World
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=150)
 

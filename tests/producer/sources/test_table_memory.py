@@ -18,7 +18,7 @@ ROW_BYTES: Final = 1024
 
 CHILD: Final = """
 import pathlib, sys
-from tests.producer.table_sources import open_table_source
+from tests.producer.sources.table_sources import open_table_source
 
 def read(path):
     source = open_table_source(sys.argv[1], pathlib.Path(path))

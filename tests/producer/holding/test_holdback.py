@@ -8,7 +8,7 @@ from lazyshard.stream.consumers import forget_consumer
 from lazyshard_producer.configuration.quantities import show_bytes
 from lazyshard_producer.configuration.settings import Amount
 from lazyshard_producer.holding.limits import SILENT_S
-from tests.producer.holdback_bench import Bench
+from tests.producer.holding.holdback_bench import Bench
 
 
 @pytest.fixture

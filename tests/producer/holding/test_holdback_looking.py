@@ -11,7 +11,7 @@ from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream.consumers import list_consumers
 from lazyshard_producer.configuration.settings import Amount
 from lazyshard_producer.holding.shelf import Stock, measure_stock
-from tests.producer.holdback_bench import Bench
+from tests.producer.holding.holdback_bench import Bench
 
 
 def recording(function: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def temporary() -> Iterator[str]:
 
 
 def start(directory: Path, temporary: str, scenarios: Sequence[str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.producer.ray_driver", str(directory), temporary, *scenarios]
+    command = [sys.executable, "-m", "tests.producer.ray.ray_driver", str(directory), temporary, *scenarios]
     variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
     with (directory / "errors").open("a") as errors:
         return subprocess.Popen(

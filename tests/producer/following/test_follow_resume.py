@@ -16,7 +16,7 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following import journal as journals
 from lazyshard_producer.following import ledger
 from lazyshard_producer.out_directory import clear_journals
-from tests.producer.following import Follower
+from tests.producer.following.followed import Follower
 
 
 @pytest.fixture

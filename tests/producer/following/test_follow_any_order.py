@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.following import ledger
-from tests.producer.following import Follower, Row
+from tests.producer.following.followed import Follower, Row
 
 BOM = b"\xef\xbb\xbf"
 

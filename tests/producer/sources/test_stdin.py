@@ -17,7 +17,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.standard_input import StandardInput
 from tests.producer.commands import environment
-from tests.producer.reading import lines, mark_after, open_kind, take
+from tests.producer.sources.reading import lines, mark_after, open_kind, take
 
 TEXT = b"\xef\xbb\xbf\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"
 ROWS = [b"%d" % n * (n * 30) + b"\r\n" for n in range(1, 9)] + [b"9" * 270 + b"\n", b"x"]

@@ -6,7 +6,7 @@ import pytest
 
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources.huggingface import find_data_files, is_hugging_face
-from tests.producer.table_sources import open_table_source, read_rows, values
+from tests.producer.sources.table_sources import open_table_source, read_rows, values
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 

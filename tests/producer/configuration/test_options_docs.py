@@ -10,7 +10,7 @@ from lazyshard_producer.configuration.options import OPTIONS
 from lazyshard_producer.configuration.source_options import SOURCE_OPTIONS
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.producer.commands import ROOT
-from tests.producer.test_metrics import scrape
+from tests.producer.display.test_metrics import scrape
 
 DOCS = (ROOT / "docs" / "producer.md").read_text("utf-8")
 

@@ -21,7 +21,7 @@ from lazyshard_producer.sources.compressed import CompressedJsonLines
 from lazyshard_producer.sources.decompression import open_text
 from lazyshard_producer.sources.source import Place
 from tests.producer.commands import environment
-from tests.producer.reading import lines, mark_after, open_kind, take
+from tests.producer.sources.reading import lines, mark_after, open_kind, take
 
 BOM = b"\xef\xbb\xbf"
 TEXT = BOM + b"\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"

@@ -21,7 +21,7 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.measure import Measure
 from tests.producer.commands import run_arguments
-from tests.producer.draining import drain
+from tests.producer.rows.draining import drain
 
 HERE = "tests.producer.recipes"
 

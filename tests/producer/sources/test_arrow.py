@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.errors import SourceRefused
-from tests.producer.table_sources import open_table_source, read_rows, values
+from tests.producer.sources.table_sources import open_table_source, read_rows, values
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
 

@@ -1,4 +1,4 @@
-"""A driver of Ray, for test_ray.py: `python -m tests.producer.ray_driver DIRECTORY TEMPORARY SCENARIO...`.
+"""A driver of Ray, for test_ray.py: `python -m tests.producer.ray.ray_driver DIRECTORY TEMPORARY SCENARIO...`.
 
 Each scenario writes to the stream DIRECTORY/SCENARIO; what it has to say comes as a line of JSON on standard output.
 TEMPORARY is where Ray keeps its sockets.

@@ -347,7 +347,7 @@ def test_killed_again_and_again(of: str, nursery: Commands, tmp_path: Path) -> N
     """What comes out is that of a run which was never killed, byte for byte, with every document once."""
     documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
     write(tmp_path / "a", "int32", documents)
-    options = ("--transform", "tests.producer.indexed_rows:with_id", "--indexed-rows", of)
+    options = ("--transform", "tests.producer.sources.indexed_rows:with_id", "--indexed-rows", of)
     streams = [
         Stream(nursery, tmp_path / name, [FedSource(str(tmp_path / "a.idx"), [])], options, 11)
         for name in ("whole", "out")

@@ -15,9 +15,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.swift.commands import CPU, RESUMABLE, Run, start_megatron_sft, start_swift_sft  # noqa: E402
+from tests.swift.commands import RESUMABLE, Run, start_megatron_sft, start_swift_sft  # noqa: E402
 from tests.swift.consumption import SIZE, assert_every_sample_once, killed_at, position_of  # noqa: E402
 from tests.swift.streams import write_stream  # noqa: E402
+from tests.swift.warm import CPU  # noqa: E402
 
 CONSUMER = "sweep"
 

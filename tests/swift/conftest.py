@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 from filelock import FileLock
 
-from tests.swift.commands import CPU, missing_stack
+from tests.swift.commands import missing_stack
+from tests.swift.warm import CPU
 
 ModelMaker = Callable[..., Path]
 

@@ -48,7 +48,7 @@ def run(command: Sequence[object], variables: dict[str, str]) -> subprocess.Comp
     )
 
 
-def python(code: str, *paths: Path, site: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *paths: Path, site: bool = True, **variables: Any) -> subprocess.CompletedProcess[str]:
     """Runs code with these folders on the path, without site-packages unless `site`."""
     return run([*([] if site else ["-S"]), "-c", code], environment(*paths, **variables))
 

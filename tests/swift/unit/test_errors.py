@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +105,7 @@ errors._LINGER_S = 0.01
 """
 
 
-def run(failure: str, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(failure: str, before: str = "", **variables: Any) -> subprocess.CompletedProcess[str]:
     return python(PROGRAM.format(failure=failure, before=before), **variables)
 
 
@@ -150,7 +152,7 @@ AT = "/s/chunk_00003.jsonl: row 7"
 def test_message_is_that_of_the_error_and_speaks_of_our_argument(
     error: LazyShardError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(errors.os, "_exit", lambda code: None)
+    monkeypatch.setattr(os, "_exit", lambda code: None)
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
     errors.end_within(0, error).join()
     assert capsys.readouterr().err.strip().startswith(f"lazyshard: error: {message} (exit code ")

@@ -58,7 +58,7 @@ def test_each_epoch_trains_each_sample_once_in_batches_of_about_one_length(
     kind: str, dp: int, accumulation: int, tmp_path: Path
 ) -> None:
     directory = sealed(tmp_path / "s", LENGTHS, PER_CHUNK)
-    options = {"dp": dp, "accumulation": accumulation, "num_train_epochs": 2, "save_steps": 1000}
+    options: dict[str, Any] = {"dp": dp, "accumulation": accumulation, "num_train_epochs": 2, "save_steps": 1000}
     _, found = train(kind, directory, args_of(kind, tmp_path / "o", **options), dp)
     # What fills no micro batch of all ranks is at the end of the stream.
     samples = MORE - 1
@@ -163,7 +163,7 @@ def test_stream_that_cannot_be_grouped_is_refused_with_the_way_out(tmp_path: Pat
         ((other, 1), {"samples": 1}, "`lazyshard adopt"),
     ):
         with refused(SettingsRefused, word, argument="group_by_length"):
-            ask(*given, **facts)  # type: ignore[arg-type]
+            ask(*given, **facts)
     with mock.patch.object(parallel, "agree", lambda value: "of rank 0"), refused(StreamMismatch, expected="of rank 0"):
         ask(stream)
 

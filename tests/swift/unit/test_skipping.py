@@ -150,7 +150,7 @@ def test_what_cannot_be_left_out_is_refused_naming_the_argument(history: History
     history.start(Shape(2, 1, 2), 3)
     with refused(SettingsRefused, argument="sharded_lazy_skip"):
         history.plan(Shape(2, 1, 2), sharded_lazy_skip="steps 3:5")
-    anew = {"sharded_lazy_skip": "steps 2:3"}
+    anew: dict[str, Any] = {"sharded_lazy_skip": "steps 2:3"}
     for args in (
         # Steps of a run that begins anew; and ms-swift's own shuffle leaves nothing out.
         megatron(train_iters=9, **anew),

@@ -318,7 +318,7 @@ def test_wrong_arguments_end_with_code_2(arguments: Sequence[str], capsys: pytes
 )
 def test_errors_name_the_option(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *wrong]) == 2
-    assert f" {wrong[-2]}" in capsys.readouterr().err
+    assert wrong[-2] in capsys.readouterr().err
 
 
 def test_rows_a_second_say_what_a_step_takes(capsys: pytest.CaptureFixture[str]) -> None:

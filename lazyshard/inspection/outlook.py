@@ -105,8 +105,8 @@ class Looks:
     """Looks at one stream, one after another: the later ones can tell how fast things go."""
 
     def __init__(self) -> None:
-        self._published = ObservedGrowth()
-        self._retired = ObservedGrowth()
+        self._published = _ObservedGrowth()
+        self._retired = _ObservedGrowth()
         self._readings: dict[str, Growth] = {}
         self._cursors: dict[str, Growth] = {}
 
@@ -265,7 +265,7 @@ class Growth:
         return (self._steps[-1][1] - self._steps[0][1]) / (until - times[0])
 
 
-class ObservedGrowth:
+class _ObservedGrowth:
     """The growth of a number of which only the changes tell when it had a value."""
 
     def __init__(self) -> None:

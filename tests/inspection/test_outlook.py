@@ -17,7 +17,6 @@ from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import (
     Growth,
     Looks,
-    ObservedGrowth,
     Remainder,
     Supply,
     outlook_of_reader,
@@ -243,71 +242,45 @@ def test_time_to_full_is_finite(rate: float, free: int) -> None:
     assert found is None or math.isfinite(found)
 
 
-def test_pace_takes_two_steps_to_different_moments() -> None:
-    pace = Growth()
-    assert pace.rate(0) is None
-    for _ in range(2):
-        pace.step(10, 5)
-        assert pace.rate(20) is None
-    pace.step(20, 25)
-    assert pace.rate(20) == 2.0
+FASTER: Final = [(second, second) for second in range(1000)] + [(second, 10 * second) for second in range(1000, 1121)]
 
 
-def test_pace_of_what_stands_still_fades() -> None:
-    pace = Growth()
-    pace.step(0, 0)
-    pace.step(10, 20)
-    assert pace.rate(30) == 2.0
-    assert pace.rate(31) == 20 / 31
-    assert pace.rate(2000) == 0.01
-    pace.step(2000, 20)
-    assert pace.rate(2000) == 0.0
-
-
-@pytest.mark.parametrize(("at", "value"), [(21, 4), (19, 40)])
-def test_pace_begins_anew_after_a_step_back(at: float, value: float) -> None:
-    pace = Growth()
-    pace.step(10, 5)
-    pace.step(20, 25)
-    pace.step(at, value)
-    assert pace.rate(at) is None
-    pace.step(at + 2, value + 2)
-    assert pace.rate(at + 2) == 1.0
-
-
-def test_pace_follows_a_change() -> None:
-    pace = Growth()
-    for second in range(1000):
-        pace.step(second, second)
-    for second in range(1000, 1121):
-        pace.step(second, 10 * second)
-    assert pace.rate(1120) == 10.0
-
-
-def test_pace_of_rare_steps_is_that_of_the_last_two() -> None:
-    pace = Growth()
-    pace.step(0, 0)
-    pace.step(3600, 1)
-    pace.step(3610, 11)
-    assert pace.rate(3610) == 1.0
+@pytest.mark.parametrize(
+    ("steps", "now", "rate"),
+    [
+        # It takes two steps to different moments.
+        ([], 0, None),
+        ([(10, 5), (10, 5)], 20, None),
+        ([(10, 5), (20, 25)], 20, 2.0),
+        # What stands still fades.
+        ([(0, 0), (10, 20)], 30, 2.0),
+        ([(0, 0), (10, 20)], 31, 20 / 31),
+        ([(0, 0), (10, 20)], 2000, 0.01),
+        ([(0, 0), (10, 20), (2000, 20)], 2000, 0.0),
+        # After a step back, of the number or of the clock, it begins anew.
+        ([(10, 5), (20, 25), (21, 4)], 21, None),
+        ([(10, 5), (20, 25), (21, 4), (23, 6)], 23, 1.0),
+        ([(10, 5), (20, 25), (19, 40)], 19, None),
+        ([(10, 5), (20, 25), (19, 40), (21, 42)], 21, 1.0),
+        # It follows a change, and of rare steps the last two count.
+        (FASTER, 1120, 10.0),
+        ([(0, 0), (3600, 1), (3610, 11)], 3610, 1.0),
+    ],
+)
+def test_growth(steps: list[tuple[float, float]], now: float, rate: float | None) -> None:
+    growth = Growth()
+    for at, value in steps:
+        growth.step(at, value)
+    assert growth.rate(now) == rate
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e10), st.floats(0, 1e15)), max_size=50), st.floats(0, 1e10))
-def test_pace_is_never_negative(steps: list[tuple[float, float]], now: float) -> None:
-    pace = Growth()
+def test_growth_is_never_negative(steps: list[tuple[float, float]], now: float) -> None:
+    growth = Growth()
     for at, value in steps:
-        pace.step(at, value)
-    rate = pace.rate(now)
+        growth.step(at, value)
+    rate = growth.rate(now)
     assert rate is None or rate >= 0
-
-
-def test_change_takes_two_changes() -> None:
-    pace = ObservedGrowth()
-    rates = []
-    for now, value in ((0, 5), (2, 5), (4, 6), (6, 6), (8, 8)):
-        pace.look(now, value)
-        rates.append(pace.rate(now))
-    assert rates == [None, None, None, None, 0.5]
 
 
 STREAM = "0123456789abcdef0123456789abcdef"

@@ -15,14 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from lazyshard import errors
-from lazyshard.config import check_config
 from lazyshard.errors import LazyShardError
-from lazyshard.format.arrays import BFLOAT16
-from lazyshard.inspection.row_facts import weights_by_tokens
-from lazyshard.plan import window_for_distance
-from lazyshard.stream import ChunkWriter, StreamReader
+from lazyshard.lazy import lazily
 
 if TYPE_CHECKING:
+    from lazyshard.config import check_config
     from lazyshard.data import (
         Batches,
         BlendedDataset,
@@ -40,6 +37,10 @@ if TYPE_CHECKING:
         load,
         streaming_shard,
     )
+    from lazyshard.format.arrays import BFLOAT16
+    from lazyshard.inspection.row_facts import weights_by_tokens
+    from lazyshard.plan import window_for_distance
+    from lazyshard.stream import ChunkWriter, StreamReader
 
 __all__ = [
     "BFLOAT16",
@@ -70,32 +71,38 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-_NEED_TORCH: Final = (
-    "Batches",
-    "BlendedDataset",
-    "Filter",
-    "LazyShardedDataset",
-    "LazyShardedIterable",
-    "LazyShardedSequences",
-    "LazyShardedStream",
-    "Map",
-    "MessageTransform",
-    "Pack",
-    "Pad",
-    "Split",
-    "as_tensor",
-    "load",
-    "streaming_shard",
-)
+_HOMES: Final = {
+    "config": ("check_config",),
+    "data": (
+        "Batches",
+        "BlendedDataset",
+        "Filter",
+        "LazyShardedDataset",
+        "LazyShardedIterable",
+        "LazyShardedSequences",
+        "LazyShardedStream",
+        "Map",
+        "MessageTransform",
+        "Pack",
+        "Pad",
+        "Split",
+        "as_tensor",
+        "load",
+        "streaming_shard",
+    ),
+    "format.arrays": ("BFLOAT16",),
+    "inspection.row_facts": ("weights_by_tokens",),
+    "plan": ("window_for_distance",),
+    "stream": ("ChunkWriter", "StreamReader"),
+}
+
+_lazily = lazily(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from lazyshard import data
+        return _lazily(name)
     except ModuleNotFoundError as cause:
         if cause.name != "torch":
             raise
         raise ImportError(f"{name} needs PyTorch: pip install 'lazyshard[torch]'") from cause
-    return getattr(data, name)

@@ -8,8 +8,27 @@ file is read.
 - `mistakes`: what is wrong, in words; `named_function`: functions by their names
 """
 
-from lazyshard.config.checks import Checked, check_config, read_config
-from lazyshard.config.config import Config
-from lazyshard.config.mistakes import Mistake
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.lazy import lazily
+
+if TYPE_CHECKING:
+    from lazyshard.config.checks import Checked, check_config, read_config
+    from lazyshard.config.config import Config
+    from lazyshard.config.mistakes import Mistake
 
 __all__ = ["Checked", "Config", "Mistake", "check_config", "read_config"]
+
+_HOMES: Final = {
+    "checks": (
+        "Checked",
+        "check_config",
+        "read_config",
+    ),
+    "config": ("Config",),
+    "mistakes": ("Mistake",),
+}
+
+__getattr__ = lazily(__name__, _HOMES)

@@ -21,19 +21,26 @@
 - `loading`: all of it as one configuration says; `tokenized`: samples of tokens, and batches of them
 """
 
-from lazyshard.data.batches import Batches
-from lazyshard.data.blended import BlendDraw, BlendedDataset
-from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
-from lazyshard.data.loading import Loaded, load
-from lazyshard.data.rank import resolve_rank
-from lazyshard.data.samples import LateRow
-from lazyshard.data.sequence_forms import Pack, Pad, Split
-from lazyshard.data.sequences import LazyShardedSequences
-from lazyshard.data.shared import Stats
-from lazyshard.data.steps import Filter, Map, MessageTransform, Step
-from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
-from lazyshard.data.tensors import as_tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.lazy import lazily
+
+if TYPE_CHECKING:
+    from lazyshard.data.batches import Batches
+    from lazyshard.data.blended import BlendDraw, BlendedDataset
+    from lazyshard.data.dataset import LazyShardedDataset
+    from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
+    from lazyshard.data.loading import Loaded, load
+    from lazyshard.data.rank import resolve_rank
+    from lazyshard.data.samples import LateRow
+    from lazyshard.data.sequence_forms import Pack, Pad, Split
+    from lazyshard.data.sequences import LazyShardedSequences
+    from lazyshard.data.shared import Stats
+    from lazyshard.data.steps import Filter, Map, MessageTransform, Step
+    from lazyshard.data.streaming_shard import StreamingShard, streaming_shard
+    from lazyshard.data.tensors import as_tensor
 
 __all__ = [
     "Batches",
@@ -59,3 +66,42 @@ __all__ = [
     "resolve_rank",
     "streaming_shard",
 ]
+
+_HOMES: Final = {
+    "batches": ("Batches",),
+    "blended": (
+        "BlendDraw",
+        "BlendedDataset",
+    ),
+    "dataset": ("LazyShardedDataset",),
+    "iterable": (
+        "LazyShardedIterable",
+        "LazyShardedStream",
+    ),
+    "loading": (
+        "Loaded",
+        "load",
+    ),
+    "rank": ("resolve_rank",),
+    "samples": ("LateRow",),
+    "sequence_forms": (
+        "Pack",
+        "Pad",
+        "Split",
+    ),
+    "sequences": ("LazyShardedSequences",),
+    "shared": ("Stats",),
+    "steps": (
+        "Filter",
+        "Map",
+        "MessageTransform",
+        "Step",
+    ),
+    "streaming_shard": (
+        "StreamingShard",
+        "streaming_shard",
+    ),
+    "tensors": ("as_tensor",),
+}
+
+__getattr__ = lazily(__name__, _HOMES)

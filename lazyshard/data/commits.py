@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from lazyshard.data.order import Order
 from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format import Cursor, ReadingMark, check_consumer
 from lazyshard.format.blend_share import BlendShare
-from lazyshard.format.cursor import CURSORS
+from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.plan import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
@@ -172,7 +172,7 @@ class Commits:
 
     def __init__(self, directory: Path, consumer: str) -> None:
         self._directory = directory
-        self._consumer = consumer
+        self._consumer = check_consumer(consumer)
         self._owner: CursorOwner | None = None
         self.blend: tuple[BlendShare, ...] = ()
 
@@ -180,27 +180,36 @@ class Commits:
         """Leaves the cursor to the process that owns it."""
         return self.__dict__ | {"_owner": None}
 
-    @property
-    def begun(self) -> bool:
-        """Whether this process has written the cursor."""
-        return self._owner is not None and self._owner.begun
-
-    def write(self, state: RunState, chunks_before: int, *, take_over: bool) -> None:
+    def commit(
+        self, states: Sequence[RunState], order: Order, reader: StreamReader, *, last_epoch: bool, take_over: bool
+    ) -> None:
         """Writes the cursor durably.
 
+        Args:
+            states: where the run stands, and then older ones from which it may still be resumed.
+            order: the settings.
+            reader: the stream.
+            last_epoch: whether no other epoch follows. Otherwise every chunk is kept.
+            take_over: go on although another run on this machine writes the cursor.
+
         Raises:
+            StateMismatch: the first time: chunks are deleted that come next.
             CursorTaken: another run of the same name writes it.
             CursorUnwritable: the filesystem refused.
             FileRefused, StoreRefused, StoreUnavailable: as they say.
             VersionUnsupported: the cursor that is there is of a later format.
             RuntimeError: this is a fork of the process that owns the cursor.
         """
+        state = states[0]
+        if self._owner is None or not self._owner.begun:
+            # Before the cursor of a run that is further is overwritten by one that cannot go on.
+            check_data(state, order, reader)
         current = state.parts[-1]
         cursor = Cursor(
             consumer=self._consumer,
             stream_id=state.stream_id,
             consumed=state.consumed,
-            chunks_before=chunks_before,
+            chunks_before=chunks_done(states, order.known_total(reader.refresh())) if last_epoch else 0,
             plan={
                 "dp_size": current.dp,
                 "batch_size": current.batch_size,

@@ -10,13 +10,11 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 from torch.utils.data import Dataset, get_worker_info
 
-from lazyshard.data.batches import Batches
-from lazyshard.data.commits import Commits, check_data, chunks_done
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.data.lane import place_ahead
 from lazyshard.data.order import ENDLESS, LayoutName, Order, UnitName
@@ -26,12 +24,15 @@ from lazyshard.data.samples import SampleCache, SampleMaker
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadSamples, ErrorCount, OnBadSample
-from lazyshard.format import check_consumer
 from lazyshard.format.encoding import Fact
 from lazyshard.memory import quick_loads
 from lazyshard.plan import Draw
 from lazyshard.store.urls import stream_path
 from lazyshard.stream import Published, StreamReader
+
+if TYPE_CHECKING:
+    from lazyshard.data.batches import Batches
+    from lazyshard.data.commits import Commits
 
 _loads = quick_loads
 
@@ -163,17 +164,21 @@ class LazyShardedDataset(Dataset[Any]):
         )
         bad = BadSamples.within(on_bad_sample, max_bad_samples, max_error_count)
         cache = SampleCache(cache_bytes)
-        consumer = None if consumer is None else check_consumer(consumer)
-        self._commits = None if consumer is None else Commits(stream_path(directory), consumer)
+        self._commits: Commits | None = None
+        if consumer is not None:
+            from lazyshard.data.commits import Commits
+
+            self._commits = Commits(stream_path(directory), consumer)
         rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        shared = None
+        given = self._reader, pipeline, bad, cache, max_total_samples
+        samples = SampleMaker(*given)
         if (encode_cache, encode_cache_bytes, encode_fingerprint) != (None, None, None):
-            from lazyshard.data.encode_cache import open_encode_cache
+            from lazyshard.data.encode_cache import CachedSampleMaker, open_encode_cache
 
-            given = encode_cache, encode_cache_bytes, encode_fingerprint
-            shared = open_encode_cache(self._reader, *given, encode_fn, pipeline)
-        samples = SampleMaker(self._reader, pipeline, bad, cache, max_total_samples, shared)
+            where = encode_cache, encode_cache_bytes, encode_fingerprint
+            if (shared := open_encode_cache(self._reader, *where, encode_fn, pipeline)) is not None:
+                samples = CachedSampleMaker(shared, *given)
         self._draws = IndexReader(order, rank, self._reader, samples, consumer, late=late_parsing)
 
     def __repr__(self) -> str:
@@ -240,6 +245,8 @@ class LazyShardedDataset(Dataset[Any]):
             ValueError, TypeError: as `Batches`.
             RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
         """
+        from lazyshard.data.batches import Batches
+
         order = self._draws.count_steps()
         by_epoch = order.num_samples in (None, ENDLESS)
         return Batches(self, order.batch_size, order.draws_per_step // order.batch_size, epochs, by_epoch, loader)
@@ -348,11 +355,7 @@ class LazyShardedDataset(Dataset[Any]):
         states = [state, *map(self._draws.states.read, keep)]
         if self.rank.dp_rank != 0:
             return False
-        if not self._commits.begun:
-            # Before the cursor of a run that is further is overwritten by one that cannot go on.
-            check_data(state, self._draws.order, self._reader)
-        done = chunks_done(states, self._draws.order.known_total(self.published())) if last_epoch else 0
-        self._commits.write(state, done, take_over=take_over)
+        self._commits.commit(states, self._draws.order, self._reader, last_epoch=last_epoch, take_over=take_over)
         return True
 
     def published(self) -> Published:

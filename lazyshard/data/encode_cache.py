@@ -1,6 +1,4 @@
-"""The cache of encoded samples that all processes of a node share: what a data set asks it, and when it is given up.
-
-A data set has it opened by `lazyshard.data.encode_cache`.
+"""The cache of encoded samples that all processes of a node share: how it is opened, asked, and given up.
 
 Peers that draw the same rows at the same time share the work: who comes to a row that another one is encoding goes on
 to the next one of its batch, and comes back. The cache is never needed: where it fails it is left alone from then on,
@@ -13,15 +11,17 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from lazyshard.data.samples import SampleMaker
+from lazyshard.data.shared import Stats
 from lazyshard.data.steps import EncodeFn, RowSteps, Step
 from lazyshard.data.tensors import pack, unpack
-from lazyshard.errors import RowInvalid, SkipSample, redact
+from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample, redact
 from lazyshard.format.byte_size import parse_size
 from lazyshard.format.encoding import Encoding, Fact, check_encoding
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES, Kept, chunk_key, encode_dropped, encode_sample
@@ -219,6 +219,88 @@ class EncodeCache:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning("%s: %s", self._kept.folder, what)
+
+
+class CachedSampleMaker(SampleMaker):
+    """Makes samples of rows, and keeps them for all processes of the node.
+
+    Args:
+        shared: keeps them; other arguments as of `SampleMaker`.
+    """
+
+    takes_lines = True
+
+    def __init__(self, shared: EncodeCache, *given: Any) -> None:
+        super().__init__(*given)
+        self._shared = shared
+
+    @property
+    def stats(self) -> Stats:
+        """What this process has met."""
+        encoded, from_cache, not_cached = self._shared.counts
+        return super().stats._replace(encoded=encoded, from_cache=from_cache, not_cached=not_cached)
+
+    def forget_met(self) -> None:
+        """Starts counting anew."""
+        super().forget_met()
+        self._shared.forget_counts()
+
+    def of_lines(self, lines: list[bytes], samples: Iterable[int]) -> list[Any]:
+        """Makes samples of checked lines, or takes what is kept; substitutes as `make` does. Raises as `substitute`.
+
+        Rows that another process is encoding are left for the end: peers that draw the same batch share the work.
+        """
+        numbers = [int(sample) for _, sample in zip(lines, samples, strict=False)]
+        made = [self._of_line(sample, line, wait=False) for sample, line in zip(numbers, lines, strict=True)]
+        for at, one in enumerate(made):
+            if one is BUSY:
+                made[at] = self._of_line(numbers[at], lines[at], wait=True)
+        return made
+
+    def _of_line(self, sample: int, line: bytes, *, wait: bool) -> Any:
+        kept = self._cache.get(sample)
+        if kept is not None:
+            return kept
+        made, failed = self._through_cache(sample, line, wait=wait)
+        if failed is not None:
+            return self.substitute(sample, failed)
+        if made is not BUSY:
+            self._cache.put(sample, made)
+        return made
+
+    def _through_cache(self, sample: int, line: bytes, *, wait: bool) -> tuple[Any, Exception | None]:
+        """Returns what is kept of a sample or made of its line, or why it cannot be trained; `BUSY` as `begin`."""
+        shared = self._shared
+        try:
+            found = shared.begin(sample, line, wait=wait)
+        except SkipSample as cause:
+            return None, cause
+        if found is not MISSING:
+            return found, None
+        try:
+            made, failed = self._made_of(sample, line)
+            if failed is None:
+                shared.keep(sample, line, made)
+            elif isinstance(failed, SkipSample):
+                shared.drop(sample, line, failed)
+        finally:
+            shared.end(sample)
+        return made, failed
+
+    def _made_of(self, sample: int, line: bytes) -> tuple[Any, Exception | None]:
+        """Returns what is made of a checked line, or why it cannot be trained."""
+        try:
+            row = self._reader.parse([line], sample)[0]
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return None, cause
+        return self._made(sample, row)
+
+    def _try(self, sample: int) -> tuple[Any, Exception | None]:
+        try:
+            line = self._reader.lines_published(sample, sample + 1)[0]
+        except (ChunkCorrupt, RowInvalid) as cause:
+            return None, cause
+        return self._through_cache(sample, line, wait=True)
 
 
 ENCODE_CACHE_BYTES: Final = 16 << 30

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from lazyshard.data.commits import ReadingMarks
 from lazyshard.data.index_space import IndexSpace, length_given_up, length_unknown
 from lazyshard.data.lane import LaneReader, consecutive, parsed_rows
 from lazyshard.data.order import Order, tell_undone
@@ -244,6 +243,8 @@ class IndexReader:
         reader.label = label or f"rank {rank.dp_rank} of {rank.dp_size}"
         try:
             if self._consumer is not None and rank.dp_rank == 0:
+                from lazyshard.data.commits import ReadingMarks
+
                 # Or a producer that is held back by --max-ahead would wait for us, as we for it.
                 course = Course(self.order.rules(size, size), [Part(rank.dp_size, self.order.batch_size)])
                 marks = ReadingMarks(self._consumer, course, reader, since=self._since)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.commits import ReadingMarks
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import ASKED, SharedNumbers
@@ -21,6 +20,9 @@ from lazyshard.format.state import RunState
 from lazyshard.plan import Draw, Layout, Run, make_layout
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of
+
+if TYPE_CHECKING:
+    from lazyshard.data.commits import ReadingMarks
 
 _log = logging.getLogger("lazyshard")
 
@@ -100,6 +102,8 @@ class IndexSpace:
         self._tell_cut(published, reader)
         self.marks: ReadingMarks | None = None
         if consumer is not None and rank.dp_rank == 0:
+            from lazyshard.data.commits import ReadingMarks
+
             self.marks = ReadingMarks(consumer, self.course, reader, since=since)
         # Positions up to this one are certain, given this total: what needs fewer published samples than something
         # that was waited for needs no look. One value that is only ever replaced: a position must not meet the total

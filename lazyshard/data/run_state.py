@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from lazyshard.data.commits import check_data
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import StateInvalid
-from lazyshard.format.blend_state import BLEND
-from lazyshard.format.sequence_state import KIND, SequenceState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.plan import Gaps
 from lazyshard.stream import StreamReader
@@ -50,7 +47,6 @@ _MAX_VALUES: Final = 1000
 _SHOWN_KEYS: Final = 6
 
 _RUN: Final = frozenset(RunState.__slots__)
-_SEQUENCES: Final = frozenset(SequenceState.__slots__)
 
 _LOADERS: Final = ("_snapshot", "_num_yielded")
 """Fields of what torchdata's `StatefulDataLoader` returns, with workers and without (torchdata 0.11)."""
@@ -129,6 +125,8 @@ class RunStates:
         state = self.read(value)
         epoch = epoch_of(state)
         if settled is None:
+            from lazyshard.data.commits import check_data
+
             check_data(state, self.order, reader)
             self._loaded = state
             return epoch, state.parts[-1].draws
@@ -299,8 +297,12 @@ def mistaken_for_sequences(value: object) -> str | None:
     >>> mistaken_for_sequences({"format": 1, "stream_id": "a", "parts": [], "consumed": 8})[:40]
     'it is the state of a LazyShardedDataset '
     """
+    from lazyshard.format.blend_state import BLEND
+    from lazyshard.format.sequence_state import KIND, SequenceState
+
+    fields = frozenset(SequenceState.__slots__)
     if not isinstance(value, dict) or value.get("kind") in (BLEND, KIND):
-        return _mistaken(value, _SEQUENCES)
+        return _mistaken(value, fields)
     if any(name in value for name in _LOADERS):
         return (
             "it is the state of a StatefulDataLoader: give it to `loader.load_state_dict`, of a loader over these "
@@ -316,7 +318,7 @@ def mistaken_for_sequences(value: object) -> str | None:
             f"it is the state of {one}, and goes on there alone: it counts samples, not sequences; give what "
             f"`state_dict` of LazyShardedSequences returned, or begin an epoch anew"
         )
-    return _mistaken(value, _SEQUENCES)
+    return _mistaken(value, fields)
 
 
 def _mistaken(value: object, fields: frozenset[str]) -> str | None:
@@ -324,6 +326,8 @@ def _mistaken(value: object, fields: frozenset[str]) -> str | None:
         return "it is a path or a text: load the checkpoint, as with `torch.load`, and give what `state_dict` returned"
     if not isinstance(value, dict):
         return None
+    from lazyshard.format.blend_state import BLEND
+
     if value.get("kind") == BLEND:
         return "it is the state of a blend: give it to a `BlendedDataset` of the same streams"
     if value.keys() & fields:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.encode_cache import BUSY, MISSING, EncodeCache
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import RowSteps
 from lazyshard.data.substitutes import BadSamples, SubstituteSearch
-from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
+from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan import Gaps
 from lazyshard.stream import StreamReader
@@ -31,8 +30,12 @@ class SampleMaker:
         bad: decides what happens to samples that cannot be read or encoded.
         cache: keeps encoded samples.
         limit: the stream is taken to end there at the latest; None for no bound.
-        shared: keeps them for all processes of the node; None if nothing does.
+
+    Attributes:
+        takes_lines: whether samples are made `of_lines`, which need not be parsed where what was made of them is kept.
     """
+
+    takes_lines = False
 
     def __init__(
         self,
@@ -41,12 +44,10 @@ class SampleMaker:
         bad: BadSamples,
         cache: SampleCache,
         limit: int | None,
-        shared: EncodeCache | None = None,
     ) -> None:
         self._reader = reader
         self._steps = steps
         self._cache = cache
-        self._shared = shared
         self._substitutes = SubstituteSearch(reader, bad, limit)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,22 +60,14 @@ class SampleMaker:
         return bool(self._steps)
 
     @property
-    def takes_lines(self) -> bool:
-        """Whether samples are made `of_lines`, which need not be parsed where what was made of them is kept."""
-        return self._shared is not None
-
-    @property
     def stats(self) -> Stats:
         """What this process has met."""
         found, reader = self._substitutes, self._reader
-        cached = () if self._shared is None else self._shared.counts
-        return Stats(len(found.bad), reader.chunks_opened, reader.waited_s, found.bad.skipped, found.filled, *cached)
+        return Stats(len(found.bad), reader.chunks_opened, reader.waited_s, found.bad.skipped, found.filled)
 
     def forget_met(self) -> None:
         """Starts counting anew."""
         self._substitutes.forget_met()
-        if self._shared is not None:
-            self._shared.forget_counts()
 
     def leave_out(self, samples: Gaps) -> None:
         """Takes no substitute from among samples that are not to be drawn."""
@@ -94,57 +87,8 @@ class SampleMaker:
         return encoded
 
     def of_lines(self, lines: list[bytes], samples: Iterable[int]) -> list[Any]:
-        """Makes samples of checked lines, or takes what the shared cache has kept; substitutes as `make` does.
-
-        Rows that another process is encoding are left for the end: peers that draw the same batch share the work.
-
-        Raises: as `substitute`.
-        """
-        numbers = [int(sample) for _, sample in zip(lines, samples, strict=False)]
-        made = [self._of_line(sample, line, wait=False) for sample, line in zip(numbers, lines, strict=True)]
-        for at, one in enumerate(made):
-            if one is BUSY:
-                made[at] = self._of_line(numbers[at], lines[at], wait=True)
-        return made
-
-    def _of_line(self, sample: int, line: bytes, *, wait: bool) -> Any:
-        kept = self._cache.get(sample)
-        if kept is not None:
-            return kept
-        made, failed = self._through_cache(sample, line, wait=wait)
-        if failed is not None:
-            return self.substitute(sample, failed)
-        if made is not BUSY:
-            self._cache.put(sample, made)
-        return made
-
-    def _through_cache(self, sample: int, line: bytes, *, wait: bool) -> tuple[Any, Exception | None]:
-        """Returns what is kept of a sample or made of its line, or why it cannot be trained; `BUSY` as `begin`."""
-        shared = self._shared
-        assert shared is not None
-        try:
-            found = shared.begin(sample, line, wait=wait)
-        except SkipSample as cause:
-            return None, cause
-        if found is not MISSING:
-            return found, None
-        try:
-            made, failed = self._made_of(sample, line)
-            if failed is None:
-                shared.keep(sample, line, made)
-            elif isinstance(failed, SkipSample):
-                shared.drop(sample, line, failed)
-        finally:
-            shared.end(sample)
-        return made, failed
-
-    def _made_of(self, sample: int, line: bytes) -> tuple[Any, Exception | None]:
-        """Returns what is made of a checked line, or why it cannot be trained."""
-        try:
-            row = self._reader.parse([line], sample)[0]
-        except (ChunkCorrupt, RowInvalid) as cause:
-            return None, cause
-        return self._made(sample, row)
+        """Makes samples of checked lines; substitutes as `make` does. Raises as `substitute`."""
+        raise NotImplementedError
 
     def _made(self, sample: int, row: dict[str, Any]) -> tuple[Any, Exception | None]:
         """Returns what is made of a row, or why it cannot be trained."""
@@ -171,12 +115,10 @@ class SampleMaker:
     def _try(self, sample: int) -> tuple[Any, Exception | None]:
         """Returns what is made of a sample, or why it cannot be trained."""
         try:
-            if self._shared is None:
-                return self._made(sample, self._reader.read_published(sample, sample + 1)[0])
-            line = self._reader.lines_published(sample, sample + 1)[0]
+            row = self._reader.read_published(sample, sample + 1)[0]
         except (ChunkCorrupt, RowInvalid) as cause:
             return None, cause
-        return self._through_cache(sample, line, wait=True)
+        return self._made(sample, row)
 
 
 class SampleCache:

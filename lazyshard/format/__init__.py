@@ -16,24 +16,31 @@
 The specification for other languages is `docs/format.md`.
 """
 
-from lazyshard.format.batch import CheckedArrays, CheckedLines, check_lines
-from lazyshard.format.cursor import Cursor, check_consumer
-from lazyshard.format.duplicate_keys import has_duplicate_keys
-from lazyshard.format.encoded_row import EncodedRow, check_encoded
-from lazyshard.format.encoding import Encoding, check_encoding
-from lazyshard.format.end import End
-from lazyshard.format.fields import FORMAT
-from lazyshard.format.head import STATES, Head, ProducerState
-from lazyshard.format.manifest import Manifest, check_samples_per_chunk
-from lazyshard.format.owner import Owner
-from lazyshard.format.packed_row import PackedRow, decode_pack, encode_encoded_pack, encode_pack
-from lazyshard.format.reading import ReadingMark
-from lazyshard.format.retired import Retired
-from lazyshard.format.row import check_line, check_row, encode_row, parse_row
-from lazyshard.format.seal import Seal
-from lazyshard.format.sealed_arrays import SealedArrays
-from lazyshard.format.state import PartState, RunState
-from lazyshard.format.tokens import Tokens, seal_digest
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.lazy import lazily
+
+if TYPE_CHECKING:
+    from lazyshard.format.batch import CheckedArrays, CheckedLines, check_lines
+    from lazyshard.format.cursor import Cursor, check_consumer
+    from lazyshard.format.duplicate_keys import has_duplicate_keys
+    from lazyshard.format.encoded_row import EncodedRow, check_encoded
+    from lazyshard.format.encoding import Encoding, check_encoding
+    from lazyshard.format.end import End
+    from lazyshard.format.fields import FORMAT
+    from lazyshard.format.head import STATES, Head, ProducerState
+    from lazyshard.format.manifest import Manifest, check_samples_per_chunk
+    from lazyshard.format.owner import Owner
+    from lazyshard.format.packed_row import PackedRow, decode_pack, encode_encoded_pack, encode_pack
+    from lazyshard.format.reading import ReadingMark
+    from lazyshard.format.retired import Retired
+    from lazyshard.format.row import check_line, check_row, encode_row, parse_row
+    from lazyshard.format.seal import Seal
+    from lazyshard.format.sealed_arrays import SealedArrays
+    from lazyshard.format.state import PartState, RunState
+    from lazyshard.format.tokens import Tokens, seal_digest
 
 __all__ = [
     "FORMAT",
@@ -71,3 +78,62 @@ __all__ = [
     "parse_row",
     "seal_digest",
 ]
+
+_HOMES: Final = {
+    "batch": (
+        "CheckedArrays",
+        "CheckedLines",
+        "check_lines",
+    ),
+    "cursor": (
+        "Cursor",
+        "check_consumer",
+    ),
+    "duplicate_keys": ("has_duplicate_keys",),
+    "encoded_row": (
+        "EncodedRow",
+        "check_encoded",
+    ),
+    "encoding": (
+        "Encoding",
+        "check_encoding",
+    ),
+    "end": ("End",),
+    "fields": ("FORMAT",),
+    "head": (
+        "STATES",
+        "Head",
+        "ProducerState",
+    ),
+    "manifest": (
+        "Manifest",
+        "check_samples_per_chunk",
+    ),
+    "owner": ("Owner",),
+    "packed_row": (
+        "PackedRow",
+        "decode_pack",
+        "encode_encoded_pack",
+        "encode_pack",
+    ),
+    "reading": ("ReadingMark",),
+    "retired": ("Retired",),
+    "row": (
+        "check_line",
+        "check_row",
+        "encode_row",
+        "parse_row",
+    ),
+    "seal": ("Seal",),
+    "sealed_arrays": ("SealedArrays",),
+    "state": (
+        "PartState",
+        "RunState",
+    ),
+    "tokens": (
+        "Tokens",
+        "seal_digest",
+    ),
+}
+
+__getattr__ = lazily(__name__, _HOMES)

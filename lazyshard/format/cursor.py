@@ -15,11 +15,9 @@ from typing import Any, Final
 from lazyshard.errors import CursorInvalid, StateInvalid
 from lazyshard.format.blend_share import BlendShare, read_shares, share_values
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
+from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
 from lazyshard.format.stream_id import is_stream_id
-
-CURSORS: Final = "cursors"
-"""Folder of the cursors in a stream's directory."""
 
 MAX_CONSUMER_BYTES: Final = 200
 """A file name has at most 255: what stands around a consumer's name needs room."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lazyshard.errors import ReadingInvalid
-from lazyshard.format.cursor import CURSORS, check_consumer, is_count
+from lazyshard.format.cursor import check_consumer, is_count
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
+from lazyshard.format.names import CURSORS
 from lazyshard.format.stream_id import is_stream_id
 
 READING_SUFFIX: Final = ".reading.json"

@@ -19,7 +19,8 @@ import orjson
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
 from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BLEND, BlendState
-from lazyshard.format.cursor import CURSORS, cursor_name
+from lazyshard.format.cursor import cursor_name
+from lazyshard.format.names import CURSORS
 from lazyshard.format.state import PartState, RunState
 from lazyshard.format.stream_id import is_stream_id
 from lazyshard.memory import loads

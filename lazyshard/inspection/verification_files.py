@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 from lazyshard.errors import LazyShardError, VersionUnsupported
 from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, check_consumer
-from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
+from lazyshard.format.cursor import CURSOR_SUFFIX
 from lazyshard.format.names import (
+    CURSORS,
     END,
     HEAD,
     MANIFEST,

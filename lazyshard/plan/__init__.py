@@ -28,19 +28,24 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
 
 from __future__ import annotations
 
-from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.ending import AtEnd, Ending
-from lazyshard.plan.gaps import Gaps
-from lazyshard.plan.lane import Draw, Plan, Run
-from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
-from lazyshard.plan.packing import pack_samples
-from lazyshard.plan.part import Part
-from lazyshard.plan.places import Place
-from lazyshard.plan.segment import Rules
-from lazyshard.plan.shuffle import mix64, permutation
-from lazyshard.plan.shuffle_distance import window_for_distance
-from lazyshard.plan.unit import UNIT_NAMES, auto_unit, named_unit, window_positions
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.lazy import lazily
+
+if TYPE_CHECKING:
+    from lazyshard.plan.course import Course
+    from lazyshard.plan.deal import Deal
+    from lazyshard.plan.ending import AtEnd, Ending
+    from lazyshard.plan.gaps import Gaps
+    from lazyshard.plan.lane import Draw, Plan, Run
+    from lazyshard.plan.layout import BlockLayout, Layout, StridedLayout, make_layout
+    from lazyshard.plan.packing import pack_samples
+    from lazyshard.plan.part import Part
+    from lazyshard.plan.places import Place
+    from lazyshard.plan.segment import Rules
+    from lazyshard.plan.shuffle import mix64, permutation
+    from lazyshard.plan.shuffle_distance import window_for_distance
+    from lazyshard.plan.unit import UNIT_NAMES, auto_unit, named_unit, window_positions
 
 __all__ = [
     "UNIT_NAMES",
@@ -67,3 +72,41 @@ __all__ = [
     "window_for_distance",
     "window_positions",
 ]
+
+_HOMES: Final = {
+    "course": ("Course",),
+    "deal": ("Deal",),
+    "ending": (
+        "AtEnd",
+        "Ending",
+    ),
+    "gaps": ("Gaps",),
+    "lane": (
+        "Draw",
+        "Plan",
+        "Run",
+    ),
+    "layout": (
+        "BlockLayout",
+        "Layout",
+        "StridedLayout",
+        "make_layout",
+    ),
+    "packing": ("pack_samples",),
+    "part": ("Part",),
+    "places": ("Place",),
+    "segment": ("Rules",),
+    "shuffle": (
+        "mix64",
+        "permutation",
+    ),
+    "shuffle_distance": ("window_for_distance",),
+    "unit": (
+        "UNIT_NAMES",
+        "auto_unit",
+        "named_unit",
+        "window_positions",
+    ),
+}
+
+__getattr__ = lazily(__name__, _HOMES)

@@ -11,10 +11,12 @@ import contextlib
 import os
 import re
 from pathlib import Path, PosixPath
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from lazyshard.errors import StreamMissing, redact
-from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
+
+if TYPE_CHECKING:
+    from lazyshard.store.objects import ObjectStore
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.DOTALL)
 
@@ -51,6 +53,8 @@ class UrlPath(PosixPath):
     @property
     def store(self) -> ObjectStore:
         """The store of its bucket."""
+        from lazyshard.store.objects import PATIENCE_VARIABLE, ObjectStore
+
         scheme, bucket = self.parts[:2]
         key = f"{scheme}//{bucket}", os.environ.get(PATIENCE_VARIABLE)
         found = _stores.get(key)

@@ -11,12 +11,19 @@
 - `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now
 """
 
-from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers, read_reading, write_reading
-from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
-from lazyshard.stream.published import Published
-from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.retire import list_kept, read_retired
-from lazyshard.stream.writer import ChunkWriter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lazyshard.lazy import lazily
+
+if TYPE_CHECKING:
+    from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers, read_reading, write_reading
+    from lazyshard.stream.cursor import CursorOwner, read_cursor, write_cursor
+    from lazyshard.stream.published import Published
+    from lazyshard.stream.reader import StreamReader
+    from lazyshard.stream.retire import list_kept, read_retired
+    from lazyshard.stream.writer import ChunkWriter
 
 __all__ = [
     "ChunkWriter",
@@ -33,3 +40,27 @@ __all__ = [
     "write_cursor",
     "write_reading",
 ]
+
+_HOMES: Final = {
+    "consumers": (
+        "Consumer",
+        "forget_consumer",
+        "list_consumers",
+        "read_reading",
+        "write_reading",
+    ),
+    "cursor": (
+        "CursorOwner",
+        "read_cursor",
+        "write_cursor",
+    ),
+    "published": ("Published",),
+    "reader": ("StreamReader",),
+    "retire": (
+        "list_kept",
+        "read_retired",
+    ),
+    "writer": ("ChunkWriter",),
+}
+
+__getattr__ = lazily(__name__, _HOMES)

@@ -29,8 +29,9 @@ import filelock
 import xxhash
 
 from lazyshard.errors import CursorInvalid, CursorTaken, StoreUnavailable, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import CURSORS, Cursor, check_consumer, cursor_name
+from lazyshard.format.cursor import Cursor, check_consumer, cursor_name
 from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file, read_replaced_file
 from lazyshard.store.mirror_room import cache_folder

@@ -9,7 +9,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lazyshard.errors import StreamInvalid
 from lazyshard.format import Encoding
@@ -18,8 +18,10 @@ from lazyshard.store.files import again_if_stale
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_foreign
 from lazyshard.stream.listing import Scan, scan_chunks
-from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.published import Published
+
+if TYPE_CHECKING:
+    from lazyshard.stream.mirror_chunks import MirroredChunks
 
 _LISTING_SHARE: Final = 0.05
 """The share of the time between two listings that the first of them may take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lazyshard.errors import EndInvalid, FormatInvalid, HeadInvalid, SealInvalid, StreamMismatch
 from lazyshard.format import FORMAT, End, Head, Manifest, Seal
@@ -11,9 +12,11 @@ from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
 from lazyshard.store.files import again_if_stale, read_file, read_replaced_file
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_sealed
-from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.published import Published
 from lazyshard.stream.retire import list_kept, read_retired
+
+if TYPE_CHECKING:
+    from lazyshard.stream.mirror_chunks import MirroredChunks
 
 
 class NativeStream:
@@ -33,6 +36,8 @@ class NativeStream:
         self.samples_per_chunk = manifest.samples_per_chunk
         self.mirrored: MirroredChunks | None = None
         if isinstance(directory, UrlPath):
+            from lazyshard.stream.mirror_chunks import MirroredChunks
+
             self.mirrored = MirroredChunks(directory, manifest.stream_id, self.check_identity)
         else:
             self._manifest = os.path.join(directory, MANIFEST)

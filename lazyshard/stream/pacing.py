@@ -12,9 +12,8 @@ from typing import Final
 
 from lazyshard.errors import ChunkMissing, ChunkRetired, StreamInvalid, StreamMissing, WaitTimeout
 from lazyshard.format import Head
-from lazyshard.format.cursor import CURSORS
 from lazyshard.format.fields import printable
-from lazyshard.format.names import END
+from lazyshard.format.names import CURSORS, END
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
 from lazyshard.format import Encoding
@@ -12,9 +12,11 @@ from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.foreign_stream import ForeignStream, is_usual, look_foreign
 from lazyshard.stream.manifest import how_to_mark, manifest_lost, read_manifest
-from lazyshard.stream.mirror_chunks import MirroredChunks
 from lazyshard.stream.native_stream import NativeStream
 from lazyshard.stream.published import Published
+
+if TYPE_CHECKING:
+    from lazyshard.stream.mirror_chunks import MirroredChunks
 
 
 class Stream(Protocol):

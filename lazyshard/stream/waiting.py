@@ -16,11 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Final, TypeVar
-
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.names import END, HEAD, SEAL_SUFFIX
@@ -28,6 +24,10 @@ from lazyshard.store.urls import UrlPath
 from lazyshard.stream.node_poll import NodePoll
 from lazyshard.stream.pacing import FIRST_POLL_S, FIRST_REQUEST_S, ReaderWait, expected_wait, next_poll, next_report
 from lazyshard.stream.watchdog import READERS
+
+if TYPE_CHECKING:
+    from watchdog.events import FileSystemEvent
+    from watchdog.observers.api import BaseObserver
 
 _FOLLOW_S: Final = 2.0
 _STUCK_S: Final = 10.0
@@ -179,7 +179,7 @@ class _StoppedEmitter(logging.Filter):
 logging.getLogger("watchdog.observers.inotify").addFilter(_StoppedEmitter())
 
 
-class Waker(FileSystemEventHandler):
+class Waker:
     """Wakes a sleeper when the head, the end or a marker of a stream is written.
 
     Starts watching at the first sleep that finds the directory there. A context manager: leaving it ends the watching
@@ -210,8 +210,8 @@ class Waker(FileSystemEventHandler):
             self._woken.clear()
         return woken
 
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        """Called by watchdog's thread."""
+    def dispatch(self, event: FileSystemEvent) -> None:
+        """Called by watchdog's thread, whose event handler this is."""
         for path in (event.src_path, event.dest_path):
             name = str(path).rpartition("/")[2]
             if event.event_type not in ("opened", "closed_no_write") and (
@@ -228,10 +228,13 @@ class Waker(FileSystemEventHandler):
         # again, since watchdog up to 6 loses three descriptors each time.
         if Waker._refused:
             return False
+        # Who never waits need not import it.
+        from watchdog.observers import Observer
+
         try:
             self._observer = Observer()
             self._observer.daemon = True
-            self._observer.schedule(self, str(self._directory), recursive=False)
+            self._observer.schedule(self, str(self._directory), recursive=False)  # type: ignore[arg-type]
             self._observer.start()
         except (OSError, RuntimeError):
             Waker._refused = True

@@ -398,7 +398,7 @@ def test_watching_that_is_refused_is_not_tried_again(tmp_path: Path, monkeypatch
         tried.append("observer")
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr("lazyshard.stream.waiting.Observer", refuse)
+    monkeypatch.setattr("watchdog.observers.Observer", refuse)
     monkeypatch.setattr(Waker, "_refused", False)
     for _ in range(3):
         with Waker(tmp_path) as waker:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.format import Retired
-from lazyshard.format.cursor import CURSOR_SUFFIX, CURSORS
-from lazyshard.format.names import RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.cursor import CURSOR_SUFFIX
+from lazyshard.format.names import CURSORS, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.consumers import Consumer, list_consumers

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format import Head
-from lazyshard.format.cursor import CURSORS
-from lazyshard.format.names import HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
 from tests.harness.points.reader import Reader

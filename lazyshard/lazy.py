@@ -13,11 +13,15 @@ def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], 
 
     Args:
         package: its name.
-        homes: the names that it offers, by its modules. A type checker sees imports of its own, under TYPE_CHECKING.
+        homes: the names that it offers, by its modules, none of which is called like one of them. The modules are names
+            of it too. A type checker sees imports of its own, under TYPE_CHECKING.
     """
     modules = {name: module for module, names in homes.items() for name in names}
+    inner = {module.partition(".")[0] for module in homes}
 
     def get(name: str) -> Any:
+        if name in inner:
+            return import_module(f"{package}.{name}")
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(import_module(f"{package}.{modules[name]}"), name)

@@ -162,12 +162,6 @@ class SealInvalid(FormatInvalid):
     chunk: int | None = None
 
 
-class TokensInvalid(FormatInvalid):
-    """A `.tokens` file, with lengths that were measured, cannot be used."""
-
-    chunk: int | None = None
-
-
 class HeadInvalid(FormatInvalid):
     """`head.json` cannot be used."""
 
@@ -397,20 +391,6 @@ class LengthsMissing(LazyShardError, ValueError):
 
     directory: str | None = None
     chunk: int | None = None
-
-
-class MeasureRefused(LazyShardError, ValueError):
-    """Lengths are not measured: a row cannot be, the measure cannot be used or is another, it is no stream of ours."""
-
-    directory: str | None = None
-    chunk: int | None = None
-    row: int | None = None
-
-
-class MeasureLocked(LazyShardError, BlockingIOError):
-    """Another process on this machine is measuring the stream."""
-
-    directory: str | None = None
 
 
 class BadSample(LazyShardError, ValueError):

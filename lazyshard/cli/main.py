@@ -10,7 +10,6 @@
        3  refused: a bad row, names or numbers of rows                  do what the message says, run again
        3  `forget`: no consumer of this name                            choose one that the message lists
        3  `export`: PREFIX is there, the stream has not ended           see --force, or wait for its end
-       3  `measure`: a row or the measure cannot be used                see what the message names
        3  `watch --save`: FILE is there and is no page of watch         choose another name, or remove it
        3  `trace`: no row holds the text; `audit`: there is no state    ask for another one, give the checkpoints
        3  `verify-filesystem`: it does not fit                          take another one, or set what is printed
@@ -19,7 +18,7 @@
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names
-       6  another process is writing to the stream, or measuring it     stop it, run again
+       6  another process is writing to the stream                      stop it, run again
        7  filesystem or store failed: full, read-only, no permission    mend it, run again
        9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback

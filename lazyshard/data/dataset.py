@@ -417,8 +417,8 @@ class LazyShardedDataset(Dataset[Any]):
 
         ``dataset["lengths"]`` is what samplers that group by length ask for: tokens of the sample that each index draws
         in the epoch that is set, an int32 array of shape (len(dataset),), int64 where one is longer. Of a stream that
-        has ended and whose lengths are known, from the producer or `lazyshard measure`. A row of which no sample is
-        made counts 0, one in the place of another as that one. Read once: 4 bytes a sample.
+        has ended and whose producer has said how long its samples are. A row of which no sample is made counts 0, one
+        in the place of another as that one. Read once: 4 bytes a sample.
 
         Raises:
             IndexError: outside the data set.

@@ -11,8 +11,7 @@ from lazyshard.data.index_space import IndexSpace
 from lazyshard.errors import LengthsMissing, StreamMismatch
 from lazyshard.stream import StreamReader
 from lazyshard.stream.opening import open_now
-from lazyshard.stream.token_lengths import read_lengths
-from lazyshard.stream.window_lengths import lengths_not_ours
+from lazyshard.stream.token_lengths import lengths_not_ours, read_lengths
 
 __all__ = ["lengths_by_index", "lengths_by_sample"]
 
@@ -21,7 +20,7 @@ _POSITIONS: Final = 1 << 20
 
 
 def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np.uint32]:
-    """Reads the lengths of all samples, from the seals or from what was measured since.
+    """Reads the lengths of all samples, from the seals.
 
     Args:
         reader: the stream.
@@ -31,7 +30,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
         u32 of shape (total,).
 
     Raises:
-        LengthsMissing: the end is open; or lengths are not known, deleted, or measured in two ways.
+        LengthsMissing: the end is open; or lengths are not known, or deleted.
         StreamMismatch: another stream took the place of this one.
         FormatInvalid, OSError: a file cannot be read.
     """
@@ -39,7 +38,7 @@ def lengths_by_sample(reader: StreamReader, total: int | None) -> npt.NDArray[np
     if total is None:
         raise LengthsMissing(
             f"{directory}: the stream is still being produced ({reader.seen.samples} samples so far), so not all "
-            f"lengths are known; ask once it has ended and `lazyshard measure` has measured it",
+            f"lengths are known; ask once it has ended",
             directory=str(directory),
         )
     if reader.stream_id is None:

@@ -366,8 +366,8 @@ class SequenceMaker:
 
     def _says(self, sample: int, count: int) -> str:
         return (
-            f"it has {count} tokens as encoded here, and {self._length_of(sample)} as measured (measure the rows with "
-            f"what encodes them)"
+            f"it has {count} tokens as encoded here, and {self._length_of(sample)} as sealed (have them measured with "
+            f"what encodes them, by `lazyshard-producer run --measure`)"
         )
 
     def _meet(self, sample: int, cause: Exception) -> None:

@@ -142,8 +142,8 @@ class SequencePlanner:
             where = self._reader.directory
             raise StateMismatch(
                 f"{where}: the lengths of the rows from {place.position} on are not those of which the run has made "
-                f"its sequences, so it cannot go on with the next one: were they measured anew since? Measure them as "
-                f"they were, with `lazyshard measure --replace`, or begin an epoch anew",
+                f"its sequences, so it cannot go on with the next one: take the stream of before, or begin an epoch "
+                f"anew",
                 directory=str(where),
                 field="lengths",
                 expected=state.lengths,
@@ -299,7 +299,7 @@ def check_beginning(reader: StreamReader, settings: SequenceSettings) -> bool:
         StreamMismatch: its rows are packs, or were cut or padded by their producer.
         LengthsMissing: how long its rows are is not known.
         BadSample: one of them is longer than a sequence.
-        SealInvalid, TokensInvalid, ChunkMissing, OSError: it cannot be read.
+        SealInvalid, ChunkMissing, OSError: it cannot be read.
     """
     size, samples = reader.samples_per_chunk, reader.seen.samples
     # Its open files are let go of with it: this process may never read that chunk again.

@@ -20,7 +20,7 @@ from lazyshard.data.substitutes import BadSamples, OnBadSample
 from lazyshard.errors import LazyShardError
 from lazyshard.format.sequence_state import Place
 from lazyshard.stream import StreamReader
-from lazyshard.stream.window_lengths import lengths_not_ours
+from lazyshard.stream.token_lengths import lengths_not_ours
 
 __all__ = ["LazyShardedSequences"]
 
@@ -28,7 +28,7 @@ __all__ = ["LazyShardedSequences"]
 class LazyShardedSequences(IterableDataset[Any]):
     """The sequences of one rank, in order, from where the run stands to the end of the epoch that is set.
 
-    They are made of rows, raw or encoded, whose lengths are known, from the seals or by `lazyshard measure`, window by
+    They are made of rows, raw or encoded, whose lengths are known from the seals, window by
     window::
 
         sequences = LazyShardedSequences("stream", encode, form=Pack(8192), batch_size=1)

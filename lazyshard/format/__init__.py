@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from lazyshard.format.seal import Seal
     from lazyshard.format.sealed_arrays import SealedArrays
     from lazyshard.format.state import PartState, RunState
-    from lazyshard.format.tokens import Tokens, seal_digest
 
 __all__ = [
     "FORMAT",
@@ -62,7 +61,6 @@ __all__ = [
     "RunState",
     "Seal",
     "SealedArrays",
-    "Tokens",
     "check_consumer",
     "check_encoded",
     "check_encoding",
@@ -76,7 +74,6 @@ __all__ = [
     "encode_row",
     "has_duplicate_keys",
     "parse_row",
-    "seal_digest",
 ]
 
 _HOMES: Final = {
@@ -129,10 +126,6 @@ _HOMES: Final = {
     "state": (
         "PartState",
         "RunState",
-    ),
-    "tokens": (
-        "Tokens",
-        "seal_digest",
     ),
 }
 

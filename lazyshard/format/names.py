@@ -4,9 +4,8 @@
 stream.json              manifest               chunk_00000.jsonl             rows of chunk 0
 head.json                newest published facts chunk_00000.jsonl.completed   seal of chunk 0
 stream.end               end of stream          chunk_00000.arrays            arrays of its rows, if they may have any
-retired.json             what is deleted        chunk_00000.jsonl.tokens      lengths of its rows, measured later
-quarantine.jsonl         rows that were refused stream.owner                  who may write
-.producer.lock, .tmp/    the writer's own       .measure/                     `lazyshard measure`'s own
+retired.json             what is deleted        stream.owner                  who may write
+quarantine.jsonl         rows that were refused .producer.lock, .tmp/         the writer's own
 ```
 
 A chunk's number has at least five digits and grows past 99999. Only the canonical name is ever written; directories
@@ -34,7 +33,6 @@ DATA_SUFFIX: Final = ".jsonl"
 SEAL_SUFFIX: Final = ".completed"
 ARRAYS_SUFFIX: Final = ".arrays"
 TOKENS_SUFFIX: Final = ".tokens"
-MEASURE: Final = ".measure"
 
 _CHUNK: Final = re.compile(r"chunk_([0-9]{1,255})\.jsonl(\.completed)?")
 """255: no file name is longer."""
@@ -60,7 +58,7 @@ def seal_name(chunk: int) -> str:
 
 
 def tokens_name(chunk: int) -> str:
-    """Returns the canonical name of the file with the lengths of a chunk's rows, measured after it was sealed."""
+    """Returns the name of a file of lengths that an earlier release has left beside a chunk: it goes with its chunk."""
     return chunk_name(chunk) + TOKENS_SUFFIX
 
 

@@ -24,7 +24,7 @@ from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.published import Published
 from lazyshard.stream.stream import Stream
-from lazyshard.stream.token_lengths import chunk_tokens
+from lazyshard.stream.token_lengths import chunk_seal
 
 SAMPLED_CHUNKS: Final = 200
 """Seals that are looked at: enough that the median is known to about a percent, and read within a second or two from a
@@ -77,7 +77,7 @@ class Overview:
         unread: how many more could not be, and the first reason.
         lengths: bytes of the rows in them, newlines included.
         arrays: bytes of the arrays of each row, in a stream whose rows hold some.
-        tokens: lengths of the rows in tokens, as far as they were sealed or measured.
+        tokens: lengths of the rows in tokens, as far as they were sealed.
         last_sealed_at: when the newest chunk was published, in seconds since 1970; None where nothing tells.
         keys: top-level keys of the first rows.
         packs: how many packs were looked into, evenly spaced; 0 where rows are none.
@@ -264,7 +264,7 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
     """Looks at a chunk: by its seal, or where it has none of ours by its rows.
 
     Raises:
-        ChunkCorrupt, SealInvalid, TokensInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
+        ChunkCorrupt, SealInvalid, FileNotFoundError, FileRefused, OSError: it cannot be looked at.
     """
     lengths, tokens = Lengths(), Lengths()
     if stream.stream_id is None:
@@ -272,12 +272,11 @@ def describe_chunk(stream: Stream, number: int) -> ShownChunk:
         offsets = np.array([chunk.offset(row) for row in range(len(chunk) + 1)], np.int64)
         seal, file = None, chunk.path
     else:
-        known = chunk_tokens(stream.directory, number)
-        seal = known.seal
+        seal = chunk_seal(stream.directory, number)
         offsets = seal.offsets.astype(np.int64)
         file = stream.directory / chunk_name(number)
-        if known.lengths is not None:
-            tokens.add(known.lengths)
+        if seal.tokens is not None:
+            tokens.add(seal.tokens)
     lengths.add(np.diff(offsets))
     first = number * stream.samples_per_chunk
     arrays = None if seal is None or seal.arrays is None else seal.arrays.size
@@ -292,7 +291,7 @@ def read_rows(stream: Stream, chunk: int, first: int, count: int) -> Iterator[Sh
         FileNotFoundError, OSError: it cannot be read.
     """
     opened = stream.open_chunk(chunk)
-    tokens = None if stream.stream_id is None else chunk_tokens(stream.directory, chunk).lengths
+    tokens = None if stream.stream_id is None else chunk_seal(stream.directory, chunk).tokens
     for row in range(first, min(first + count, len(opened))):
         line = opened.line(row)
         yield ShownRow(

@@ -25,7 +25,7 @@ from lazyshard.errors import StreamInvalid
 from lazyshard.format.arrays import DTYPES
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.opening import open_now
-from lazyshard.stream.token_lengths import chunk_tokens, lengths_missing
+from lazyshard.stream.token_lengths import chunk_seal, lengths_missing
 
 _STEPS: Final = 1024
 """Buckets between a power of two and the next."""
@@ -230,8 +230,6 @@ def _simple_kind(value: Any) -> str:
 def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUNKS) -> float:
     """Returns how many tokens a sample of a stream has in the mean, as far as it is published.
 
-    Lengths that `lazyshard measure` has found count for more than what the producer has sealed.
-
     Args:
         directory: of the stream.
         most_chunks: how many chunks to look at at the most, evenly spaced over the chunks that are there.
@@ -240,7 +238,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
         StreamMissing: there is no stream.
         StreamInvalid: no chunk is there, or its samples have no tokens.
         LengthsMissing: how many tokens the samples of a chunk have is not known.
-        SealInvalid, TokensInvalid, OSError: a file cannot be read.
+        SealInvalid, OSError: a file cannot be read.
     """
     path = stream_path(directory)
     stream = open_now(path)
@@ -253,7 +251,7 @@ def mean_tokens(directory: str | os.PathLike[str], most_chunks: int = _MOST_CHUN
     samples = tokens = 0
     for number in range(count):
         chunk = chunks[(2 * number + 1) * len(chunks) // (2 * count)]
-        lengths = chunk_tokens(path, chunk).lengths
+        lengths = chunk_seal(path, chunk).tokens
         if lengths is None:
             raise lengths_missing(path, chunk)
         samples += len(lengths)

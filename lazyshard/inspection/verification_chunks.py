@@ -28,15 +28,14 @@ from lazyshard.errors import (
     RowInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row, seal_digest
+from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.fields import FORMAT_WITH_ARRAYS
-from lazyshard.format.names import MANIFEST, tokens_name
+from lazyshard.format.names import MANIFEST
 from lazyshard.format.row import parse_lines
-from lazyshard.store.files import is_there, open_file, open_unread, read_file
+from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays
-from lazyshard.stream.token_lengths import measured_tokens
 
 Severity = Literal["damage", "unchecked", "leftover"]
 """damage: what is published is not as it was published; unchecked: this process could not look; leftover: what a crash
@@ -118,12 +117,6 @@ def leftover(kind: str, file: str, expected: str, found: str, remedy: str, chunk
     return Fault("leftover", kind, file, expected, found, remedy, chunk)
 
 
-def foreign_tokens(chunk: int, expected: str, found: str) -> Fault:
-    """Returns the finding for a file of measured lengths that is not of the chunk that is there: nobody heeds it."""
-    remedy = "nothing to do: readers pass over it, and `lazyshard measure` replaces it"
-    return leftover("other-chunk", tokens_name(chunk), expected, found, remedy, chunk)
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkFiles:
     """The files of a chunk that is to be looked at.
@@ -133,14 +126,12 @@ class ChunkFiles:
         data: name of its data file.
         seal: name of its seal, None for a chunk of a foreign directory, whose marker says nothing.
         arrays: name of its side file, None in a stream whose rows hold no arrays.
-        tokens: whether there is a file of measured lengths.
     """
 
     chunk: int
     data: str
     seal: str | None
     arrays: str | None = None
-    tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +174,14 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
     """Looks at a chunk; `quick` compares sizes with the seal alone, but counts the rows of a foreign chunk too."""
     name = files.data
     samples = size = None
-    beside: tuple[Fault, ...] = ()
     try:
         if files.seal is None:
             chunk = open_foreign(directory / name, files.chunk)
         else:
             name = files.seal
-            data = read_file(directory / name)
-            seal = Seal.decode(data, files.chunk, name)
+            seal = Seal.decode(read_file(directory / name), files.chunk, name)
             if (seal.arrays is None) is not (files.arrays is None):
                 return _of_another_format(files, seal)
-            if files.tokens:
-                beside = _bad_tokens(directory, files.chunk, data, seal)
             name = files.data
             samples, size = seal.samples, seal.size
             how = open_unread if quick else open_file
@@ -212,21 +199,7 @@ def check_chunk(directory: Path, files: ChunkFiles, *, quick: bool) -> ChunkVerd
         return ChunkVerdict(files.chunk, files.data, samples, size, (), name)
     except (LazyShardError, OSError) as error:
         faults = (file_finding(name, error, files.chunk),)
-    return ChunkVerdict(files.chunk, files.data, samples, size, faults + beside)
-
-
-def _bad_tokens(directory: Path, chunk: int, data: bytes, seal: Seal) -> tuple[Fault, ...]:
-    """Returns what is wrong with the file of measured lengths beside a seal, whose bytes are given."""
-    name, digest = tokens_name(chunk), seal_digest(data)
-    try:
-        if measured_tokens(directory, chunk, digest, seal.samples) is None and is_there(directory / name):
-            return (foreign_tokens(chunk, f"lengths for the seal {digest}", "those for another seal"),)
-    except (LazyShardError, OSError) as error:
-        found = file_finding(name, error, chunk)
-        if found.severity == "damage" and not isinstance(error, VersionUnsupported):
-            found = replace(found, remedy="remove the file, or have `lazyshard measure` make it anew")
-        return (found,)
-    return ()
+    return ChunkVerdict(files.chunk, files.data, samples, size, faults)
 
 
 def _of_another_format(files: ChunkFiles, seal: Seal) -> ChunkVerdict:

@@ -28,9 +28,7 @@ from lazyshard.format.names import (
     chunk_name,
     parse_arrays_name,
     parse_chunk_name,
-    parse_tokens_name,
     seal_name,
-    tokens_name,
 )
 from lazyshard.format.reading import READING_SUFFIX
 from lazyshard.inspection.verification_chunks import (
@@ -41,7 +39,6 @@ from lazyshard.inspection.verification_chunks import (
     Fault,
     damage,
     file_finding,
-    foreign_tokens,
     leftover,
 )
 from lazyshard.store.files import check_folder, is_there, list_names, read_file
@@ -207,14 +204,12 @@ class ChunkNames:
         seals: file name of each chunk's seal or marker, by chunk number.
         findings: names that a chunk cannot have.
         arrays: name of each chunk's side file, by chunk number.
-        tokens: the chunks that have a file of measured lengths, by the name under which it is looked for.
     """
 
     data: dict[int, str]
     seals: dict[int, str]
     findings: tuple[Fault, ...]
     arrays: dict[int, str] = field(default_factory=dict)
-    tokens: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def sealed_before(self) -> int:
@@ -252,15 +247,11 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
     others: dict[tuple[int, bool], list[str]] = {}
     findings: list[Fault] = []
     arrays: dict[int, str] = {}
-    tokens: set[int] = set()
     for name in found:
         parsed = parse_chunk_name(name)
         if parsed is None:
-            measured = parse_tokens_name(name) if native else None
             if (number := parse_arrays_name(name)) is not None:
                 arrays[number] = name
-            elif measured is not None and name == tokens_name(measured):
-                tokens.add(measured)
             continue
         chunk, is_seal = parsed
         first = kept[is_seal].setdefault(chunk, name)
@@ -282,7 +273,7 @@ def sort_names(found: Iterable[str], *, native: bool) -> ChunkNames:
                     f"rename it: `mv {name} {right}`",
                 )
                 findings.append(damage("misnamed", name, f"the name {right}", found_name, remedy, chunk))
-    return ChunkNames(kept[False], kept[True], tuple(findings), arrays, frozenset(tokens))
+    return ChunkNames(kept[False], kept[True], tuple(findings), arrays)
 
 
 def missing_chunks(names: ChunkNames, extent: Extent, missing: dict[int, str], there: Set[int]) -> Iterator[Fault]:
@@ -324,11 +315,6 @@ def leftovers(names: ChunkNames, extent: Extent) -> Iterator[Fault]:
                 yield _retired(chunk, name, extent.first)
             elif chunk not in names.seals:
                 yield _unpublished(chunk, name, extent)
-    for chunk in sorted(names.tokens):
-        if chunk < extent.first:
-            yield _retired(chunk, tokens_name(chunk), extent.first)
-        elif chunk >= extent.stop:
-            yield foreign_tokens(chunk, "a published chunk beside it", "none")
 
 
 def _outside(names: dict[int, str], extent: Extent) -> Iterator[tuple[int, str]]:
@@ -433,7 +419,7 @@ def _native(names: ChunkNames, extent: Extent) -> Iterator[ChunkFiles]:
             data = names.data.get(chunk) or chunk_name(chunk)
             seal = names.seals.get(chunk) or seal_name(chunk)
             side = arrays_name(chunk) if extent.arrays else None
-            yield ChunkFiles(chunk, data, seal, side, chunk in names.tokens)
+            yield ChunkFiles(chunk, data, seal, side)
 
 
 def _foreign(names: ChunkNames) -> Iterator[ChunkFiles]:

@@ -8,7 +8,7 @@
   all; `watchdog`: what somebody is stuck in
 - `cursor`, `consumers`: how far a stream's consumers are; `retire`: what nobody needs is deleted; `run_state`: the
   state of a run and its course
-- `token_lengths`: lengths in tokens, sealed or measured; `opening`: a directory as it is now
+- `token_lengths`: lengths in tokens, as sealed; `opening`: a directory as it is now
 """
 
 from __future__ import annotations

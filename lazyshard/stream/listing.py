@@ -70,10 +70,10 @@ class Listing:
         sealed: the chunks of the half-open range [first, sealed) have a marker.
         complete: those of the half-open range [first, complete) have marker and data.
         first: the first chunk that is looked at; those below it are retired.
-        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. What was
-            measured comes before markers, and those before data.
+        leftovers: names of files of retired chunks: their deletion is under way, or was undone by a power cut. Markers
+            come before data.
         arrays: name of each chunk's side file, by chunk number; of those only that are not retired.
-        tokens: names of the files of measured lengths of each chunk, by chunk number.
+        tokens: names of the files of lengths that an earlier release has left of each chunk, by chunk number.
     """
 
     data: dict[int, str]

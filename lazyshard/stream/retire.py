@@ -1,7 +1,7 @@
 """Retiring: deletes the oldest chunks of a stream, so that it takes no more room than its readers need.
 
 The order of steps is the guarantee. First `retired.json` is durable: from then on the chunks below its number are gone
-for everybody, whatever of them is still there. Then come the files, for each chunk what was measured of it, its seal,
+for everybody, whatever of them is still there. Then come the files, for each chunk its seal,
 its data and its side file if it has one, in this order, so that no moment shows a seal without data; the directory is
 synced once at the end. A process that is killed in between, or a power cut that brings deleted files back, leaves files
 below the number, which the next start of a producer removes.

@@ -1,7 +1,7 @@
 """The lengths of a stream's rows in tokens, window by window, while the stream grows.
 
-Of each chunk its seal is read, and the file beside it where there is one: some 30 bytes a row. Every process that asks
-reads them all, those of chunks whose rows it never reads too.
+Of each chunk its seal is read, some 30 bytes a row. Every process that asks reads them all, those of chunks whose rows
+it never reads too.
 """
 
 from __future__ import annotations
@@ -12,24 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.errors import LengthsMissing
-from lazyshard.format.fields import printable
+from lazyshard.format import Seal
 from lazyshard.stream.reader import StreamReader
-from lazyshard.stream.token_lengths import ChunkTokens, chunk_tokens, lengths_missing
+from lazyshard.stream.token_lengths import chunk_seal, lengths_missing, lengths_not_ours
 
-__all__ = ["WindowLengths", "lengths_not_ours"]
+__all__ = ["WindowLengths"]
 
 _KEPT: Final = 4
 """Windows that are remembered: what is left over of one is needed with the next; 4 bytes a row are not much."""
-
-
-def lengths_not_ours(directory: object) -> LengthsMissing:
-    """Returns the error for a directory that another program fills."""
-    return LengthsMissing(
-        f"{directory}: another program fills it, so nothing says how long its samples are in tokens; make a stream of "
-        f"it with `lazyshard adopt`, and measure that with `lazyshard measure`",
-        directory=str(directory),
-    )
 
 
 class WindowLengths:
@@ -49,8 +39,6 @@ class WindowLengths:
         self._reader = reader
         self._chunks = chunks
         self._kept: dict[int, npt.NDArray[np.uint32]] = {}
-        # How the rows of some chunk were measured.
-        self._measure: tuple[str, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -64,10 +52,10 @@ class WindowLengths:
             u32 of shape (rows,); fewer where the stream ends within the window, none where it has ended before it.
 
         Raises:
-            LengthsMissing: nobody has said how long the rows of a chunk are, or two chunks were measured differently.
+            LengthsMissing: nobody has said how long the rows of a chunk are.
             ChunkRetired: a chunk was deleted by the producer.
             WaitTimeout: they were not published in time.
-            SealInvalid, TokensInvalid, OSError: a file cannot be used.
+            SealInvalid, OSError: a seal cannot be used.
         """
         found = self._kept.get(window)
         if found is not None:
@@ -87,7 +75,7 @@ class WindowLengths:
 
     def source(self, chunk: int) -> Any:
         """Returns the field `source` of the seal of a published chunk: what its producer says of its own place."""
-        return self._tokens(chunk).seal.source
+        return self._seal(chunk).source
 
     def digest(self, first: int, stop: int) -> str:
         """Returns 16 hexadecimal digits of the XXH3 of the lengths of the windows [first, stop); waits as `of` does."""
@@ -97,25 +85,15 @@ class WindowLengths:
         return digest.hexdigest()
 
     def _of_chunk(self, chunk: int) -> npt.NDArray[np.uint32]:
-        directory = self._reader.directory
-        found = self._tokens(chunk)
-        if found.lengths is None:
-            raise lengths_missing(directory, chunk)
-        if found.measure is not None:
-            measure, other = self._measure = self._measure or (found.measure, chunk)
-            if measure != found.measure:
-                raise LengthsMissing(
-                    f"{directory}: chunk {other} was measured by {printable(measure)}, chunk {chunk} by "
-                    f"{printable(found.measure)}; measure all of them alike, with `lazyshard measure --replace`",
-                    directory=str(directory),
-                    chunk=chunk,
-                )
-        return found.lengths
+        found = self._seal(chunk).tokens
+        if found is None:
+            raise lengths_missing(self._reader.directory, chunk)
+        return found
 
-    def _tokens(self, chunk: int) -> ChunkTokens:
+    def _seal(self, chunk: int) -> Seal:
         try:
-            return chunk_tokens(self._reader.directory, chunk)
+            return chunk_seal(self._reader.directory, chunk)
         except FileNotFoundError:
             # Waits until its files are to be seen, or says what has become of them.
             self._reader.chunk(chunk)
-            return chunk_tokens(self._reader.directory, chunk)
+            return chunk_seal(self._reader.directory, chunk)

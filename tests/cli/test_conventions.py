@@ -44,7 +44,6 @@ MORE: Final = {
     "audit": ["checkpoints"],
     "export": ["out"],
     "forget": ["sft"],
-    "measure": ["--function", "json:loads"],
     "trace": ["--sample", "0"],
 }
 """What a command needs beside a stream."""
@@ -74,7 +73,7 @@ def examples(command: Any) -> Iterator[list[str]]:
 
 
 def test_all_commands_are_looked_at() -> None:
-    assert len(COMMANDS) >= 16
+    assert len(COMMANDS) >= 15
     assert {"lazyshard watch", "lazyshard-producer run"} <= set(COMMANDS)
 
 
@@ -222,8 +221,7 @@ def complete(program: str, module: str, line: str) -> list[str]:
     ("program", "module", "line", "offered"),
     [
         ("lazyshard", "lazyshard.cli", "lazyshard ver", ["verify", "verify-filesystem"]),
-        ("lazyshard", "lazyshard.cli", "lazyshard measure --on", ["--on-bad-row"]),
-        ("lazyshard", "lazyshard.cli", "lazyshard measure --on-bad-row ", ["stop", "zero"]),
+        ("lazyshard", "lazyshard.cli", "lazyshard verify --qu", ["--quick"]),
         ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer qu", ["quarantine"]),
         ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer run --max-a", ["--max-ahead"]),
     ],

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lazyshard import LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import LengthsMissing, LengthUnknown
 from tests.data import swift_samplers
-from tests.stream.lengths import measured, sealed
+from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
 
 
@@ -66,7 +66,7 @@ def _rows(dataset: LazyShardedDataset) -> list[Any]:
 
 
 def test_what_was_measured_counts(tmp_path: Path) -> None:
-    measured(produce(tmp_path / "s", 4), [10, 20], [30, 40])
+    put_lengths(produce(tmp_path / "s", 4), [10, 20], [30, 40])
     dataset = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=1)
     assert dataset["lengths"].tolist() == [10, 20, 30, 40]
     # They are not sent to workers.
@@ -84,14 +84,14 @@ def test_what_is_not_known_is_refused_with_the_way_out(tmp_path: Path) -> None:
         return LazyShardedDataset(directory, dp_rank=0, dp_size=1, **options)["lengths"]
 
     live = stream_of(tmp_path / "live", 6, end=False)
-    with pytest.raises(LengthsMissing, match=r"still being produced \(4 samples so far\).*`lazyshard measure`"):
+    with pytest.raises(LengthsMissing, match=r"still being produced \(4 samples so far\).*once it has ended"):
         ask(live)
     with pytest.raises(LengthsMissing, match="still being produced"):
         ask(live, max_total_samples=100)
     assert ask(live, max_total_samples=3).tolist() == [length(0), length(1), length(2)]
-    with pytest.raises(LengthsMissing, match=r"chunk 0 are in tokens is not known.*`lazyshard measure "):
+    with pytest.raises(LengthsMissing, match=r"chunk 0 are in tokens is not known.*`lazyshard-producer run --source "):
         ask(produce(tmp_path / "plain", 4))
-    with pytest.raises(LengthsMissing, match=r"another program fills it.*`lazyshard adopt`"):
+    with pytest.raises(LengthsMissing, match=r"another program fills it.*`lazyshard-producer run --source "):
         ask(foreign(tmp_path / "foreign", b'{"id":0}\n', end=True), samples_per_chunk=1)
     with pytest.raises(TypeError):
         LazyShardedDataset(live, dp_rank=0, dp_size=1, max_total_samples=4)["length"]  # type: ignore[index]
@@ -105,7 +105,7 @@ def test_lengths_can_be_asked_for_once_they_are_measured(tmp_path: Path) -> None
     dataset = LazyShardedDataset(produce(tmp_path / "s", 4), dp_rank=0, dp_size=1)
     with pytest.raises(LengthsMissing):
         dataset["lengths"]
-    measured(tmp_path / "s", [1, 2], [3, 4])
+    put_lengths(tmp_path / "s", [1, 2], [3, 4])
     assert dataset["lengths"].tolist() == [1, 2, 3, 4]
 
 

@@ -27,7 +27,7 @@ from lazyshard.errors import (
 from lazyshard.stream.retire import retire
 from tests.data.sequence_runs import dealt, expected, loader_of, open_sequences, tokens_of_row, write_rows, written
 from tests.plan.test_splitting import megatron
-from tests.stream.lengths import measured
+from tests.stream.lengths import put_lengths
 from tests.stream.streams import foreign, produce
 
 LENGTHS = [6, 4, 2, 7, 3, 5, 1, 9, 8, 2, 2, 4, 6]
@@ -289,7 +289,7 @@ def test_rows_that_are_longer_than_measured_are_told(tmp_path: Path) -> None:
     def longer(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"input_ids": row["input_ids"] + [0] * (row["id"] == 1)}
 
-    says = r"sample 1\): ValueError: it has 5 tokens as encoded here, and 4 as measured"
+    says = r"sample 1\): ValueError: it has 5 tokens as encoded here, and 4 as sealed"
     with pytest.raises(BadSample, match=says):
         list(encoding(directory, Split(size=8), longer))
     with pytest.raises(BadSample, match=says + ".*for which its sequence has no room"):
@@ -324,14 +324,11 @@ def test_a_damaged_row_is_left_out_too(tmp_path: Path) -> None:
 
 def test_lengths_have_to_be_known(tmp_path: Path) -> None:
     produce(tmp_path / "s", 4)
-    with pytest.raises(LengthsMissing, match=r"of chunk 0 are in tokens is not known.*lazyshard measure"):
+    with pytest.raises(LengthsMissing, match=r"of chunk 0 are in tokens is not known.*lazyshard-producer run --source"):
         list(open_sequences(tmp_path / "s", Pack(10)))
-    measured(tmp_path / "s", [3, 4], [5, 0])
+    put_lengths(tmp_path / "s", [3, 4], [5, 0])
     assert list(map(written, open_sequences(tmp_path / "s", Pack(10)))) == [[0], [1, 2]]
-    measured(tmp_path / "s", [5, 1], measure="by eye", first=1)
-    with pytest.raises(LengthsMissing, match="chunk 0 was measured by by hand, chunk 1 by by eye"):
-        list(open_sequences(tmp_path / "s", Pack(10)))
-    with pytest.raises(LengthsMissing, match="lazyshard adopt"):
+    with pytest.raises(LengthsMissing, match="lazyshard-producer run --source"):
         LazyShardedSequences(foreign(tmp_path / "f", b"{}\n"), form=Pack(10), dp_rank=0, dp_size=1)
 
 

@@ -23,13 +23,11 @@ from lazyshard import (
 )
 from lazyshard.errors import BadSample, LengthsMissing, StateInvalid, StreamMismatch
 from lazyshard.format import encode_pack
-from lazyshard.store.urls import stream_path
 from lazyshard.stream.retire import retire
-from lazyshard.stream.token_lengths import lengths_missing
 from tests.data.sequence_runs import all_written, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS
 from tests.data.workers import DEADLINE_S
-from tests.stream.lengths import measured
+from tests.stream.lengths import put_lengths
 from tests.stream.streams import produce
 
 # Which torchdata still calls, and torch has given up.
@@ -83,25 +81,14 @@ def test_missing_lengths_are_told_at_once_with_every_way_to_have_them(tmp_path: 
     directory = produce(tmp_path / "s", 4)
     with pytest.raises(LengthsMissing) as missing:
         LazyShardedSequences(directory, form=Pack(10), dp_rank=0, dp_size=1)
-    assert str(missing.value) == (
-        f"{directory}: how long the samples of chunk 0 are in tokens is not known: its producer did not say so, and "
-        f"nobody has measured them since. Measure them with `lazyshard measure {directory} --tokenizer DIR`, or with "
-        f"--model DIR, as ms-swift trains them, or --function MODULE:NAME, which takes a row and returns a number; or "
-        f"have them sealed while it is produced, by `lazyshard-producer run --encode ...`, or in your own code by "
-        f"`ChunkWriter.write(row, tokens=N)`"
-    )
-    # What is measured later is found: only the first chunk is looked at.
-    measured(directory, [3, 4])
+    for way in ("--measure TOKENIZER", "--encode", "ChunkWriter.write(row, tokens=N)"):
+        assert way in str(missing.value)
+    assert f"`lazyshard-producer run --source {directory} " in str(missing.value)
+    # Only the first chunk is looked at.
+    put_lengths(directory, [3, 4])
     sequences = open_sequences(directory, Pack(10), window=2)
-    measured(directory, [5, 5], first=1)
+    put_lengths(directory, [5, 5], first=1)
     assert list(map(written, sequences)) == [[0, 1], [2, 3]]
-
-
-def test_missing_lengths_in_an_object_store_are_told_without_what_cannot_be_done_there() -> None:
-    says = str(lengths_missing(stream_path("s3://bucket/s"), 7))
-    assert "chunk 7" in says
-    assert "Have them sealed while it is produced, by `lazyshard-producer run --encode" in says
-    assert "lazyshard measure" not in says
 
 
 @pytest.mark.parametrize("form", [Pack(5), Pad(5)])

@@ -19,7 +19,7 @@ from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from tests.data.sequence_runs import all_written, dealt, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS, forms
 from tests.data.workers import DEADLINE_S
-from tests.stream.lengths import measured
+from tests.stream.lengths import put_lengths
 
 # Which torchdata still calls, and torch has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
@@ -169,12 +169,12 @@ def test_a_run_goes_on_in_a_stream_that_has_grown(tmp_path: Path) -> None:
         assert found + list(map(written, again)) == expected(LENGTHS, form, 6)
 
 
-def test_lengths_that_were_measured_anew_are_noticed(tmp_path: Path) -> None:
+def test_other_lengths_than_before_are_noticed(tmp_path: Path) -> None:
     directory = write_rows(tmp_path / "s", LENGTHS)
     run = open_sequences(directory, Pack(10))
     within, before = run.state_dict(4), run.state_dict(3)
-    measured(directory, [1, 9, 9], first=2)
-    with pytest.raises(StateMismatch, match=r"rows from 6 on are not those .*were they measured anew") as refused:
+    put_lengths(directory, [1, 9, 9], first=2)
+    with pytest.raises(StateMismatch, match=r"rows from 6 on are not those .*begin an epoch") as refused:
         open_sequences(directory, Pack(10)).load_state_dict(within)
     assert refused.value.field == "lengths"
     # Nothing was made of these rows yet.

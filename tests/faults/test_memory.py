@@ -145,7 +145,7 @@ def test_no_sample_is_substituted(late: str, stream: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "command",
-    [("verify",), ("verify", "--jobs", "2"), ("inspect", "1"), ("measure", "--function", "builtins:len")],
+    [("verify",), ("verify", "--jobs", "2"), ("inspect", "1")],
     ids=" ".join,
 )
 def test_commands_say_so(command: tuple[str, ...], stream: Path) -> None:

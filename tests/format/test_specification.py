@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from lazyshard.format import End, Head, Manifest, Owner, Seal, Tokens, check_row, seal_digest
+from lazyshard.format import End, Head, Manifest, Owner, Seal, check_row
 from lazyshard.format.arrays import pack_row
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
@@ -77,14 +77,6 @@ def test_example_with_arrays_is_what_is_written() -> None:
     assert seal.digests.tolist() == [xxhash.xxh3_64_intdigest(line)]
     assert seal.arrays.digests.tolist() == [xxhash.xxh3_64_intdigest(data)]
     assert f"`{xxhash.xxh3_64_hexdigest(b'')}` of no bytes" in DOCUMENT
-
-
-def test_example_file_of_lengths_is_that_of_the_example_seal() -> None:
-    text = example(r"^chunk_00000\.jsonl\.tokens +(\{.*\})$") + b"\n"
-    tokens = Tokens.decode(text, 0)
-    assert tokens.encode() == text
-    assert tokens.lengths.tolist() == [3, 7]
-    assert tokens.seal == seal_digest(example(r'^(\{"format":1,"chunk":0.*\})$') + b"\n")
 
 
 def test_minimal_producer_fills_a_foreign_directory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream.retire import retire
 from lazyshard.stream.watchdog import READERS, Watchdog
-from tests.packaging.trouble_words import STREAM, dataset, line, rows_of_stream, said, told, without_rights
+from tests.packaging.trouble_words import STREAM, line, rows_of_stream, said, told, without_rights
 from tests.stream.streams import produce
 
 
@@ -141,7 +141,6 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "Mistakes in a call": mistake,
     "ManifestInvalid": lambda: (torn("stream.json"), StreamReader(STREAM)),
     "SealInvalid": lambda: (torn("chunk_00001.jsonl.completed"), rows_of_stream()),
-    "TokensInvalid": lambda: (torn("chunk_00000.jsonl.tokens"), dataset()["lengths"]),
     "HeadInvalid": head_torn,
     "EndInvalid": end_torn,
     "OwnerInvalid": lambda: verified("stream.owner", b"", "leftover: stream.owner", 0),

@@ -16,7 +16,6 @@ from lazyshard import ChunkWriter, LazyShardError
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.conversion.indexed_reader import IndexedReader
 from lazyshard.format import Owner
-from lazyshard.stream.token_lengths import measuring
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding.limits import Claim, Room, Situation, ahead_reason, room_reason, why_kept
@@ -65,16 +64,6 @@ def holds() -> str:
             full(Limits(retain="consumed"), SFT),
         )
     )
-
-
-def not_measured() -> str:
-    produce(STREAM, 4)
-    return said(lazyshard, 3, "measure", "stream", "--function", "my_rows:tokens")
-
-
-def measured_twice() -> None:
-    with measuring(produce(STREAM, 4)), measuring(STREAM):
-        pass
 
 
 RUN: Final = ("run", "--source", "a.jsonl", "--out", "stream", "--samples-per-chunk", "2", "--no-progress")
@@ -159,8 +148,6 @@ def disk_full() -> None:
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "RowInvalid": bad_row,
     "What the producer waits for": holds,
-    "MeasureRefused": not_measured,
-    "MeasureLocked": measured_twice,
     "SettingInvalid": bad_setting,
     "SettingsInvalid": bad_settings,
     "ExtraMissing": no_package,

@@ -48,7 +48,6 @@ ALLOWED: Final = {
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
     "lazyshard/inspection/verification_chunks.py: pickle.load": "pipes between this process and its own children",
     "lazyshard/filesystem/measuring.py: subprocess.Popen": "the command for the other mount, as the user asks for it",
-    "lazyshard/measure/pool.py: subprocess.Popen": "Python itself, with a program that is a constant",
     "lazyshard/inspection/verification_chunks.py: subprocess.Popen": "Python itself, with a constant program",
     "producer/lazyshard_producer/user_functions.py: importlib.import_module": "what the user asks to run",
     "producer/lazyshard_producer/sources/arrow_library.py: importlib.import_module": "pyarrow, by constants",

@@ -210,8 +210,8 @@ def test_nothing_that_fails_tells_them(
     there, missing = place("one"), place("none")
     produce(sweep, tmp_path, there)
     given = ("--source", str(tmp_path / "in.jsonl"), "--samples-per-chunk", "2")
-    for command in ("status", "verify", "inspect", "export", "measure", "trace", "audit"):
-        more = {"export": ("out",), "measure": ("--length", "x:y"), "trace": ("--sample", "0")}
+    for command in ("status", "verify", "inspect", "export", "trace", "audit"):
+        more = {"export": ("out",), "trace": ("--sample", "0")}
         assert sweep.run(main, command, missing, *more.get(command, ()))[0] != 0
     assert sweep.run(main, "watch", there, "--save", there)[0] != 0
     (tmp_path / "train.json").write_text(json.dumps({"version": 1, "datasets": [{"path": there, "weight": there}]}))

@@ -1,29 +1,16 @@
-"""Streams whose rows have lengths in tokens: in their seals, or measured afterwards."""
+"""Streams whose rows have lengths in tokens in their seals."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Tokens, seal_digest
-from lazyshard.format.names import seal_name, tokens_name
+from lazyshard.format.names import seal_name
 from lazyshard.stream.opening import open_now
-from lazyshard.stream.token_lengths import read_lengths, write_tokens
-from tests.stream.damage import Damage, copy, cut, edit, put
-
-HOSTILE: Final[dict[str, Damage]] = {
-    "empty": put(tokens_name(1)),
-    "torn": cut(tokens_name(1), 100),
-    "a length changed": edit(tokens_name(1), tokens="AwAAAAUAAAA="),
-    "of another chunk": copy(tokens_name(0), tokens_name(1)),
-    "not json": put(tokens_name(1), b"\x80\n"),
-    "too few": edit(tokens_name(1), samples=1, tokens="AwAAAA=="),
-    "too many": edit(tokens_name(1), samples=10**8),
-}
-"""Files of lengths that are not as they were written."""
+from lazyshard.stream.token_lengths import chunk_seal, read_lengths
 
 
 def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool = True) -> Path:
@@ -34,14 +21,11 @@ def sealed(directory: Path, lengths: list[int], per_chunk: int = 2, *, end: bool
     return directory
 
 
-def measured(directory: Path, *lengths: list[int], measure: str = "by hand", first: int = 0) -> Path:
-    """Puts files of lengths beside seals."""
-    (directory / ".measure").mkdir(exist_ok=True)
-    stream_id = open_now(directory).stream_id
-    assert stream_id is not None
+def put_lengths(directory: Path, *lengths: list[int], first: int = 0) -> Path:
+    """Puts lengths into seals that are there, as no producer would."""
     for chunk, values in enumerate(lengths, first):
-        digest = seal_digest((directory / seal_name(chunk)).read_bytes())
-        assert write_tokens(directory, Tokens(chunk, digest, np.array(values, np.uint32), measure), stream_id)
+        seal = replace(chunk_seal(directory, chunk), tokens=np.array(values, np.uint32))
+        (directory / seal_name(chunk)).write_bytes(seal.encode())
     return directory
 
 

@@ -296,8 +296,8 @@ def read_lengths(args: Any, directory: str, facts: Facts, sampler: type[Any]) ->
     first = parallel.agree(mine)
     if first != mine:
         raise StreamMismatch(
-            f"{directory}: rank 0 sees other lengths of its samples than this rank: was it measured anew just now, or "
-            f"do the nodes have different versions of ms-swift, transformers or torch? Start again with one of each",
+            f"{directory}: rank 0 sees other lengths of its samples than this rank: do the nodes "
+            f"have different versions of ms-swift, transformers or torch? Start again with one of each",
             directory=directory,
             expected=first,
             actual=mine,
@@ -353,7 +353,7 @@ def check_groupable(directory: str, ended: bool, dealt: bool) -> None:
     if not ended:
         raise grouping_refused(
             f"{directory}: the stream is still being produced, and how long samples are that are not there yet is not "
-            f"known. Start once it has ended and `lazyshard measure` has measured it; or leave it out, and have the "
+            f"known. Start once it has ended; or leave it out, and have the "
             f"producer deal rows by cost, with `lazyshard-producer run --balance`"
         )
     if dealt:

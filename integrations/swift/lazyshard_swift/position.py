@@ -281,7 +281,7 @@ def check_fits(position: Position, now: Position, checkpoint: str) -> None:
     if position.grouping != now.grouping:
         raise ResumeRefused(
             f"{checkpoint}: its samples were grouped by other lengths than they have now, or by another version of "
-            f"ms-swift, transformers or torch, so the order would be another: measure the stream as it was measured "
+            f"ms-swift, transformers or torch, so the order would be another: take the stream and the versions of "
             f"then, or start on it anew from the weights alone",
             checkpoint=checkpoint,
             expected=position.grouping,

@@ -25,7 +25,6 @@ from lazyshard.errors import (
     RetiredInvalid,
     SealInvalid,
     StateInvalid,
-    TokensInvalid,
     VersionUnsupported,
 )
 from lazyshard.format import (
@@ -40,7 +39,6 @@ from lazyshard.format import (
     Retired,
     RunState,
     Seal,
-    Tokens,
 )
 from lazyshard.format.cursor_token import CursorToken
 from tests.harness.fuzz.mutations import alter_json, spoil_more
@@ -171,12 +169,6 @@ def _retired(random: Random) -> Retired:
     return Retired(f"{random.getrandbits(128):032x}", _number(random, 10**15), _time(random))
 
 
-def _tokens(random: Random) -> Tokens:
-    lengths = [_number(random, 2**32 - 1) for _ in range(random.randint(1, 5))]
-    seal = f"{random.getrandbits(128):032x}"
-    return Tokens(7, seal, np.array(lengths, np.uint32), _text(random), _time(random))
-
-
 def _seal(random: Random) -> Seal:
     rows = random.randint(1, 5)
     offsets = [0]
@@ -281,6 +273,5 @@ FORMATS: Final = {
         FileFormat("reading", _reading, _encoded, lambda data: ReadingMark.decode(data, "sft", FILE), ReadingInvalid),
         FileFormat("state", _state, _encoded, lambda data: RunState.decode(data, FILE), StateInvalid),
         FileFormat("state-dict", _state, _encoded, _state_of_dict, StateInvalid),
-        FileFormat("tokens", _tokens, _encoded, lambda data: Tokens.decode(data, 7, FILE), TokensInvalid),
     )
 }

@@ -21,7 +21,7 @@ from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefus
 from lazyshard_swift.opening import check_sampler, read_lengths
 from lazyshard_swift.position import parse
 from lazyshard_swift.run_plan import RunPlan
-from tests.stream.lengths import measured, sealed
+from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
 from tests.swift.unit.runs import checkpoint, facts_of, hugging_face, open_stream, plan, refused, sampler_of
 from tests.swift.unit.test_rescale import STEPS, Shape, both, shaped
@@ -128,7 +128,7 @@ def test_other_ranks_batches_or_lengths_are_refused(kind: str, directory: Path, 
         refused(ResumeRefused, "transformers", checkpoint=str(where)),
     ):
         gone_on(kind, directory, where)
-    measured(directory, [9, 9, 9, 9])
+    put_lengths(directory, [9, 9, 9, 9])
     with refused(ResumeRefused, "lengths", checkpoint=str(where)):
         gone_on(kind, directory, where)
     ungrouped = checkpoint_of(kind, directory, tmp_path / "ungrouped", group_by_length=False)
@@ -159,8 +159,8 @@ def test_stream_that_cannot_be_grouped_is_refused_with_the_way_out(tmp_path: Pat
     for given, facts, word in (
         ((stream,), {"ended": False}, "--balance"),
         ((stream,), {"dealt": True}, "dealt by cost"),
-        ((plain,), {}, "`lazyshard measure"),
-        ((other, 1), {"samples": 1}, "`lazyshard adopt"),
+        ((plain,), {}, "`lazyshard-producer run --source"),
+        ((other, 1), {"samples": 1}, "`lazyshard-producer run --source"),
     ):
         with refused(SettingsRefused, word, argument="group_by_length"):
             ask(*given, **facts)

@@ -281,9 +281,6 @@ NOTHING: Final = Merged(0, 1, 0, [], None)
 class BlendReader:
     """Reads for the indices of one process's blend.
 
-    Args:
-        datasets: that are blended.
-
     Attributes:
         merged: what was read ahead.
     """

@@ -100,13 +100,7 @@ class BlendStates:
         return 0 if loaded is None else loaded.consumed
 
     def part(self, epoch: int, rank: Rank, stands: Sequence[Stand]) -> BlendPartState:
-        """Returns the part with which the run begins or goes on.
-
-        Args:
-            epoch: that is set.
-            rank: whose ranks there are.
-            stands: where each stream's own state stands, with these ranks.
-        """
+        """Returns the part with which the run begins or goes on."""
         anew = BlendPartState(
             rank.dp_size,
             self._batch_size,
@@ -159,12 +153,6 @@ class BlendStates:
     def position(self, epoch: int, part: BlendPartState, consumed: int | None, block: int) -> int:
         """Returns the position of the part after so many samples; None for that with which it goes on.
 
-        Args:
-            epoch: that is set.
-            part: with which the run goes on.
-            consumed: samples since the run began.
-            block: positions that there are.
-
         Raises:
             ValueError, TypeError: as `BlendedDataset.state_dict`.
         """
@@ -189,14 +177,7 @@ class BlendStates:
         return position
 
     def after(self, epoch: int, part: BlendPartState, position: int, members: Mapping[str, RunState]) -> BlendState:
-        """Returns the state at a position of the part.
-
-        Args:
-            epoch: that is set.
-            part: with which the run goes on.
-            position: of that.
-            members: where each of the blended streams then stands, by name.
-        """
+        """Returns the state at a position of the part."""
         # Streams that are blended no more stay, so that they may come back.
         known = {} if self._loaded is None else dict(zip(self._loaded.names, self._loaded.members, strict=True))
         known |= members
@@ -260,11 +241,6 @@ def blend_members(given: Iterable[tuple[LazyShardedDataset, float]]) -> tuple[li
 
 def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedule:
     """Returns the weights over the steps of a run.
-
-    Args:
-        weights: of each data set from step 0 on.
-        later: steps, and the weights of each data set from there on.
-        ramp: as of `BlendSchedule`.
 
     Raises:
         TypeError: `later` is none of pairs.

@@ -162,10 +162,6 @@ def _too_short(drawn: int, total: int, where: str) -> StateMismatch:
 class Commits:
     """The commits of one process. It owns the consumer's cursor from the first one on, until it ends.
 
-    Args:
-        directory: the stream's directory.
-        consumer: the consumer's name.
-
     Attributes:
         blend: how the stream is blended with others at the next commit; empty where it is not.
     """

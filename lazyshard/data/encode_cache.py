@@ -360,10 +360,6 @@ def open_encode_cache(
 def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
     """Returns the absolute path of `encode_cache`.
 
-    Args:
-        directory: as it was given.
-        stream: the stream's directory, or its URL.
-
     Raises:
         ValueError: it is no path, lies in the stream, or there is a file in its place.
     """

@@ -160,12 +160,6 @@ class IndexSpace:
     def window(self, lane: int, position: int, most: int, reader: StreamReader) -> npt.NDArray[np.int64]:
         """Returns the samples of a position and of those behind it in the same window, waiting until they are certain.
 
-        Args:
-            lane: whose positions.
-            position: the first one.
-            most: how many at the most.
-            reader: the stream.
-
         Returns:
             int64, of one dimension, at least one sample.
 
@@ -205,11 +199,6 @@ class IndexSpace:
         A loader reads a batch before the loop can ask whether it still is in the epoch, and its workers read ahead.
         Waits for a moment for a loop that has not asked yet, where this is a worker: at the latest it asks about the
         batch before.
-
-        Args:
-            drawn: what is drawn.
-            epoch: that is set.
-            reader: the stream.
         """
         if drawn.epoch <= epoch or (self.order.num_samples is not None and not self.order.blended):
             return False

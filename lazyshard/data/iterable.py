@@ -326,11 +326,6 @@ def _check_ranks(state: dict[str, Any], dp: int, size: int, where: str) -> None:
 def _of_worker(state: Any, here: tuple[int, int], where: str) -> tuple[dict[str, Any], int]:
     """Returns the state of the data set with which a worker's pass began, and the samples that it has handed out since.
 
-    Args:
-        state: as loaded in a worker.
-        here: which worker this is, of how many.
-        where: the stream, for messages.
-
     Raises:
         StateInvalid: it is no state of this worker.
     """

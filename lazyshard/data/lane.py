@@ -186,11 +186,7 @@ class LaneReader:
 
 
 class FilledRows:
-    """Makes rows of checked lines, with their arrays.
-
-    Args:
-        reader: whose lines.
-    """
+    """Makes rows of checked lines, with their arrays."""
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
@@ -313,9 +309,6 @@ class WindowReader:
 
     Who reads on and on, perhaps in steps, as a DataLoader worker does, gets what is left of each window planned, and
     its chunks held where that pays; who jumps about gets each sample by itself.
-
-    Args:
-        reader: the stream.
     """
 
     def __init__(self, reader: StreamReader) -> None:
@@ -328,13 +321,6 @@ class WindowReader:
 
     def locate(self, space: IndexSpace, lane: int, position: int, count: int, epoch: int) -> Located:
         """Finds the samples that a position and some behind it draw, waiting until they are certain.
-
-        Args:
-            space: the indices.
-            lane: whose position.
-            position: the first one.
-            count: how many are wanted.
-            epoch: the epoch that is set.
 
         Raises:
             IndexError, LazyShardError: as `IndexSpace.draw`.
@@ -362,10 +348,6 @@ class WindowReader:
 
     def lines(self, located: Located, count: int) -> list[bytes]:
         """Returns the checked lines of samples, ahead of what is wanted where calls follow each other in order.
-
-        Args:
-            located: what `locate` has returned.
-            count: how many are wanted.
 
         Returns:
             Lines from the first on; fewer than wanted, but never none, where a bad row follows or rows are large.

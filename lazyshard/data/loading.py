@@ -21,11 +21,7 @@ from lazyshard.errors import ConfigInvalid, SkipSample
 
 
 class RankSampler(Sampler[int]):
-    """The indices of this rank that are still to be drawn in the epoch that is set, asked for at each pass.
-
-    Args:
-        dataset: of which.
-    """
+    """The indices of this rank that are still to be drawn in the epoch that is set, asked for at each pass."""
 
     def __init__(self, dataset: LazyShardedDataset | BlendedDataset) -> None:
         self._dataset = dataset
@@ -269,11 +265,7 @@ class Tokenize:
 
 
 class PadBatch:
-    """Collates samples of tokens: each as long as the longest, by padding behind it.
-
-    Args:
-        pad: the token that fills up.
-    """
+    """Collates samples of tokens: each as long as the longest, by padding behind it."""
 
     def __init__(self, pad: int) -> None:
         self._pad = pad

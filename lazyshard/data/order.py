@@ -147,13 +147,7 @@ def is_dealt(reader: StreamReader) -> bool:
 
 
 def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
-    """Warns if the stream was dealt by cost and this order has samples meet in other steps.
-
-    Args:
-        order: the settings.
-        unit: samples that are dealt to a rank in a row.
-        reader: the stream, of which a chunk has been opened.
-    """
+    """Warns if the stream was dealt by cost and this order has samples meet in other steps."""
     if order.blended or not (order.shuffle_window or order.unit != "chunk" or order.batch_size > 1):
         return
     made = reader.dealt

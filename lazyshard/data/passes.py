@@ -146,12 +146,7 @@ class _StreamPasses(LanePasses):
 
 
 class _BlendPasses(LanePasses):
-    """Of a blend: until it ends by `stopping`, or up to `num_samples`.
-
-    Args:
-        blend: of the streams.
-        by_stopping: whether passes end where `stopping` says.
-    """
+    """Of a blend: until it ends by `stopping`, or up to `num_samples`."""
 
     def __init__(self, blend: BlendedDataset, *, by_stopping: bool) -> None:
         self.batch_size = blend._batch_size

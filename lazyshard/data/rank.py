@@ -69,11 +69,6 @@ def check_dealt(rank: Rank, name: str, where: object) -> None:
     That alone is asked for in the main process of every rank before the first batch: the first indices are those of
     rank 0 also without a sampler. Only torch's own loaders are refused: accelerate's deal batches out behind it.
 
-    Args:
-        rank: whose data set it is.
-        name: how to call it in the message.
-        where: the stream.
-
     Raises:
         RankInvalid: this is such a loader.
     """

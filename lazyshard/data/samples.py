@@ -249,11 +249,7 @@ ForkingPickler.register(LateRow, LateRow.sent)
 
 
 class LateRows:
-    """Makes rows of lines that were checked to be as their producer has published them.
-
-    Args:
-        reader: whose lines.
-    """
+    """Makes rows of lines that were checked to be as their producer has published them."""
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader

@@ -156,11 +156,6 @@ def padded(form: Pad, tokens: dict[str, _Tokens]) -> dict[str, _Tokens]:
 def cut(form: Split, sequence: SplitSequence, tokens: Mapping[int, dict[str, _Tokens]]) -> dict[str, _Tokens]:
     """Returns what is handed out for a sequence. See `Split`.
 
-    Args:
-        form: the settings.
-        sequence: by samples.
-        tokens: of each of its samples.
-
     Raises:
         ValueError: some of its rows have labels, others do not.
     """

@@ -72,14 +72,6 @@ class _Progress(NamedTuple):
 class SequencePasses:
     """The passes of one process, one at a time, and where they are.
 
-    Args:
-        reader: the stream.
-        planner: knows which sequences there are.
-        maker: makes what is handed out.
-        settings: of the sequences.
-        shared: is told what was met.
-        checked: whether the first chunk was looked at, if there was one yet.
-
     Attributes:
         checked: as given, or by a pass since.
     """
@@ -145,11 +137,6 @@ class SequencePasses:
         """Returns where a run is after so many sequences of an epoch, by planning the windows up to there.
 
         Each call goes on where the one before has ended, if that is not behind.
-
-        Args:
-            consumed: over all ranks: whole micro batches, also the one that completes the epoch.
-            begun: where the run began that epoch, or went on.
-            ranks: of the run.
 
         Raises:
             ValueError, TypeError, WaitTimeout: as `LazyShardedSequences.state_dict`.

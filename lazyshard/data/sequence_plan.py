@@ -58,10 +58,6 @@ def row_too_long(reader: StreamReader, sample: int, tokens: int, size: int) -> B
 class SequencePlanner:
     """Makes the sequences of any window.
 
-    Args:
-        reader: the stream.
-        settings: for that stream.
-
     Attributes:
         tells: whether to log the first row that is left out as it is too long.
     """
@@ -207,11 +203,6 @@ class SequencePlanner:
 
 class SequenceWalk:
     """Goes through the sequences of an epoch, forwards, and holds those that are near.
-
-    Args:
-        planner: makes them.
-        place: where to begin.
-        epoch: which one.
 
     Attributes:
         total: how many sequences the epoch has; None as long as its end was not met.

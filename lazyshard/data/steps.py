@@ -238,10 +238,6 @@ class RowSteps:
     def __call__(self, row: Row, index: int) -> Any:
         """Returns the sample of a row.
 
-        Args:
-            row: as parsed.
-            index: its number in its stream.
-
         Raises:
             SkipSample: a filter drops it, or one of the functions says so.
             StepFailed: a step has raised something else.

@@ -87,11 +87,7 @@ class BadSamples:
         return BadSamples(self._action, self._limit, self._name, self._instead)
 
     def skip(self, where: Callable[[], BadSample]) -> None:
-        """Takes note of a drawn sample that is dropped; speaks of the first, tenth, hundredth and so on.
-
-        Args:
-            where: returns the error that says which sample it is.
-        """
+        """Takes note of a drawn sample that is dropped; speaks of the first, tenth, hundredth and so on."""
         self._skipped += 1
         if str(self._skipped).strip("0") == "1":
             instead = self._instead or "another row is used instead"
@@ -99,11 +95,6 @@ class BadSamples:
 
     def meet(self, sample: int, where: BadSample, cause: Exception) -> None:
         """Takes note of a bad sample and returns if a substitute is to be trained instead.
-
-        Args:
-            sample: its number.
-            where: the error that says which sample it is.
-            cause: what reading or encoding it raised.
 
         Raises:
             ChunkCorrupt, RowInvalid: the cause, where bad samples are to be raised and it says by itself where it
@@ -178,11 +169,6 @@ def substitutes(sample: int, rows: int, samples_per_chunk: int) -> Iterator[int]
     """Yields the samples to try instead of one that is bad or dropped: all others of its chunk.
 
     Their order depends on its number alone, so every rank, worker and restart that meets it takes the same substitute.
-
-    Args:
-        sample: number of the sample.
-        rows: rows in its chunk.
-        samples_per_chunk: of the stream.
     """
     first = sample - sample % samples_per_chunk
     row = sample - first
@@ -198,14 +184,7 @@ def substitutes(sample: int, rows: int, samples_per_chunk: int) -> Iterator[int]
 
 
 def of_another_chunk(sample: int, chunk: int, rows: int, samples_per_chunk: int) -> Iterator[int]:
-    """Yields the samples of another chunk to try instead of one of whose own chunk every row is dropped.
-
-    Args:
-        sample: number of the sample.
-        chunk: the other chunk.
-        rows: rows in that one.
-        samples_per_chunk: of the stream.
-    """
+    """Yields the samples of another chunk to try instead of one of whose own chunk every row is dropped."""
     yield from (chunk * samples_per_chunk + row for row in _around(mix64(sample, chunk), rows))
 
 
@@ -246,11 +225,6 @@ class SubstituteSearch:
 
     def find(self, sample: int, cause: Exception, make: Callable[[int], tuple[Any, Exception | None]]) -> Any:
         """Returns what is trained in the place of a sample.
-
-        Args:
-            sample: its number.
-            cause: why it cannot be trained itself.
-            make: returns what is made of a sample, or why it cannot be trained.
 
         Raises: as `SampleMaker.substitute`.
         """
@@ -360,11 +334,7 @@ _ROWS: Final = 1 << 20
 
 
 class DroppedRows:
-    """Samples that are dropped, of the chunks that were looked into last. Each process has its own; threads share it.
-
-    Args:
-        samples_per_chunk: of the stream.
-    """
+    """Samples that are dropped, of the chunks that were looked into last. Each process has its own; threads share it."""
 
     def __init__(self, samples_per_chunk: int) -> None:
         self._size = samples_per_chunk

@@ -334,7 +334,7 @@ _ROWS: Final = 1 << 20
 
 
 class DroppedRows:
-    """Samples that are dropped, of the chunks that were looked into last. Each process has its own; threads share it."""
+    """Samples that are dropped, of the chunks that were looked into last. Each process has its own, for all threads."""
 
     def __init__(self, samples_per_chunk: int) -> None:
         self._size = samples_per_chunk

@@ -16,7 +16,7 @@ from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epil
 from lazyshard.cli.output import chunk_range, complain, count, duration, explain, say, size
 from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import LazyShardError
-from lazyshard.format import check_consumer
+from lazyshard.format.cursor import check_consumer
 from lazyshard.inspection.survey import take_survey
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.consumers import Consumer, forget_consumer, list_consumers

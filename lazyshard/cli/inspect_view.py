@@ -10,8 +10,8 @@ from typing import Final
 
 from lazyshard.cli.output import count, size
 from lazyshard.cli.shortening import MAX_KEYS
-from lazyshard.format import Encoding
-from lazyshard.format.source_rows import SourceRows
+from lazyshard.format.records import Encoding
+from lazyshard.format.source_facts import SourceRows
 from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
 from lazyshard.inspection.row_facts import Bin, Keys, Lengths

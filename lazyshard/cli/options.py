@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from lazyshard.errors import StreamMissing
-from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.store.urls import check_place, is_folder
 
 StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
-from lazyshard.format import Cursor
-from lazyshard.format.blend_share import BlendShare, given_shares
-from lazyshard.format.mixed import MixedSource
+from lazyshard.format.blend_state import BlendShare, given_shares
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, OpenWindow
 from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
 from lazyshard.stream.pacing import describe_silence, failure_words, is_silent

@@ -29,7 +29,7 @@ from lazyshard.cli.trace_view import (
     origins_values,
     with_row,
 )
-from lazyshard.format import check_consumer
+from lazyshard.format.cursor import check_consumer
 from lazyshard.inspection.inspection import ShownRow, read_rows
 from lazyshard.inspection.tracing import Tracing, facts_of
 from lazyshard.inspection.tracing_sources import Origin, Origins, PlaceRows, SourcePlace, find_source, find_text

@@ -16,7 +16,7 @@ from lazyshard.data.order import LayoutName
 from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RankInvalid, RowInvalid
 from lazyshard.format.blend_state import BlendPartState
-from lazyshard.plan.blend_course import BlendCourse, BlendPiece
+from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
 from lazyshard.plan.layout import Layout, make_layout
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 

@@ -15,8 +15,7 @@ from lazyshard.format.blend_state import BlendPartState, BlendState, Piece
 from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.state import RunState
 from lazyshard.plan.blend import shares
-from lazyshard.plan.blend_course import BlendCourse, BlendPiece
-from lazyshard.plan.blend_schedule import BlendSchedule, Ramp
+from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece, BlendSchedule, Ramp
 from lazyshard.store.urls import stream_name
 
 Stand = tuple[int, int]

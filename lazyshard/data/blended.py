@@ -29,10 +29,9 @@ from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
-from lazyshard.format.blend_share import blend_shares
-from lazyshard.format.blend_state import BlendState
-from lazyshard.plan import Draw
+from lazyshard.format.blend_state import BlendState, blend_shares
 from lazyshard.plan.blend_schedule import Ramp
+from lazyshard.plan.lane import Draw
 
 _log = logging.getLogger("lazyshard")
 

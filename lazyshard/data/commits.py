@@ -16,11 +16,11 @@ import numpy as np
 
 from lazyshard.data.order import Order
 from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
-from lazyshard.format import Cursor, ReadingMark, check_consumer
-from lazyshard.format.blend_share import BlendShare
+from lazyshard.format.blend_state import BlendShare
+from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
-from lazyshard.plan import Course
+from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, StreamReader, read_reading, read_retired, write_reading
 from lazyshard.stream.run_state import course_of
 

@@ -24,9 +24,9 @@ from lazyshard.data.samples import SampleCache, SampleMaker
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadSamples, ErrorCount, OnBadSample
-from lazyshard.format.encoding import Fact
+from lazyshard.format.records import Fact
 from lazyshard.memory import quick_loads
-from lazyshard.plan import Draw
+from lazyshard.plan.lane import Draw
 from lazyshard.store.urls import stream_path
 from lazyshard.stream import Published, StreamReader
 

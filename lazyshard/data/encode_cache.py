@@ -22,9 +22,9 @@ from lazyshard.data.shared import Stats
 from lazyshard.data.steps import EncodeFn, RowSteps, Step
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample, redact
-from lazyshard.format.byte_size import parse_size
-from lazyshard.format.encoding import Encoding, Fact, check_encoding
+from lazyshard.format.fields import parse_size
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES, Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.records import Encoding, Fact, check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples
 from lazyshard.store.urls import is_url

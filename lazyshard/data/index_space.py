@@ -17,7 +17,8 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
-from lazyshard.plan import Draw, Layout, Run, make_layout
+from lazyshard.plan.lane import Draw, Run
+from lazyshard.plan.layout import Layout, make_layout
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of
 

@@ -13,7 +13,7 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.passes import passes_of
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, as_count
 from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.plan import AtEnd
+from lazyshard.plan.ending import AtEnd
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 

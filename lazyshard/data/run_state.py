@@ -17,7 +17,7 @@ from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import StateInvalid
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import Gaps
+from lazyshard.plan.gaps import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream.run_state import (
     check_fits,
@@ -298,7 +298,7 @@ def mistaken_for_sequences(value: object) -> str | None:
     'it is the state of a LazyShardedDataset '
     """
     from lazyshard.format.blend_state import BLEND
-    from lazyshard.format.sequence_state import KIND, SequenceState
+    from lazyshard.format.state import KIND, SequenceState
 
     fields = frozenset(SequenceState.__slots__)
     if not isinstance(value, dict) or value.get("kind") in (BLEND, KIND):

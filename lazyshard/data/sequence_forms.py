@@ -15,9 +15,8 @@ from lazyshard.data.steps import Encoder
 from lazyshard.data.substitutes import MOST_BAD, BadSamples, where_bad
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.memory import raise_if_short
-from lazyshard.plan import mix64
-from lazyshard.plan.sequence_tokens import cut_tokens, pad_tokens, tokens_of
-from lazyshard.plan.sequences import PackRule, PadRule, Rule
+from lazyshard.plan.sequences import PackRule, PadRule, Rule, cut_tokens, pad_tokens, tokens_of
+from lazyshard.plan.shuffle import mix64
 from lazyshard.plan.splitting import SplitRule, SplitSequence
 from lazyshard.stream import StreamReader
 

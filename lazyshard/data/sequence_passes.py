@@ -15,7 +15,7 @@ from lazyshard.data.sequence_forms import SequenceMaker, SequenceSettings
 from lazyshard.data.sequence_plan import SequencePlanner, SequenceWalk, check_beginning
 from lazyshard.data.shared import SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, StateInvalid, StateMismatch
-from lazyshard.format.sequence_state import Place, SequenceState
+from lazyshard.format.state import Place, SequenceState
 from lazyshard.plan.sequences import completed
 from lazyshard.plan.splitting import SplitSequence
 from lazyshard.stream import StreamReader
@@ -28,7 +28,7 @@ _BATCH: Final = "batch_size"
 _WORKER: Final = "worker"
 _WORKERS: Final = "workers"
 _BEGUN: Final = "begun"
-"""What a state has beside that of a whole run, as `lazyshard.format.sequence_state` reads it."""
+"""What a state has beside that of a whole run, as `lazyshard.format.state` reads it."""
 
 
 class EpochPosition(NamedTuple):

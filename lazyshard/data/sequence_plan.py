@@ -13,11 +13,12 @@ import numpy.typing as npt
 from lazyshard.data.sequence_forms import SequenceSettings
 from lazyshard.data.substitutes import where_bad
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, StateMismatch, StreamMismatch
-from lazyshard.format import decode_pack, parse_row
-from lazyshard.format.sequence_state import Place, SequenceState
-from lazyshard.format.source_rows import form_made
-from lazyshard.plan import permutation
+from lazyshard.format.encoded_row import decode_pack
+from lazyshard.format.row import parse_row
+from lazyshard.format.source_facts import form_made
+from lazyshard.format.state import Place, SequenceState
 from lazyshard.plan.sequences import make_sequences
+from lazyshard.plan.shuffle import permutation
 from lazyshard.plan.splitting import Cut, Piece, SplitRule, SplitSequence
 from lazyshard.stream import StreamReader
 from lazyshard.stream.window_lengths import WindowLengths

@@ -18,7 +18,7 @@ from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder
 from lazyshard.data.substitutes import BadSamples, OnBadSample
 from lazyshard.errors import LazyShardError
-from lazyshard.format.sequence_state import Place
+from lazyshard.format.state import Place
 from lazyshard.stream import StreamReader
 from lazyshard.stream.token_lengths import lengths_not_ours
 

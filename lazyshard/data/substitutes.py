@@ -18,7 +18,8 @@ from lazyshard.errors import (
     SkipSample,
     TooManyBadSamples,
 )
-from lazyshard.plan import Gaps, mix64
+from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 
 _log = logging.getLogger("lazyshard")

@@ -17,8 +17,7 @@ import xxhash
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import may_hold_arrays, refuse_array_key
-from lazyshard.format.duplicate_keys import count_keys, has_duplicate_keys
-from lazyshard.format.row import check_line, check_row
+from lazyshard.format.row import check_line, check_row, count_keys, has_duplicate_keys
 from lazyshard.memory import loads, quick_loads
 
 _GROUP: Final = 32

@@ -1,7 +1,13 @@
-"""A cursor, `cursors/NAME.json`: how far the durable checkpoints of one consumer of the stream are.
+"""Cursors and hints: how far one consumer of the stream is, and how much it needs to read on.
 
-Replaced by one process of the consumer, a training run, after a checkpoint is safely on disk; never derived from what
-was read, since DataLoader workers read ahead. Lifetime: as long as the consumer may come back.
+`cursors/NAME.json`, the cursor, says how far the durable checkpoints of a training run are. One process of it replaces
+it after a checkpoint is safely on disk; it never follows from what was read, since DataLoader workers read ahead. It
+keeps a token of the run that may write it: each run that begins takes a turn one above that of the run before, and
+looks before each write whether the token is still its own, also where file locks do not meet.
+
+`cursors/NAME.reading.json` is a hint, replaced about once a window by the reader of rank 0, never synced. A producer
+that holds back counts from it, since a cursor stands still between two checkpoints: who held back by cursors could wait
+for a checkpoint that waits for data. What may be deleted is told by cursors alone.
 """
 
 from __future__ import annotations
@@ -12,12 +18,11 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import CursorInvalid, StateInvalid
-from lazyshard.format.blend_share import BlendShare, read_shares, share_values
-from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode
+from lazyshard.errors import CursorInvalid, ReadingInvalid, StateInvalid
+from lazyshard.format.blend_state import BlendShare, read_shares, share_values
+from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, is_stream_id
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
-from lazyshard.format.stream_id import is_stream_id
 
 MAX_CONSUMER_BYTES: Final = 200
 """A file name has at most 255: what stands around a consumer's name needs room."""
@@ -220,3 +225,132 @@ def _is_owner(value: Any) -> bool:
 def is_count(value: Any, high: int) -> bool:
     """Returns whether a value is an integer from 0 to `high`."""
     return type(value) is int and 0 <= value <= high
+
+
+_MAX_TURN: Final = 2**62
+_TEXT: Final = re.compile(r"([1-9][0-9]{0,18})/([0-9a-f]{16}) process ([0-9]{1,10}) on (.{1,200})")
+
+
+@dataclass(frozen=True, slots=True)
+class CursorToken:
+    """A run and its turn.
+
+    Attributes:
+        turn: counts the runs of this name, from 1. Two that begin at the same time on different machines may have the
+            same.
+        token: 16 hexadecimal digits chosen at random at this start, so that no two runs are ever equal.
+        pid: its process.
+        host: that process's machine.
+    """
+
+    turn: int
+    token: str
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        """Names the holder for a message."""
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def text(self) -> str:
+        """What stands in the cursor as its `owner`: `3/9c41d7e2b06f83a5 process 14106 on node1`."""
+        host = NOT_IN_OWNERS.sub("?", self.host)[:200] or "unknown"
+        return f"{self.turn}/{self.token} process {self.pid} on {host}"
+
+    @classmethod
+    def parse(cls, text: str) -> CursorToken | None:
+        """Returns the token that a text is, None for anything else, which is a stranger's."""
+        found = _TEXT.fullmatch(text)
+        if found is None or int(found[1]) > _MAX_TURN:
+            return None
+        return cls(int(found[1]), found[2], int(found[3]), found[4])
+
+
+READING_SUFFIX: Final = ".reading.json"
+
+MAX_DP_SIZE: Final = 2**31
+"""No job has as many ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingMark:
+    """What a consumer needs to read on.
+
+    Attributes:
+        consumer: its name, see `check_consumer`.
+        stream_id: the stream's identity, None for a foreign directory.
+        dp_size: number of its data-parallel ranks.
+        window: number of the window that is open or waited for, from 0, in the first epoch; without a shuffle it is
+            that of the stripe. One that needs no more than was told already is not told.
+        needs_chunks: how many chunks must be published before that window can be drawn, on all ranks: those of the
+            half-open range [0, needs_chunks). May go back where a run starts again from an older checkpoint.
+        updated_at: seconds since 1970, UTC.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    consumer: str
+    stream_id: str | None
+    dp_size: int
+    window: int
+    needs_chunks: int
+    updated_at: float
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_consumer(self.consumer)
+        if self.stream_id is not None and not is_stream_id(self.stream_id):
+            raise ValueError(f"stream_id is 32 hexadecimal digits or None, got {self.stream_id!r}")
+        if not math.isfinite(self.updated_at):
+            raise ValueError(f"updated_at is a finite number of seconds, got {self.updated_at!r}")
+        for name, value, low, high in (
+            ("dp_size", self.dp_size, 1, MAX_DP_SIZE),
+            ("window", self.window, 0, MAX_SAMPLES),
+            ("needs_chunks", self.needs_chunks, 0, MAX_CHUNKS),
+        ):
+            if not is_count(value, high) or value < low:
+                raise ValueError(f"{name} is an integer from {low} to {high}, got {value!r}")
+
+    def encode(self) -> bytes:
+        """Returns the file's bytes."""
+        return encode({"format": FORMAT} | {name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def decode(cls, data: bytes, consumer: str, file: str | None = None) -> ReadingMark:
+        """Reads the file's bytes.
+
+        Args:
+            data: the bytes.
+            consumer: whose mark it must be.
+            file: how to call the file in messages; its name in the stream's directory by default.
+
+        Raises:
+            ReadingInvalid: a field is missing or wrong, or it is another consumer's mark.
+            VersionUnsupported: a later format.
+            ValueError: there can be no consumer of this name.
+        """
+        name = reading_name(consumer)
+        fields = Fields(data, file or f"{CURSORS}/{name}", ReadingInvalid)
+        fields.text("consumer", (consumer,))
+        stream_id = fields.values.get("stream_id")
+        if stream_id is not None and not is_stream_id(stream_id):
+            raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
+        return cls(
+            consumer=consumer,
+            stream_id=stream_id,
+            dp_size=fields.integer("dp_size", 1, MAX_DP_SIZE),
+            window=fields.integer("window", 0, MAX_SAMPLES),
+            needs_chunks=fields.integer("needs_chunks", 0, MAX_CHUNKS),
+            updated_at=fields.number("updated_at"),
+        )
+
+
+def reading_name(consumer: str) -> str:
+    """Returns the name of a consumer's reading mark in the folder of cursors.
+
+    Raises:
+        ValueError: there can be no consumer of this name.
+    """
+    return check_consumer(consumer) + READING_SUFFIX

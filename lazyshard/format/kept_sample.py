@@ -27,7 +27,7 @@ import xxhash
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, pack_row
-from lazyshard.format.encoding import Encoding
+from lazyshard.format.records import Encoding
 from lazyshard.memory import loads
 
 KEPT_VERSION: Final = 1

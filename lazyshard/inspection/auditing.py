@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from lazyshard.errors import LazyShardError, StateMismatch
-from lazyshard.format import Cursor
-from lazyshard.format.cursor import cursor_name
+from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.names import CURSORS
 from lazyshard.inspection.auditing_counts import Branch, BranchAudit, EpochAudit, Related, count_epochs, relate
 from lazyshard.inspection.tracing import StreamFacts, Tracing

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.tracing import Tracing, UnbrokenParts
-from lazyshard.plan import Course, Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.part import Part
 
 _BLOCK: Final = 1 << 19
 """Draws that are computed at a time: about 60 MB with all that is made on the way."""

@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Final, Literal
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.survey import Census
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.run_state import course_of

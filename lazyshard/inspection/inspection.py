@@ -15,10 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Manifest, Seal, decode_pack, parse_row
-from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.encoded_row import decode_pack
 from lazyshard.format.names import chunk_name
-from lazyshard.format.source_rows import Made, SourceRows
+from lazyshard.format.records import Manifest
+from lazyshard.format.row import parse_row
+from lazyshard.format.seal import Seal
+from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
 from lazyshard.inspection.row_facts import Keys, Lengths
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.opening import open_now

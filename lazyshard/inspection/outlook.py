@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lazyshard.format import Cursor, Head, ProducerState
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.records import Head, ProducerState
 from lazyshard.inspection.band import Band, make_band
 from lazyshard.inspection.survey import Survey
 from lazyshard.stream.consumers import Consumer

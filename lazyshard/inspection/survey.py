@@ -23,9 +23,10 @@ from lazyshard.errors import (
     StreamUnsealed,
     VersionUnsupported,
 )
-from lazyshard.format import End, Head, Manifest, Retired, Seal
-from lazyshard.format.mixed import MixedSource, mixed_sources
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, SEAL_SUFFIX
+from lazyshard.format.records import End, Head, Manifest, Retired
+from lazyshard.format.seal import Seal
+from lazyshard.format.source_facts import MixedSource, mixed_sources
 from lazyshard.inspection.disk_use import (
     DiskUse,
     Lines,

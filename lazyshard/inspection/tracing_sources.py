@@ -20,10 +20,10 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import StateMismatch
-from lazyshard.format import Seal
 from lazyshard.format.cursor import is_count
 from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.names import seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import open_given_file, read_file
 from lazyshard.stream.stream import Stream
 

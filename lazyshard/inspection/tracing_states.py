@@ -17,14 +17,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lazyshard.errors import FormatInvalid, StateInvalid, StateMismatch
-from lazyshard.format import Cursor
 from lazyshard.format.blend_state import BLEND, BlendState
-from lazyshard.format.cursor import cursor_name
+from lazyshard.format.cursor import Cursor, cursor_name
+from lazyshard.format.fields import is_stream_id
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import PartState, RunState
-from lazyshard.format.stream_id import is_stream_id
 from lazyshard.memory import loads
-from lazyshard.plan.blend_course import BlendCourse, BlendPiece
+from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
 from lazyshard.store.urls import stream_name

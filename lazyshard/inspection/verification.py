@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import LazyShardError, StreamMismatch
-from lazyshard.format import Manifest, check_samples_per_chunk
 from lazyshard.format.names import (
     END,
     HEAD,
@@ -26,6 +25,7 @@ from lazyshard.format.names import (
     RETIRED,
     TEMPORARY,
 )
+from lazyshard.format.records import Manifest, check_samples_per_chunk
 from lazyshard.inspection.survey import stream_unsealed
 from lazyshard.inspection.verification_chunks import (
     REMOVED,

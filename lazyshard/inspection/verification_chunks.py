@@ -28,11 +28,12 @@ from lazyshard.errors import (
     RowInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import FORMAT, Seal, check_lines, check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
-from lazyshard.format.fields import FORMAT_WITH_ARRAYS
+from lazyshard.format.batch import check_lines
+from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS
 from lazyshard.format.names import MANIFEST
-from lazyshard.format.row import parse_lines
+from lazyshard.format.row import check_row, parse_lines, parse_row
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import open_file, open_unread, read_file
 from lazyshard.stream.chunk import Chunk, open_copy, open_foreign
 from lazyshard.stream.chunk_files import ChunkArrays

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lazyshard.errors import LazyShardError, VersionUnsupported
-from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, check_consumer
-from lazyshard.format.cursor import CURSOR_SUFFIX
+from lazyshard.format.cursor import CURSOR_SUFFIX, READING_SUFFIX, Cursor, ReadingMark, check_consumer
 from lazyshard.format.names import (
     CURSORS,
     END,
@@ -30,7 +29,7 @@ from lazyshard.format.names import (
     parse_chunk_name,
     seal_name,
 )
-from lazyshard.format.reading import READING_SUFFIX
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.inspection.verification_chunks import (
     REMOVED,
     RESTORE,

@@ -37,7 +37,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import check_field
+from lazyshard.plan.deal import check_field
 from lazyshard.plan.shuffle import permutation
 
 __all__ = ["PER_TOKEN", "PER_TOKEN_SQUARED", "Balance", "Cost", "Evenness", "evenness", "step_costs"]

@@ -28,14 +28,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import int64_array, outside
+from lazyshard.plan.deal import int64_array, outside
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Draw, Run
 from lazyshard.plan.part import OPEN, Begin, Part, begins
 from lazyshard.plan.places import Place, find_place
 from lazyshard.plan.segment import Rules, Segment
 
-__all__ = ["Course"]
+__all__ = [
+    "Course",
+]
+
 
 _BLOCK: Final = 16_384
 """Positions computed together: so many that a processor's cache holds all that is made of them on the way."""

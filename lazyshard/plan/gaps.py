@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import check_field
+from lazyshard.plan.deal import check_field
 
 __all__ = ["Gaps"]
 

@@ -31,11 +31,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import check_field, int64_array, outside
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.windows import window_sample, window_samples
+from lazyshard.plan.deal import Deal, check_field, int64_array, outside
+from lazyshard.plan.shuffle import window_sample, window_samples
 
-__all__ = ["Draw", "Plan", "Run"]
+__all__ = [
+    "Draw",
+    "Plan",
+    "Run",
+]
 
 
 class Draw(NamedTuple):

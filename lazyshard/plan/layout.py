@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from operator import index as as_int
 from typing import Protocol
 
-from lazyshard.plan._bounds import check_field, outside
+from lazyshard.plan.deal import check_field, outside
 
-__all__ = ["BlockLayout", "Layout", "StridedLayout", "make_layout"]
+__all__ = [
+    "BlockLayout",
+    "Layout",
+    "StridedLayout",
+    "make_layout",
+]
 
 
 class Layout(Protocol):

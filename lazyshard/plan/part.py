@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan._bounds import check_field
-from lazyshard.plan.deal import Deal
+from lazyshard.plan.deal import Deal, check_field
 from lazyshard.plan.gaps import Gaps
 from lazyshard.plan.lane import Plan
 from lazyshard.plan.segment import Rules, Segment

@@ -21,9 +21,13 @@ test, not proved. A short last window of an ended stream is counted as it is.
 
 from __future__ import annotations
 
-from lazyshard.plan._bounds import check_field
+from lazyshard.plan.deal import check_field
 
-__all__ = ["expected_neighbours", "largest_distance", "window_for_distance"]
+__all__ = [
+    "expected_neighbours",
+    "largest_distance",
+    "window_for_distance",
+]
 
 
 def window_for_distance(distance: int, samples_per_chunk: int) -> int:

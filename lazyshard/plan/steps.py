@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lazyshard.plan._bounds import check_field
+from lazyshard.plan.deal import check_field
 
 __all__ = ["PartSteps", "StepPlace", "Steps"]
 

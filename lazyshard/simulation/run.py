@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting, Shuffle, shuffle_quality
 from lazyshard.stream import Published
 from lazyshard.stream.node_poll import LATER_S

@@ -20,8 +20,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.format.byte_size import parse_size
-from lazyshard.plan import Course, Part, Rules
+from lazyshard.format.fields import parse_size
+from lazyshard.plan.course import Course
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from lazyshard.plan.shuffle_distance import expected_neighbours
 from lazyshard.stream.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 

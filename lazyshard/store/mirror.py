@@ -26,8 +26,8 @@ from typing import Any, Final
 import xxhash
 
 from lazyshard.errors import LazyShardError, SealInvalid
-from lazyshard.format import Seal, SealedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.durable import create, remove, write_all, write_at
 from lazyshard.store.files import PART_BYTES, OpenFile, read_file
 from lazyshard.store.mirror_room import (

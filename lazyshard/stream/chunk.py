@@ -22,11 +22,11 @@ import orjson
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
-from lazyshard.format import Seal, check_row, parse_row
 from lazyshard.format.arrays import fill_row, may_hold_arrays
-from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import arrays_name, seal_name
-from lazyshard.format.row import parse_lines
+from lazyshard.format.row import check_row, parse_lines, parse_row
+from lazyshard.format.seal import Seal
+from lazyshard.format.source_facts import DealtByCost
 from lazyshard.memory import quick_loads
 from lazyshard.store.files import OpenFile, again_if_stale, open_file, open_unread, read_file
 from lazyshard.store.urls import UrlPath

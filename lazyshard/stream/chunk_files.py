@@ -24,8 +24,8 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing
-from lazyshard.format import SealedArrays
 from lazyshard.format.arrays import MAX_ROW_BYTES
+from lazyshard.format.seal import SealedArrays
 from lazyshard.store.files import FORGOTTEN, STALE_TRIES, OpenFile, open_file
 
 SEALED: Final = "sealed"

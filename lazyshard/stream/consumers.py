@@ -19,10 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import FormatInvalid
-from lazyshard.format import Cursor, ReadingMark, check_consumer
-from lazyshard.format.cursor import CURSOR_SUFFIX, cursor_name
+from lazyshard.format.cursor import (
+    CURSOR_SUFFIX,
+    READING_SUFFIX,
+    Cursor,
+    ReadingMark,
+    check_consumer,
+    cursor_name,
+    reading_name,
+)
 from lazyshard.format.names import CURSORS
-from lazyshard.format.reading import READING_SUFFIX, reading_name
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, list_names, read_file, unreadable
 from lazyshard.store.urls import UrlPath, stream_path

@@ -6,7 +6,7 @@ cursor and holds the token of the run that had it last. It stays until the consu
 being there. Of a stream in an object store the lock is a file of this machine, beside the copies of chunks. Names with
 a leading dot are nobody's cursor.
 
-The lock keeps out a second run on the same machine, the token in the cursor (`lazyshard.format.cursor_token`) any
+The lock keeps out a second run on the same machine, the token in the cursor (`lazyshard.format.cursor`) any
 other. Nothing here depends on a clock. Where an object store puts under conditions, nothing comes between the look at
 the cursor and its replacement.
 """
@@ -29,8 +29,7 @@ import filelock
 import xxhash
 
 from lazyshard.errors import CursorInvalid, CursorTaken, StoreUnavailable, StreamMissing, VersionUnsupported
-from lazyshard.format.cursor import Cursor, check_consumer, cursor_name
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file, read_replaced_file

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format import Encoding
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, chunk_name, seal_name
+from lazyshard.format.records import Encoding
 from lazyshard.store.files import again_if_stale
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_foreign

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format import STATES, Head, ProducerState
 from lazyshard.format.names import HEAD
+from lazyshard.format.records import STATES, Head, ProducerState
 from lazyshard.store.durable import publish_bytes, publish_reserved, remove, reserve
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -1,6 +1,6 @@
 """One writer a stream: a lock against a second producer on the same machine, fencing against one anywhere.
 
-Files: `.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.owner`), and
+Files: `.producer.lock` (held while a producer runs; stays, empty), `stream.owner` (see `lazyshard.format.records`), and
 `.tmp/EPOCH.TOKEN/`, a producer's own directory for what is not published yet; epoch and token are its fencing token.
 
 Whatever a producer makes appear in a stream, or takes out of it, it renames from or into its own directory. So one that
@@ -30,7 +30,7 @@ import filelock
 
 from lazyshard.errors import OwnerInvalid, ProducerFenced, ProducerLocked
 from lazyshard.format.names import LOCK, OWNER, TEMPORARY
-from lazyshard.format.owner import Owner
+from lazyshard.format.records import Owner
 from lazyshard.store.durable import clear_folder, publish_bytes, remove, rename
 from lazyshard.store.files import check_folder, read_replaced_file
 
@@ -52,7 +52,7 @@ class Workplace:
     """A producer's own directory.
 
     Attributes:
-        epoch: the producer's, see `lazyshard.format.owner`.
+        epoch: the producer's, see `lazyshard.format.records`.
         token: its token; makes the name one that is never given again.
         directory: the directory.
     """

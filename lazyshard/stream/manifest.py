@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch, StreamMissing
-from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
-from lazyshard.format.encoding import differences
 from lazyshard.format.names import MANIFEST
+from lazyshard.format.records import Encoding, Manifest, check_samples_per_chunk, differences
 from lazyshard.store.files import read_file
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazyshard.errors import EndInvalid, FormatInvalid, HeadInvalid, SealInvalid, StreamMismatch
-from lazyshard.format import FORMAT, End, Head, Manifest, Seal
+from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
+from lazyshard.format.records import End, Head, Manifest
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import again_if_stale, read_file, read_replaced_file
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk, open_sealed

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from lazyshard.errors import FormatInvalid
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.stream.published import Published
 
 MEMORY: Final = "/dev/shm"  # noqa: S108

@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from lazyshard.format import CheckedArrays, CheckedLines, Seal, SealedArrays
+from lazyshard.format.batch import CheckedArrays, CheckedLines
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.durable import create, start_writing_back, sync, write_all
 
 _BACKLOG_BYTES: Final = 8 << 20

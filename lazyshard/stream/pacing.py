@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkMissing, ChunkRetired, StreamInvalid, StreamMissing, WaitTimeout
-from lazyshard.format import Head
 from lazyshard.format.fields import printable
 from lazyshard.format.names import CURSORS, END
+from lazyshard.format.records import Head
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 
 
 @dataclass(frozen=True, slots=True)

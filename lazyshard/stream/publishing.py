@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lazyshard.errors import LazyShardError, ProducerFenced, WriterFailed
-from lazyshard.format import CheckedLines, End, Manifest, ProducerState
+from lazyshard.format.batch import CheckedLines
 from lazyshard.format.names import END, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Manifest, ProducerState
 from lazyshard.store.durable import publish_bytes, rename, sync_directory
 from lazyshard.store.files import MAX_PLAIN_BYTES
 from lazyshard.stream.head import Announcer

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
-from lazyshard.format import End, Manifest, Seal
 from lazyshard.format.names import END, RETIRED, TEMPORARY, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Manifest
+from lazyshard.format.seal import Seal
 from lazyshard.store.durable import clear_folder, sync_directory
 from lazyshard.store.files import open_file, read_file
 from lazyshard.stream.listing import Listing

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lazyshard.errors import StreamInvalid
-from lazyshard.format import Retired
 from lazyshard.format.names import (
     MANIFEST,
     RETIRED,
@@ -31,6 +30,7 @@ from lazyshard.format.names import (
     seal_name,
     tokens_name,
 )
+from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import check_folder, read_replaced_file
 from lazyshard.stream.listing import Listing, list_chunks

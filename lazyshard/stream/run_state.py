@@ -13,7 +13,10 @@ import numpy as np
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import Course, Gaps, Part, Rules
+from lazyshard.plan.course import Course
+from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 
 __all__ = [
     "check_fits",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lazyshard.errors import FileRefused, StreamInvalid, StreamUnsealed
-from lazyshard.format import Encoding
 from lazyshard.format.names import HEAD, MANIFEST, OWNER
+from lazyshard.format.records import Encoding
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.foreign_stream import ForeignStream, is_usual, look_foreign

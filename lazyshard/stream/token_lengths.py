@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import LengthsMissing
-from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.stream.stream import Stream
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from lazyshard.format import Seal
+from lazyshard.format.seal import Seal
 from lazyshard.stream.reader import StreamReader
 from lazyshard.stream.token_lengths import chunk_seal, lengths_missing, lengths_not_ours
 

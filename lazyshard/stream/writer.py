@@ -15,17 +15,10 @@ from types import TracebackType
 from typing import Any, Final, NoReturn
 
 from lazyshard.errors import LazyShardError, redact
-from lazyshard.format import (
-    CheckedLines,
-    Encoding,
-    ProducerState,
-    check_encoding,
-    check_line,
-    check_lines,
-    encode_row,
-)
 from lazyshard.format.arrays import may_hold_arrays, pack_row, refuse_array_key
-from lazyshard.format.batch import without_array_keys
+from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
+from lazyshard.format.records import Encoding, ProducerState, check_encoding
+from lazyshard.format.row import check_line, encode_row
 from lazyshard.stream.head import check_state
 from lazyshard.stream.open_chunk import Steps, StepsInThread
 from lazyshard.stream.publishing import ChunkSequence, WriterFailure

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamInvalid
-from lazyshard.format import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.format.names import END, HEAD, HEAD_RESERVE, MANIFEST
+from lazyshard.format.records import Encoding, Manifest, check_samples_per_chunk
 from lazyshard.store.durable import publish_new_bytes, sync_directory
 from lazyshard.stream.head import Announcer
 from lazyshard.stream.listing import list_chunks

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import RowInvalid, redact
-from lazyshard.format import EncodedRow, End, Seal, check_row
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.format.names import seal_name
+from lazyshard.format.records import End
+from lazyshard.format.row import check_row
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.stream.stream import open_stream
 from lazyshard.stream.writer_opening import find_manifest

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from lazyshard import __version__
-from lazyshard.format import End
+from lazyshard.format.records import End
 from lazyshard_producer.check import describe_run
 from lazyshard_producer.configuration.arguments import Sorted, sort_arguments
 from lazyshard_producer.configuration.assembly import Flags, assemble

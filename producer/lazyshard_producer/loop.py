@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import CheckedLines, EncodedRow, check_encoded, check_lines
+from lazyshard.format.batch import CheckedLines, check_lines
+from lazyshard.format.encoded_row import EncodedRow, check_encoded
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.display.metrics import Metrics, Reason

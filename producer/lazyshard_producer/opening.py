@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from lazyshard.conversion.indexed_reader import data_path
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Encoding
 from lazyshard.format.indexed import INDEX_SUFFIX, MAGIC
 from lazyshard.format.names import parse_chunk_name
+from lazyshard.format.records import Encoding
 from lazyshard.store.urls import is_url, stream_path
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused

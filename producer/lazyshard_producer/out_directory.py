@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, StreamInvalid, StreamMismatch
-from lazyshard.format import End, Head, Manifest, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
+from lazyshard.format.records import End, Head, Manifest
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks

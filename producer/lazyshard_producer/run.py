@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lazyshard.errors import LazyShardError, ProducerFenced, StreamEnded, StreamMissing, WriterFailed
-from lazyshard.format import End
+from lazyshard.format.records import End
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.configuration.problems import is_url

@@ -24,9 +24,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan import pack_samples
 from lazyshard.plan.balance import Balance, Cost, evenness, step_costs
-from lazyshard.plan.blend_table import BlendTable, whole_parts
+from lazyshard.plan.blend import BlendTable, whole_parts
+from lazyshard.plan.splitting import pack_samples
 from scripts.benchmarks.bench_harness import ROOT, Benchmark, Failed, Figures, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_process import timed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lazyshard.format.names import END, HEAD, RETIRED, TEMPORARY, chunk_name, seal_name
-from lazyshard.plan import Deal
+from lazyshard.plan.deal import Deal
 from scripts.pictures.draw_pictures_svg import DONE, EMPTY, FAINT, MARGIN, RANKS, Drawing
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from lazyshard.plan import Course, Deal, Part, Plan, Rules
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from scripts.pictures.draw_pictures_svg import DONE, EMPTY, FAINT, INK, MARGIN, RANKS, Drawing
 
 CELL: Final = 22

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format import Cursor, Head, Manifest, PartState, ReadingMark, RunState
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import Head, Manifest
+from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Census, Survey

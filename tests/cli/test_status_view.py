@@ -9,8 +9,10 @@ import pytest
 
 from lazyshard.cli.status import failure_values, status_values
 from lazyshard.cli.status_view import problems, status_lines, summary
-from lazyshard.format import Cursor, Head, PartState, ProducerState, RunState
-from lazyshard.format.mixed import MixedSource
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.records import Head, ProducerState
+from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.disk_use import DiskUse, Lines
 from lazyshard.stream.consumers import Consumer
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told

@@ -20,8 +20,8 @@ from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_page import Shown, WatchPage
 from lazyshard.cli.watch_server import WatchServer
-from lazyshard.format.blend_share import BlendShare
-from lazyshard.format.mixed import MixedSource
+from lazyshard.format.blend_state import BlendShare
+from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines
 from lazyshard.inspection.history import History
 from lazyshard.inspection.outlook import Outlook

@@ -15,7 +15,8 @@ import pytest
 from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import BEGINNING
-from lazyshard.format import Cursor, PartState, ReadingMark, RunState
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.state import PartState, RunState
 from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.cursor import write_cursor
 from tests.cli.chromium import needs_chromium, open_page, screenshot

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import PartState, RunState
 from lazyshard.stream import write_cursor
 

@@ -17,8 +17,8 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkRetired, LazyShardError
-from lazyshard.format import Retired
 from lazyshard.format.names import HEAD_RESERVE, arrays_name, chunk_name, seal_name, tokens_name
+from lazyshard.format.records import Retired
 from lazyshard.store import durable
 from lazyshard.stream import read_retired, retire
 from lazyshard.stream.retire import list_kept

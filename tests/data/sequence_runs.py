@@ -9,7 +9,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lazyshard import ChunkWriter, LazyShardedSequences, Pack, Pad, Split
-from lazyshard.plan import pack_samples, permutation
+from lazyshard.plan.shuffle import permutation
+from lazyshard.plan.splitting import pack_samples
 from tests.data.workers import DEADLINE_S
 
 Written = list[int]

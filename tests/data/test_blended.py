@@ -18,8 +18,8 @@ from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.data.blend_space import BlendReader
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.errors import ChunkRetired, LengthUnknown, RankInvalid, WaitTimeout
-from lazyshard.format import Retired
-from lazyshard.plan.blend_table import BlendTable
+from lazyshard.format.records import Retired
+from lazyshard.plan.blend import BlendTable
 from tests.data.blends import Stream, blend, ids, take, write
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import foreign

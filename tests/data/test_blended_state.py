@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from lazyshard.errors import CursorTaken, StateInvalid, StateMismatch, VersionUnsupported
-from lazyshard.format.blend_share import BlendShare
+from lazyshard.format.blend_state import BlendShare
 from lazyshard.stream import read_cursor
 from tests.data.blends import State, Stream, blend, ids, take, write
 

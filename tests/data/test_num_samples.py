@@ -13,7 +13,8 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
-from lazyshard.plan import Deal, Plan
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import produce
 

@@ -15,10 +15,12 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.data import commits as reading_marks
 from lazyshard.data.commits import ReadingMarks, is_due
 from lazyshard.data.order import Order
-from lazyshard.format import ReadingMark
+from lazyshard.format.cursor import ReadingMark
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey
-from lazyshard.plan import Course, Part, Rules
+from lazyshard.plan.course import Course
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from lazyshard.stream import read_reading, write_reading
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, names, produce, wait_until

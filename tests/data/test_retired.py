@@ -12,8 +12,9 @@ import pytest
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, WaitTimeout
-from lazyshard.format import Cursor
-from lazyshard.plan import Deal, Plan
+from lazyshard.format.cursor import Cursor
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 from lazyshard.stream import list_consumers, read_retired, write_cursor
 from lazyshard.stream.retire import retire
 from tests.data.workers import DEADLINE_S, first_error, loader

@@ -14,7 +14,8 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamEnded
-from lazyshard.format import Cursor, ProducerState
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.records import ProducerState
 from lazyshard.store import durable
 from lazyshard.stream import CursorOwner, open_chunk, retire
 from lazyshard.stream.head import Announcer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.stream import head
 
 

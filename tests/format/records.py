@@ -20,7 +20,9 @@ from lazyshard.errors import (
     RetiredInvalid,
     SealInvalid,
 )
-from lazyshard.format import STATES, Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, Seal
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
+from lazyshard.format.seal import Seal
 from tests.format.cases import not_an_integer
 
 STREAM_ID: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"

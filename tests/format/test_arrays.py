@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lazyshard.errors import ManifestInvalid, RowInvalid, SealInvalid
-from lazyshard.format import Manifest, Seal, SealedArrays, check_lines, encode_row
 from lazyshard.format.arrays import BFLOAT16, DTYPES, fill_row, pack_row
-from lazyshard.format.batch import without_array_keys
+from lazyshard.format.batch import check_lines, without_array_keys
 from lazyshard.format.fields import pack
+from lazyshard.format.records import Manifest
+from lazyshard.format.row import encode_row
+from lazyshard.format.seal import Seal, SealedArrays
 from tests.format.cases import changed, check_refusal, without
 
 ROW: dict[str, Any] = {

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import CheckedLines, batch, check_line, check_lines, has_duplicate_keys
+from lazyshard.format import batch
+from lazyshard.format.batch import CheckedLines, check_lines
+from lazyshard.format.row import check_line, has_duplicate_keys
 
 
 def one_by_one(lines: list[bytes]) -> tuple[list[bytes], list[int], str | None]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import CursorInvalid
-from lazyshard.format import Cursor, PartState, RunState
-from lazyshard.format.blend_share import MAX_SHARES, BlendShare, blend_shares, given_shares
-from lazyshard.format.blend_state import BlendPartState, BlendState
+from lazyshard.format.blend_state import MAX_SHARES, BlendPartState, BlendShare, BlendState, blend_shares, given_shares
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.state import PartState, RunState
 from tests.format.cases import changed
 
 CURSOR = Cursor("sft", None, 4, 0, {}, 1.0)

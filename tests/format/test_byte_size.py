@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lazyshard.format.byte_size import parse_size
+from lazyshard.format.fields import parse_size
 
 
 @pytest.mark.parametrize(

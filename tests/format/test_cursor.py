@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import CursorInvalid, FormatInvalid, VersionUnsupported
-from lazyshard.format import Cursor, PartState, RunState, check_consumer
-from lazyshard.format.cursor import cursor_name
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
+from lazyshard.format.state import PartState, RunState
 from tests.format.cases import changed, check_refusal, without
 from tests.format.records import RECORDS
 

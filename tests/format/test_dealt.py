@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format.dealt import DealtByCost
+from lazyshard.format.source_facts import DealtByCost
 
 RECIPE: dict[str, Any] = {
     "transform": "m:f",

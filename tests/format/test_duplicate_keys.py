@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format import has_duplicate_keys
+from lazyshard.format.row import has_duplicate_keys
 
 TEXT = st.text(alphabet='ab:"\\\u003a \n', max_size=4)
 

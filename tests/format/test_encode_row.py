@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_row, encode_row, has_duplicate_keys, parse_row
+from lazyshard.format.row import check_row, encode_row, has_duplicate_keys, parse_row
 
 NAN = float("nan")
 INF = float("inf")

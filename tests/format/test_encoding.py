@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from lazyshard.errors import ManifestInvalid
-from lazyshard.format import EncodedRow, Manifest, check_encoded, check_encoding
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.encoding import differences
+from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.records import Manifest, check_encoding, differences
 
 MANIFEST = Manifest("0123456789abcdef" * 2, 1000, 1.0, arrays=True)
 FACTS: dict[str, Any] = {"kind": "swift", "max_length": 512, "binary": None, "scale": 0.5, "thinking": False}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format.mixed import MAX_SOURCES, MixedSource, mixed_sources
+from lazyshard.format.source_facts import MAX_SOURCES, MixedSource, mixed_sources
 
 
 def seal_source(**values: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid
-from lazyshard.format import STATES, End, Head, Manifest, Owner, ReadingMark, check_samples_per_chunk
-from lazyshard.format.reading import reading_name
+from lazyshard.format.cursor import ReadingMark, reading_name
+from lazyshard.format.records import STATES, End, Head, Manifest, Owner, check_samples_per_chunk
 from tests.format.cases import changed, check_later_format, check_refusal, without
 from tests.format.records import RECORDS, WRONG, Record, Wrong
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import check_row, parse_row
+from lazyshard.format.row import check_row, parse_row
 
 
 def refusal(line: bytes) -> RowInvalid:

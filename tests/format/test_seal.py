@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format import Seal
 from lazyshard.format.fields import pack
+from lazyshard.format.seal import Seal
 from tests.format.cases import changed, check_refusal, without
 from tests.format.records import RECORDS
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format.source_rows import SourceRows
+from lazyshard.format.source_facts import SourceRows
 
 SOURCE: dict[str, Any] = {"version": 1, "sources": [], "rows": 24, "refused": 3, "skip": 0, "recipe": {}}
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from lazyshard.format import End, Head, Manifest, Owner, Seal, check_row
 from lazyshard.format.arrays import pack_row
+from lazyshard.format.records import End, Head, Manifest, Owner
+from lazyshard.format.row import check_row
+from lazyshard.format.seal import Seal
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
 EXAMPLE = DOCUMENT.partition("## A worked example")[2]

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
-from lazyshard.format import PartState, RunState
+from lazyshard.format.state import PartState, RunState
 
 STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 GOLDEN = (

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream import write_cursor
 from lazyshard.stream.consumers import write_reading
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from lazyshard.format import Cursor, Manifest, PartState, RunState
-from lazyshard.format.dealt import DealtByCost
-from lazyshard.format.source_rows import Made, SourceRows
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.records import Manifest
+from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
+from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.advice import FEW_ROWS, Training, advise, training_of, unevenness
 from lazyshard.inspection.inspection import Overview
 from lazyshard.inspection.row_facts import Lengths

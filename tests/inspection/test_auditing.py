@@ -27,7 +27,9 @@ from lazyshard.inspection.auditing_counts import (
     relate,
     spans_behind,
 )
-from lazyshard.plan import Course, Part, Rules
+from lazyshard.plan.course import Course
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from tests.inspection.test_tracing import facts, lists, run_state, states, traced
 from tests.plan.cases import PROPERTY
 

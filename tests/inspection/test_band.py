@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format import Cursor, Manifest, PartState, ReadingMark, RunState
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import Manifest
+from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.band import CLOSE_UP, Band, Cell, ChunkStretch, OpenWindow, Reader, make_band, open_window
 from lazyshard.inspection.disk_use import canonical_names
 from lazyshard.inspection.survey import Census

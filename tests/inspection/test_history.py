@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.inspection import history, inspection
 from lazyshard.inspection.history import MOST_TRAINED, At, History, Trained, published_rows, rates, take_history
 from lazyshard.inspection.inspection import ChunkPoint

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format import Cursor, Head, Manifest, ProducerState, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import Head, Manifest, ProducerState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import (

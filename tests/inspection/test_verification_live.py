@@ -18,7 +18,7 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.errors import StreamMismatch
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.inspection import verification
 from lazyshard.inspection.verification import verify
 from lazyshard.inspection.verification_files import SILENT_S, is_running

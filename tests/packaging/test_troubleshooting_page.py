@@ -17,7 +17,7 @@ import lazyshard.cli.exits
 import lazyshard.errors
 import lazyshard_producer.errors
 import lazyshard_swift.errors
-from lazyshard.format.head import STATES
+from lazyshard.format.records import STATES
 from lazyshard_producer.display import metrics
 from lazyshard_producer.holding.limits import Kept
 from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training

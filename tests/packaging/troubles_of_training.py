@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
-from lazyshard.format.head import Head, ProducerState
+from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import pacing
 from lazyshard.stream.published import Published
 from lazyshard.stream.retire import retire

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal, Plan
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 from tests.plan import oracle
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=200)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.blend_course import BlendCourse, BlendPiece
-from lazyshard.plan.blend_table import BlendTable
+from lazyshard.plan.blend import BlendTable
+from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
 
 
 def listed(course: BlendCourse, count: int) -> list[tuple[int, int]]:

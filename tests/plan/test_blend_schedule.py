@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.blend_course import BlendCourse, BlendPiece
-from lazyshard.plan.blend_schedule import BlendSchedule
+from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece, BlendSchedule
 
 
 def test_weights_hold_from_their_step_on() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.blend_table import BlendTable, whole_parts
+from lazyshard.plan.blend import BlendTable, whole_parts
 from tests.plan.oracle import turns
 
 PARTS = st.lists(st.integers(1, 12), min_size=1, max_size=20)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.carried import Carried, Slices, Stretch
+from lazyshard.plan.segment import Carried, Slices, Stretch
 from tests.plan.cases import PROPERTY
 
 

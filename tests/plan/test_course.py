@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Course, Deal, Draw, Part, Place, Plan, Rules
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Draw, Plan
+from lazyshard.plan.part import Part
+from lazyshard.plan.places import Place
+from lazyshard.plan.segment import Rules
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 

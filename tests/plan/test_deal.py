@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal
+from lazyshard.plan.deal import Deal
 from tests.plan.cases import PROPERTY, Case, cases
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal, Plan
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 from tests.plan.cases import PROPERTY, Case, cases, plans
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal, Draw, Plan, Run
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Draw, Plan, Run
 from tests.plan.cases import PROPERTY, Case, cases, filled_cases, plans
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lazyshard.plan import Deal, Plan
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 
 
 @pytest.mark.parametrize(

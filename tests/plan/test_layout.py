@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import BlockLayout, StridedLayout, make_layout
+from lazyshard.plan.layout import BlockLayout, StridedLayout, make_layout
 from tests.plan.cases import PROPERTY
 
 names = st.sampled_from(["block", "strided"])

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import pack_samples
-from lazyshard.plan.packing import efficiency
+from lazyshard.plan.splitting import efficiency, pack_samples
 
 CAPACITY = 20
 

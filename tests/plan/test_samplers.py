@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal, Plan, make_layout
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
+from lazyshard.plan.layout import make_layout
 from tests.plan.cases import PROPERTY, Case, filled_cases
 
 

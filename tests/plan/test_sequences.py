@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.packing import pack_samples
 from lazyshard.plan.sequences import PackRule, PadRule, completed, make_sequences
-from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, split_rest
+from lazyshard.plan.splitting import BEGINNING, Cut, Piece, SplitRule, SplitSequence, pack_samples, split_rest
 from tests.plan.test_splitting import BOS, EOS, framed, lengths_of_documents, rules, token, written
 
 overlapping = st.builds(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import mix64, permutation
+from lazyshard.plan.shuffle import mix64, permutation
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 

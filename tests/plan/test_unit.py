@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan import Deal, auto_unit, named_unit, window_positions
+from lazyshard.plan.deal import Deal, auto_unit, named_unit, window_positions
 from tests.plan.cases import PROPERTY
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import xxhash
 
-from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard_producer.configuration.settings import SourceSettings
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format import End
+from lazyshard.format.records import End
 from lazyshard_producer.cli import main
 from tests.producer.commands import assert_one_line, run_arguments
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import QUARANTINE
 from lazyshard.stream import write_cursor
 from tests.harness.processes.commands import Commands

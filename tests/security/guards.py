@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import FileRefused, LazyShardError
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.store import durable
 from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.following.journal import FollowState

@@ -16,7 +16,7 @@ import pytest
 
 from lazyshard.cli.shortening import shorten
 from lazyshard.errors import StateInvalid
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.following.listing import NameRules

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import FileRefused, LazyShardError
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.inspection.verification import verify
 from lazyshard.store.files import read_file, read_given_file
 from lazyshard.stream import CursorOwner

@@ -14,9 +14,7 @@ import pytest
 import xxhash
 
 from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.format import Cursor, ReadingMark, check_consumer
-from lazyshard.format.cursor import cursor_name
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark, check_consumer, cursor_name
 from lazyshard.format.names import chunk_name, parse_chunk_name
 from lazyshard.inspection.tracing_states import read_state
 from lazyshard.stream import CursorOwner, read_cursor, read_reading

@@ -16,7 +16,9 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, FileRefused, FormatInvalid, LazyShardError, StateInvalid, StateMismatch
-from lazyshard.format import Cursor, End, Head, Manifest, Owner, ReadingMark, Retired, Seal
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.seal import Seal
 from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection import inspection
 from lazyshard.inspection.inspection import overview

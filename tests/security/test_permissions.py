@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream import CursorOwner
 from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.retire import retire

@@ -14,8 +14,8 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.cli import inspect
 from lazyshard.errors import LazyShardError, ProducerFenced, ProducerLocked
-from lazyshard.format import Cursor, Head, Owner
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken
+from lazyshard.format.records import Head, Owner
 from lazyshard.store.files import read_file
 from lazyshard.stream.cursor import write_cursor
 from lazyshard.stream.lock import WriterLock

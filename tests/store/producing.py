@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import xxhash
 
-from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.urls import UrlPath
 from tests.harness.processes.commands import Commands
 from tests.producer.commands import DEADLINE_S

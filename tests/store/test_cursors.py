@@ -12,8 +12,7 @@ import pytest
 
 from lazyshard import LazyShardedDataset
 from lazyshard.errors import CursorTaken, StoreUnavailable
-from lazyshard.format import Cursor, ReadingMark
-from lazyshard.format.cursor import cursor_name
+from lazyshard.format.cursor import Cursor, ReadingMark, cursor_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.mirror_room import FOLDER_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import StreamReader, write_cursor

@@ -24,8 +24,9 @@ from lazyshard.errors import (
     StreamMismatch,
     WaitTimeout,
 )
-from lazyshard.format import Cursor, Seal
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import HEAD, chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.mirror_room import AHEAD_VARIABLE
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lazyshard.format import Cursor, Manifest, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import Manifest
 from lazyshard.stream import write_cursor, write_reading
 
 _OWN = "own"

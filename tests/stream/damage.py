@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.inspection.verification import Verified, verify
 from tests.stream.streams import produce
 

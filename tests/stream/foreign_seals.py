@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.seal import Seal
 
 
 def seal_rows(directory: Path, chunk: int, *rows: bytes, tokens: list[int] | None = None) -> None:

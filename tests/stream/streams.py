@@ -15,8 +15,9 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter
-from lazyshard.format import Head, Seal
 from lazyshard.format.names import seal_name
+from lazyshard.format.records import Head
+from lazyshard.format.seal import Seal
 
 DEADLINE_S: Final = 30.0
 """How long a test waits for what must come at once; only a failing one ever waits so long."""

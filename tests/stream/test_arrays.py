@@ -12,7 +12,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ChunkCorrupt, RowInvalid, StreamEnded, StreamMismatch, WriterFailed
-from lazyshard.format import check_lines
+from lazyshard.format.batch import check_lines
 from lazyshard.inspection.disk_use import measure_disk
 from lazyshard.inspection.survey import take_census
 from lazyshard.store import durable

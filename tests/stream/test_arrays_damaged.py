@@ -22,7 +22,7 @@ from lazyshard.errors import (
     SealInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import Seal, SealedArrays
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.inspection.verification import verify
 from tests.stream.arrays import expected, produce, values
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, put

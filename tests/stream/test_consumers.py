@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lazyshard.errors import FileUnreadable, ManifestInvalid
-from lazyshard.format import Cursor, Manifest, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.format.records import Manifest
 from lazyshard.stream import (
     Consumer,
     forget_consumer,

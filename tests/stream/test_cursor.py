@@ -14,7 +14,7 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard.errors import CursorInvalid, StreamMissing, VersionUnsupported
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store import durable
 from lazyshard.stream import consumers, read_cursor, read_reading, write_cursor, write_reading
 from tests.stream.streams import foreign, forked, names, produce, rows

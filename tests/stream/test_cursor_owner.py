@@ -19,8 +19,8 @@ import filelock
 import pytest
 
 from lazyshard.errors import CursorTaken, VersionUnsupported
-from lazyshard.format import Cursor, PartState, RunState
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken
+from lazyshard.format.state import PartState, RunState
 from lazyshard.inspection.verification_files import gather_facts
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from tests.stream.streams import DEADLINE_S, HERE, forked, names, produce, reap, wait_until

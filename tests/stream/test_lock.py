@@ -18,7 +18,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import ProducerFenced, ProducerLocked, StreamEnded
-from lazyshard.format import Head, Owner
+from lazyshard.format.records import Head, Owner
 from lazyshard.store.durable import clear_folder
 from lazyshard.stream import lock
 from lazyshard.stream.head import own_process, process_ended, process_gone

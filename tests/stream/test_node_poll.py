@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import StreamMissing, WaitTimeout
-from lazyshard.format import Head
+from lazyshard.format.records import Head
 from lazyshard.stream import node_poll
 from lazyshard.stream.node_poll import (
     ASKING_S,

@@ -21,8 +21,8 @@ from lazyshard.errors import (
     StreamInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import Manifest, Retired
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.records import Manifest, Retired
 from lazyshard.store import durable
 from lazyshard.stream import read_retired
 from lazyshard.stream.listing import list_chunks

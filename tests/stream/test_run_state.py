@@ -9,7 +9,8 @@ import pytest
 
 from lazyshard.errors import StateMismatch
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import Part, Rules
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from lazyshard.stream import run_state
 from lazyshard.stream.run_state import (
     check_fits,

@@ -15,7 +15,7 @@ import pytest
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.format import Head, ProducerState
+from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream.head import RateMeter
 from lazyshard.stream.pacing import (
     describe_producer,

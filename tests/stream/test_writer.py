@@ -24,7 +24,7 @@ from lazyshard.errors import (
     VersionUnsupported,
     WriterFailed,
 )
-from lazyshard.format import check_lines
+from lazyshard.format.batch import check_lines
 from lazyshard.format.names import HEAD_RESERVE
 from lazyshard.store import durable
 from tests.stream.streams import foreign, forked, head, names, produce, python, rows, seal

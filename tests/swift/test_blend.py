@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.plan.blend_table import BlendTable
+from lazyshard.plan.blend import BlendTable
 from lazyshard.stream import read_cursor
 from tests.swift.commands import RESUMABLE, Run, ids_by_dp, start_megatron_sft, start_swift_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, fed_live, killed_at, lazyshard, position_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format import Seal
 from lazyshard.format.names import seal_name
+from lazyshard.format.seal import Seal
 from tests.swift.commands import Run, swift_sft
 from tests.swift.encoding import MAX_LENGTH, SIZE, TEMPLATE, produce
 from tests.swift.programs import found_by

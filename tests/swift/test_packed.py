@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format import encode_pack, encode_row
+from lazyshard.format.encoded_row import encode_pack
+from lazyshard.format.row import encode_row
 from tests.swift.commands import Run, ids_by_dp, megatron_sft
 from tests.swift.encoding import produce
 from tests.swift.streams import producing, row, write_jsonl

@@ -17,9 +17,8 @@ from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired
-from lazyshard.format import Cursor
-from lazyshard.format.blend_share import BlendShare, blend_shares
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.blend_state import BlendShare, BlendState, blend_shares
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import PartState, RunState
 from lazyshard.store.urls import stream_name
 from lazyshard_swift import parallel, settings

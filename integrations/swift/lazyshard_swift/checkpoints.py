@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lazyshard.errors import CursorTaken
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.store.durable import publish_bytes, remove, sync_directory
 from lazyshard.store.files import read_given_file
 from lazyshard.stream import CursorOwner

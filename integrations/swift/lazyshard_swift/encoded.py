@@ -23,10 +23,9 @@ import xxhash
 
 from lazyshard.data.encode_cache import cache_place
 from lazyshard.data.shared import Stats
-from lazyshard.format import Encoding
-from lazyshard.format.byte_size import parse_size
-from lazyshard.format.encoding import differences
-from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
+from lazyshard.format.fields import parse_size
+from lazyshard.format.records import Encoding, differences
+from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_swift import ms_swift, rows

@@ -32,7 +32,7 @@ import xxhash
 
 from lazyshard.data.tensors import MARKS, NUMPY, TENSOR, TUPLE, array_of_list, array_of_tensor
 from lazyshard.data.tensors import unpack as unpack_value
-from lazyshard.format import Encoding
+from lazyshard.format.records import Encoding
 from lazyshard_swift import ms_swift
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.rows import RowEncoder

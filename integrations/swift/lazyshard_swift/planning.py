@@ -11,7 +11,7 @@ from typing import Any
 
 from lazyshard.data.rank import Rank
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import auto_unit, named_unit, window_positions
+from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.stream.run_state import course_of
 from lazyshard_swift import settings
 from lazyshard_swift.checkpoints import TRACKER, check_whole, load_position

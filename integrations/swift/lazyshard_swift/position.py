@@ -17,7 +17,7 @@ from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.state import PartState, RunState
 from lazyshard.memory import loads
-from lazyshard.plan import window_positions
+from lazyshard.plan.deal import window_positions
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.parallel import FOREIGN, stream_id_of
 

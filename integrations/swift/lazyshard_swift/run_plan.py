@@ -16,11 +16,11 @@ from typing import Protocol
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import redact
-from lazyshard.format import Cursor
-from lazyshard.format.blend_share import BlendShare
-from lazyshard.format.blend_state import BlendState
+from lazyshard.format.blend_state import BlendShare, BlendState
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import PartState, RunState
-from lazyshard.plan import Course, Gaps
+from lazyshard.plan.course import Course
+from lazyshard.plan.gaps import Gaps
 from lazyshard.stream.run_state import (
     course_of,
     draws_of,

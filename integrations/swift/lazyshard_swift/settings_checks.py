@@ -6,8 +6,8 @@ import os
 from typing import Any, Final, get_args
 
 from lazyshard.errors import StreamMissing
-from lazyshard.format.byte_size import parse_size
 from lazyshard.format.cursor import check_consumer
+from lazyshard.format.fields import parse_size
 from lazyshard.format.kept_sample import LEAST_CACHE_BYTES
 from lazyshard.format.names import MANIFEST, parse_chunk_name
 from lazyshard.store.files import list_names

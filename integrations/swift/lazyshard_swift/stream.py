@@ -26,7 +26,7 @@ from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.state import RunState
-from lazyshard.plan import Course
+from lazyshard.plan.course import Course
 from lazyshard_swift import encoded, errors, parallel, settings
 from lazyshard_swift.encoded import Encode
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort

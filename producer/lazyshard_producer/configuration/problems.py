@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from lazyshard.format.cursor import check_consumer
-from lazyshard.format.manifest import MAX_SAMPLES_PER_CHUNK
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard_producer.configuration.row_problems import row_problems
 from lazyshard_producer.configuration.setting_checks import MAX_SHUFFLE, path_problems
 from lazyshard_producer.configuration.source_problems import source_problems

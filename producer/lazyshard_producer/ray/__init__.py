@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lazyshard.errors import RowInvalid, WriterFailed
-from lazyshard.format import check_samples_per_chunk
+from lazyshard.format.records import check_samples_per_chunk
 from lazyshard.store.files import check_folder
 from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES

@@ -39,8 +39,9 @@ import numpy.typing as npt
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamMismatch, WriterFailed
-from lazyshard.format import CheckedLines, Seal
+from lazyshard.format.batch import CheckedLines
 from lazyshard.format.names import seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.durable import create, rename, sync, write_all
 from lazyshard.store.files import open_file, read_file
 from lazyshard.stream import ChunkWriter

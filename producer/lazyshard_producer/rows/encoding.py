@@ -23,10 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
-from lazyshard.format import EncodedRow, Encoding, check_encoding, encode_row
 from lazyshard.format.arrays import fill_row, pack_row
+from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.records import Encoding, check_encoding
+from lazyshard.format.row import encode_row
 from lazyshard.memory import loads, raise_if_short
-from lazyshard.plan.sequence_tokens import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
+from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, POSITION_IDS, pad_tokens, tokens_of
 from lazyshard_producer.configuration.setting_checks import SWIFT
 from lazyshard_producer.configuration.settings import EncodingSettings, PadSettings, Settings
 from lazyshard_producer.errors import SettingInvalid

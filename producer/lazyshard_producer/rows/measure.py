@@ -14,9 +14,8 @@ from typing import Any, Final
 import orjson
 
 from lazyshard.errors import RowInvalid, SkipSample
-from lazyshard.format import EncodedRow
 from lazyshard.format.arrays import ARRAY_KEY
-from lazyshard.format.packed_row import ADDED_LEVELS
+from lazyshard.format.encoded_row import ADDED_LEVELS, EncodedRow
 from lazyshard.memory import loads, raise_if_short
 from lazyshard_producer.configuration.setting_checks import FUNCTION
 from lazyshard_producer.configuration.settings import MeasureSettings

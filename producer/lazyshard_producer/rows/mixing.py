@@ -6,7 +6,7 @@ go on with their shares, and the counts start anew.
 
 A start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, whatever has been added
 to a source since, and in the order of then. A source that was finished and has grown comes back once that shows; within
-from lazyshard.format import EncodedRow
+from lazyshard.format.encoded_row import EncodedRow
 a unit only when there is nothing else, so that the unit's order follows from its start and its numbers of rows.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import EncodedRow
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.plan.blend import next_stream, shares
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name

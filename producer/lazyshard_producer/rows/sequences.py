@@ -35,12 +35,12 @@ from typing import Any, Final, NamedTuple
 import numpy.typing as npt
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.format.arrays import MAX_ROW_BYTES
-from lazyshard.plan import pack_samples, permutation
+from lazyshard.format.encoded_row import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan.balance import Balance, Cost
-from lazyshard.plan.sequence_tokens import INPUT_IDS, cut_tokens
-from lazyshard.plan.splitting import BEGINNING, Cut, SplitSequence, cut_after, split_documents, split_rest
+from lazyshard.plan.sequences import INPUT_IDS, cut_tokens
+from lazyshard.plan.shuffle import permutation
+from lazyshard.plan.splitting import BEGINNING, Cut, SplitSequence, cut_after, pack_samples, split_documents, split_rest
 from lazyshard_producer.configuration.settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
@@ -89,7 +89,7 @@ def shuffling(rows: int, seed: int) -> Blocks:
 
 
 def packing(rows: int, most_bytes: int, capacity: int) -> Blocks:
-    """Returns blocks of which packs are made, of at most so many tokens each; see `lazyshard.plan.packing`."""
+    """Returns blocks of which packs are made, of at most so many tokens each; see `lazyshard.plan.splitting`."""
     return Blocks(rows, most_bytes, partial(_pack, capacity))
 
 

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Final
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Head, Manifest
 from lazyshard.format.names import HEAD, MANIFEST, seal_name
+from lazyshard.format.records import Head, Manifest
 from lazyshard.inspection.disk_use import names_with_arrays
 from lazyshard.store.files import read_file
 from lazyshard.store.objects import ObjectStore

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from lazyshard.format import Retired
 from lazyshard.format.cursor import CURSOR_SUFFIX
 from lazyshard.format.names import CURSORS, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Retired
 from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.consumers import Consumer, list_consumers

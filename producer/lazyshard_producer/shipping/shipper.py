@@ -23,8 +23,9 @@ import numpy as np
 import xxhash
 
 from lazyshard.errors import FormatInvalid, LazyShardError, StreamInvalid
-from lazyshard.format import End, Head, Manifest, ProducerState, Seal, SealedArrays
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Head, Manifest, ProducerState
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store.files import read_file
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.retire import retire

@@ -34,7 +34,7 @@ import xxhash
 
 from lazyshard.errors import ChunkMissing, ProducerLocked
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.format.retired import Retired
+from lazyshard.format.records import Retired
 from lazyshard.store.durable import create, remove, rename, sync, sync_directory, write_all
 from lazyshard.store.objects import ObjectStore
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS

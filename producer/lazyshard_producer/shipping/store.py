@@ -19,10 +19,8 @@ from dataclasses import replace as changed
 from typing import Final, NamedTuple, TypeVar
 
 from lazyshard.errors import ChunkMissing, OwnerInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
-from lazyshard.format import End, Manifest
 from lazyshard.format.names import END, MANIFEST, OWNER, RETIRED, arrays_name, chunk_name, seal_name
-from lazyshard.format.owner import Owner
-from lazyshard.format.retired import Retired
+from lazyshard.format.records import End, Manifest, Owner, Retired
 from lazyshard.store.objects import ObjectStore
 from lazyshard.store.objects_failures import FIRST_PAUSE_S, next_pause, why_failed
 from lazyshard.stream.listing import Listing, sort_names

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import encode_row
+from lazyshard.format.row import encode_row
 from lazyshard_producer.sources.arrow_values import Unwritable, choose_reader
 
 

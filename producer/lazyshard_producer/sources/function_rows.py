@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import encode_row
+from lazyshard.format.row import encode_row
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.user_functions import name_error, name_value

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import parse_row
+from lazyshard.format.row import parse_row
 from lazyshard_producer.sources.source import Place
 
 _BOM: Final = b"\xef\xbb\xbf"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import EncodedRow
+from lazyshard.format.encoded_row import EncodedRow
 
 Mark: TypeAlias = Any
 """Where a source stands between two rows. Only the source that gave it can read it."""

@@ -29,8 +29,9 @@ from lazyshard.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from lazyshard.format import EncodedRow, Seal
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.format.names import MANIFEST, chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file
 from lazyshard.store.urls import UrlPath, is_url, stream_path
 from lazyshard.stream.listing import scan_chunks

@@ -27,20 +27,10 @@ from lazyshard.errors import (
     StateInvalid,
     VersionUnsupported,
 )
-from lazyshard.format import (
-    STATES,
-    Cursor,
-    End,
-    Head,
-    Manifest,
-    Owner,
-    PartState,
-    ReadingMark,
-    Retired,
-    RunState,
-    Seal,
-)
-from lazyshard.format.cursor_token import CursorToken
+from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
+from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
+from lazyshard.format.seal import Seal
+from lazyshard.format.state import PartState, RunState
 from tests.harness.fuzz.mutations import alter_json, spoil_more
 
 __all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "mutated", "same"]

@@ -17,7 +17,8 @@ import orjson
 import xxhash
 
 from lazyshard.errors import ChunkCorrupt, RowInvalid
-from lazyshard.format import check_line, check_lines, check_row, encode_row, has_duplicate_keys, parse_row
+from lazyshard.format.batch import check_lines
+from lazyshard.format.row import check_line, check_row, encode_row, has_duplicate_keys, parse_row
 from lazyshard.stream.chunk import open_foreign
 from tests.harness.fuzz.mutations import spoil_more
 

@@ -17,7 +17,7 @@ import torch
 
 from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.format import PartState, RunState
+from lazyshard.format.state import PartState, RunState
 from tests.harness.fuzz.mutations import alter_json
 from tests.harness.fuzz.streams import STREAMS, Known
 

@@ -13,21 +13,12 @@ import orjson
 import xxhash
 
 from lazyshard.cli.shortening import with_lists
-from lazyshard.format import (
-    Cursor,
-    End,
-    Head,
-    Manifest,
-    Owner,
-    PartState,
-    ReadingMark,
-    Retired,
-    RunState,
-    Seal,
-    SealedArrays,
-)
 from lazyshard.format.arrays import pack_row
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.seal import Seal, SealedArrays
+from lazyshard.format.state import PartState, RunState
 
 __all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
 

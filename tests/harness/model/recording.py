@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format import Cursor, End, Head, Manifest, Owner, Retired, Seal, parse_row
+from lazyshard.format.cursor import Cursor
 from lazyshard.format.names import (
     END,
     HEAD,
@@ -30,6 +30,9 @@ from lazyshard.format.names import (
     TEMPORARY,
     parse_chunk_name,
 )
+from lazyshard.format.records import End, Head, Manifest, Owner, Retired
+from lazyshard.format.row import parse_row
+from lazyshard.format.seal import Seal
 from tests.harness.model.disk import FOLDER, SHORT, Content, Step, is_junk
 from tests.harness.model.stream import Plan
 

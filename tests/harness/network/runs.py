@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import LazyShardedDataset, StreamReader
-from lazyshard.format import Seal
+from lazyshard.format.seal import Seal
 from lazyshard.stream.watchdog import READERS
 from tests.data.workers import ids as collate
 from tests.data.workers import loader

@@ -11,7 +11,9 @@ from unittest.mock import patch
 
 from lazyshard.data import commits as state_checks
 from lazyshard.errors import SealInvalid
-from lazyshard.format import Cursor, Seal, fields, row
+from lazyshard.format import fields, row
+from lazyshard.format.cursor import Cursor
+from lazyshard.format.seal import Seal
 from lazyshard.store import files
 from lazyshard.stream import chunk, consumers
 from lazyshard.stream.chunk_files import CompleteFile

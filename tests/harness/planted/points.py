@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.format import Seal
 from lazyshard.format.names import chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery
 from lazyshard.stream.lock import WriterLock

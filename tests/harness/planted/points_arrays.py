@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from lazyshard.format import CheckedArrays, SealedArrays
+from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.seal import SealedArrays
 from lazyshard.store import durable
 from lazyshard.stream import publishing, recovery, retire
 from lazyshard.stream.listing import Listing

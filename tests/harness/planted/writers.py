@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from lazyshard.format.manifest import Manifest
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Manifest
 from lazyshard.store import durable
 from lazyshard.stream import lock, publishing, recovery, writer_opening
 from lazyshard.stream import lock as locking

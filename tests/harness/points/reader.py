@@ -15,8 +15,8 @@ from typing import Any, Final, TypedDict
 
 from lazyshard import StreamReader
 from lazyshard.errors import WaitTimeout
-from lazyshard.format import Cursor
 from lazyshard.format.arrays import pack_row
+from lazyshard.format.cursor import Cursor
 from lazyshard.stream import write_cursor
 from tests.harness.points.sealed import SealedChunks
 from tests.harness.processes.nursery import Answering, Silent, decode, encode

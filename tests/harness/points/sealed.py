@@ -11,8 +11,10 @@ from typing import Final
 import xxhash
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import End, Head, Seal, SealedArrays, parse_row
 from lazyshard.format.names import END, HEAD, arrays_name, chunk_name, parse_chunk_name, seal_name
+from lazyshard.format.records import End, Head
+from lazyshard.format.row import parse_row
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.stream import read_retired
 from tests.harness.tally import Violation
 

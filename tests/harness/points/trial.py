@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format import Head
 from lazyshard.format.names import CURSORS, HEAD, QUARANTINE, RETIRED, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import Head
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import read_retired
 from tests.harness.points.reader import Reader

@@ -12,8 +12,9 @@ from typing import Any, Final
 import xxhash
 
 from lazyshard.errors import ChunkRetired, LazyShardError
-from lazyshard.format import End, Head, Seal
 from lazyshard.format.names import END, HEAD, MANIFEST, QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End, Head
+from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import StreamReader, list_consumers, read_retired
 from lazyshard.stream.retire import list_kept

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.format import Cursor
+from lazyshard.format.cursor import Cursor
 from lazyshard.stream import write_cursor
 from lazyshard.stream.manifest import read_manifest
 from tests.harness.disks import cut_power

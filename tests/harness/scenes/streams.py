@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.format import End, Seal
 from lazyshard.format.names import END, QUARANTINE, arrays_name, chunk_name, seal_name
+from lazyshard.format.records import End
+from lazyshard.format.seal import Seal
 from lazyshard.inspection.verification import verify
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals

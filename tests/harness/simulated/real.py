@@ -22,8 +22,8 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from lazyshard.errors import HeadInvalid
-from lazyshard.format import Head
 from lazyshard.format.names import HEAD, SEAL_SUFFIX
+from lazyshard.format.records import Head
 from lazyshard.simulation.setting import Setting
 from tests.harness.simulated.rank import CONSUMER, LONGEST_S, Trained, rank_process
 

@@ -18,8 +18,10 @@ import xxhash
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import LazyShardError, StreamEnded
-from lazyshard.format import End, Head, Seal, parse_row
 from lazyshard.format.names import arrays_name
+from lazyshard.format.records import End, Head
+from lazyshard.format.row import parse_row
+from lazyshard.format.seal import Seal
 from lazyshard.store import durable
 from lazyshard.stream import head, lock, open_chunk, publishing, recovery, retire
 from lazyshard.stream.listing import list_chunks

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.configuration.settings import Limits

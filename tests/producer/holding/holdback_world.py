@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Hold, Holdback

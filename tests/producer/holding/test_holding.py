@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.stream import write_cursor
 from lazyshard.stream.consumers import write_reading

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.format import Cursor, ReadingMark
-from lazyshard.plan import Deal, Plan
+from lazyshard.format.cursor import Cursor, ReadingMark
+from lazyshard.plan.deal import Deal
+from lazyshard.plan.lane import Plan
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding.holdback import retry_s

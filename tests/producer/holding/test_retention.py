@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.format import Cursor, ReadingMark
+from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.stream import StreamReader, write_cursor
 from lazyshard.stream.consumers import write_reading

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard.errors import ChunkCorrupt
-from lazyshard.format import check_lines
+from lazyshard.format.batch import check_lines
 from lazyshard_producer.ray.pieces import PieceReader, PieceWriter, list_pieces, piece_path
 
 LINES = [b'{"id":%d}\n' % number for number in range(5)]

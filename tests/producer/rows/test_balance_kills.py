@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyshard.format import Seal
-from lazyshard.format.dealt import DealtByCost
 from lazyshard.format.names import seal_name
+from lazyshard.format.seal import Seal
+from lazyshard.format.source_facts import DealtByCost
 from lazyshard.plan.balance import Cost, evenness, step_costs
 from lazyshard_producer.cli import main
 from tests.producer.commands import chunk_files, ids, published, run_arguments, start, wait_until

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.errors import RowInvalid
-from lazyshard.format import EncodedRow, Seal, decode_pack, encode_row
 from lazyshard.format.arrays import fill_row
+from lazyshard.format.encoded_row import EncodedRow, decode_pack
 from lazyshard.format.names import seal_name
+from lazyshard.format.row import encode_row
+from lazyshard.format.seal import Seal
 from lazyshard.plan.balance import Cost, evenness, step_costs
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings

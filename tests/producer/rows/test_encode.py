@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format import EncodedRow, Seal
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import EncodingSettings, Settings
 from lazyshard_producer.errors import SettingInvalid, SettingsInvalid

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.errors import RowInvalid
-from lazyshard.format import Seal, encode_row
 from lazyshard.format.names import seal_name
+from lazyshard.format.row import encode_row
+from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lazyshard import LazyShardedSequences, Pad, StreamReader
-from lazyshard.format import Seal, encode_row
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.row import encode_row
+from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.rows.pipeline import Pipeline

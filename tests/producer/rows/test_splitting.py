@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from lazyshard import LazyShardedSequences, Split, StreamReader
 from lazyshard.errors import RowInvalid, StreamMismatch
-from lazyshard.format import EncodedRow, Seal, encode_row
 from lazyshard.format.arrays import fill_row
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.format.names import seal_name
+from lazyshard.format.row import encode_row
+from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused

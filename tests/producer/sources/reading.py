@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format import EncodedRow
+from lazyshard.format.encoded_row import EncodedRow
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.source import Context, Mark, Rows, Source
 

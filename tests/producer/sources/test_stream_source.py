@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format import EncodedRow, encode_row
+from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.row import encode_row
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main
 from lazyshard_producer.errors import SourceRefused

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from lazyshard import ChunkWriter, LazyShardedSequences, Pack
-from lazyshard.format import EncodedRow, check_row, encode_encoded_pack, encode_pack, encode_row
 from lazyshard.format.arrays import fill_row, pack_row
-from lazyshard.plan import pack_samples
+from lazyshard.format.encoded_row import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.format.row import check_row, encode_row
+from lazyshard.plan.splitting import pack_samples
 from lazyshard_swift.encoded import EncodedRows
 from lazyshard_swift.encoding import pack as pack_values
 from lazyshard_swift.rows import RowEncoder

@@ -10,8 +10,8 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import CursorTaken
-from lazyshard.format import Cursor
-from lazyshard.plan import Course
+from lazyshard.format.cursor import Cursor
+from lazyshard.plan.course import Course
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, read_retired
 from lazyshard.stream.retire import retire
 from lazyshard_swift import checkpoints, parallel

@@ -12,7 +12,8 @@ import pytest
 
 from lazyshard.data.rank import Rank
 from lazyshard.errors import LazyShardError
-from lazyshard.plan import Part, Rules
+from lazyshard.plan.part import Part
+from lazyshard.plan.segment import Rules
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused, SettingsRefused, StreamTooShort
 from lazyshard_swift.planning import batch_sizes, decide, resume_checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.format import check_consumer
+from lazyshard.format.cursor import check_consumer
 from lazyshard_swift import settings
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.settings import Progress

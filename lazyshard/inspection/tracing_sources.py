@@ -19,12 +19,14 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import numpy as np
 import xxhash
 
-from lazyshard.errors import StateMismatch
+from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.cursor import is_count
 from lazyshard.format.fields import MAX_SAMPLES
-from lazyshard.format.names import seal_name
+from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import open_given_file, read_file
+from lazyshard.store.urls import stream_path
+from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.stream import Stream
 
 _OF_LINES: Final = frozenset({"jsonl", "stdin", "jsonl.gz", "jsonl.zst"})
@@ -312,6 +314,8 @@ class Origins:
             if entry["kind"] in _OF_LINES:
                 first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
                 self._read.append(_look_into(name, first, _position_in(end, name)))
+            elif entry["kind"] == "stream":
+                self._read += _look_into_stream(name, _samples(known.get(name)), _samples(entry))
             else:
                 self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
         if not _entries(seal):
@@ -363,6 +367,32 @@ def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple
     except ValueError as error:
         return Origin(name, (), among, str(error)), {}
     return Origin(name, (), among, "no line there equals the row"), lines
+
+
+def _samples(entry: dict[str, Any] | None) -> int:
+    """Returns how many samples of a stream were read, as its entry in a seal says."""
+    count = 0 if entry is None else entry.get("sample")
+    return count if isinstance(count, int) else 0
+
+
+def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin, dict[int, list[int]]]]:
+    """Yields of each chunk with samples of [begin, stop) the same as `_look_into`: its seal tells the rows' digests."""
+    directory = stream_path(name)
+    try:
+        manifest = read_manifest(directory, None)
+        if manifest is None:
+            yield Origin(name, why="a directory that another program fills has no digests"), {}
+            return
+        size = manifest.samples_per_chunk
+        for chunk in range(begin // size, -(-stop // size)):
+            first, last = max(begin - chunk * size, 0), min(stop - chunk * size, size)
+            lines: dict[int, list[int]] = {}
+            for row, digest in enumerate(_read_seal(directory, chunk).digests[first:last].tolist(), first + 1):
+                lines.setdefault(digest, []).append(row)
+            among = (first + 1, last + 1)
+            yield Origin(str(directory / chunk_name(chunk)), (), among, "no line there equals the row"), lines
+    except (LazyShardError, OSError) as error:
+        yield Origin(name, why=f"the stream cannot be read: {error}"), {}
 
 
 def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:

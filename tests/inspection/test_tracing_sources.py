@@ -102,6 +102,16 @@ def test_sources_without_lines_are_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(found) == {"python:users:rows (a source of kind python has no lines)"}
 
 
+def test_rows_of_a_stream_are_lines_of_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce(tmp_path / "old", 13, 3)
+    found = told(produced(tmp_path, monkeypatch, "--source", "old"))
+    assert found == [f"old/chunk_{number // 3:05d}.jsonl:{number % 3 + 1}" for number in range(13)]
+    (tmp_path / "old" / "chunk_00001.jsonl.completed").unlink()
+    again = told(Origins(tmp_path / "stream", range(4)))
+    assert again[0] == "old/chunk_00000.jsonl:1"
+    assert again[3].startswith("old/chunk_00000.jsonl, lines 1 to 3 (no line there equals the row) or old (the stream ")
+
+
 def test_after_deletion_nothing_is_told_of_the_first_chunk_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

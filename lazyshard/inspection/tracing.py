@@ -115,10 +115,8 @@ class Tracing:
     @property
     def end(self) -> int:
         """The end of the samples as if a stream that has not ended did so here: what is drawn stays so in any case."""
-        if self.total is not None:
-            return self.total
-        limit = self.state.max_total_samples
-        return self.facts.samples if limit is None else min(self.facts.samples, limit)
+        # As long as it is open, fewer are published than `max_total_samples` allows.
+        return self.facts.samples if self.total is None else self.total
 
     @property
     def epochs(self) -> range:

@@ -82,11 +82,9 @@ def retry_s(held_s: float) -> float:
 
 
 class Producer:
-    """The chunks of a stream, with the second at which each is published; 0 is when the training begins.
+    """The chunks of a stream, with the seconds at which each is `published` and was allowed to be `begun`.
 
-    Attributes:
-        published: seconds, one for each chunk published so far; 0 for what was there before.
-        begun: the second at which each of them was allowed.
+    0 is when the training begins, and what was there before.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -434,10 +432,7 @@ class Simulated:
             "steps": setting.steps,
             "chunks": setting.chunks,
             "limited_by": self.limited_by,
-            "first_step_s": timeline.first_step_s,
-            "end_s": timeline.end_s,
-            "stalled_s": timeline.stalled_s,
-            "stall_share": timeline.stall_share,
+            **{name: getattr(timeline, name) for name in ("first_step_s", "end_s", "stalled_s", "stall_share")},
             "longest_wait_s": self.longest_wait_s,
             "waits": len(timeline.waits) - 1,
             "tail_chunks": setting.tail_chunks,

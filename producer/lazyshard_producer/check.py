@@ -57,11 +57,6 @@ def preview(settings: Settings, rows: int, *, clock: Callable[[], float] = time.
 
     Nothing is taken from standard input or pipes, since what is read there is gone: with such a source there are none.
 
-    Args:
-        settings: of the run.
-        rows: how many.
-        clock: returns seconds of a monotonic clock.
-
     Raises:
         SettingInvalid, SourceRefused: as the run would.
         LazyShardError, OSError: the stream cannot be read.

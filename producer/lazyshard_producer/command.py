@@ -178,14 +178,7 @@ def _plain(params: Iterable[Any]) -> list[Any]:
 
 
 def run_stream(flags: Flags, config: str | None, quiet: bool, stop: Stop) -> int:
-    """Publishes a stream.
-
-    Args:
-        flags: what the command line says.
-        config: path of a configuration file, if there is one.
-        quiet: whether to show warnings and the last line only.
-        stop: tells it when a signal has come.
-    """
+    """Publishes a stream."""
     settings = load_settings(flags, config)
     # The port first: one that is taken is to be noticed before anything is made.
     metrics = open_metrics(settings.metrics_host, settings.metrics_port)
@@ -317,12 +310,7 @@ class Call:
 
 
 def execute(arguments: Sequence[str], stop: Stop) -> int:
-    """Runs the command and returns its exit code; no exception leaves it.
-
-    Args:
-        arguments: the command line after the program's name.
-        stop: tells the run when a signal has come.
-    """
+    """Runs the command and returns its exit code; no exception leaves it."""
     found = sort_arguments(arguments)
     try:
         task = app(found.rest, standalone_mode=False, prog_name=NAME, obj=Call(stop, found))
@@ -344,12 +332,7 @@ def execute(arguments: Sequence[str], stop: Stop) -> int:
 
 
 def report(error: Exception, debug: bool) -> int:
-    """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code.
-
-    Args:
-        error: what ended the run.
-        debug: whether to print its traceback first.
-    """
+    """Says what went wrong, in a line, or one for each setting that cannot be, and returns the exit code."""
     code = exit_code(error)
     if debug:
         # Line by line: a text in it may be somebody else's.

@@ -69,12 +69,6 @@ class RunWatch:
     """Tells the screen, the log and the metrics what goes on.
 
     Args:
-        pipeline: where the rows come from.
-        writer: where they go.
-        shelf: where the chunks lie in the end.
-        display: shows it.
-        metrics: counts it.
-        clock: returns seconds of a monotonic clock.
         quarantines: whether refused rows are kept.
     """
 
@@ -183,16 +177,12 @@ class RowLoop:
     Args:
         reader: where they come from.
         stats: counts rows.
-        writer: where they go.
         pace: when the next one is due; None for no limit. May be replaced while it runs.
         gate: whether the next chunk may be published; None: it always may. May be replaced while it runs.
         stop: whether to go on.
-        watch: is told what goes on.
         watchdog: is told what is asked of the stream's filesystem.
         reload: is called when the settings are to be read again.
         every_s: how often `watch` wants to look, in seconds.
-        clock: returns seconds of a monotonic clock.
-        sleep: waits for so many seconds.
         check: is called now and then; what it raises ends the run.
 
     Attributes:

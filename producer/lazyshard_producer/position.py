@@ -101,10 +101,6 @@ class RunPosition:
 def decode_position(value: Any, directory: str) -> RunPosition:
     """Reads what `RunPosition.encode` returned.
 
-    Args:
-        value: the JSON value.
-        directory: the stream's directory, for messages.
-
     Raises:
         StreamMismatch: the stream was not made by this command, or by a later release of it.
     """
@@ -152,11 +148,6 @@ def source_names(value: Any) -> list[str]:
 
 def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]) -> RunPosition:
     """Returns the position to start from, with every source that was appended to the list at its start.
-
-    Args:
-        position: what the last seal says.
-        committed: the paths of its sources.
-        given: the paths of this run.
 
     Raises:
         SourceRefused: those given do not begin with those committed, in their order.

@@ -56,14 +56,7 @@ class Metrics:
     """Where they are served, None if they are not."""
 
     def published(self, chunks: int, samples: int, size: int, seconds: float) -> None:
-        """A chunk was published.
-
-        Args:
-            chunks: of the stream, with it.
-            samples: rows in it.
-            size: its bytes.
-            seconds: from its last row to its seal being durable.
-        """
+        """A chunk of so many rows and bytes is published; `seconds` from its last row to its seal being durable."""
 
     def taken(self, source: str, rows: int) -> None:
         """So many more rows were taken from a source."""
@@ -96,10 +89,7 @@ class PrometheusMetrics(Metrics):
     """Serves figures at ``http://HOST:PORT/metrics`` from a thread of its own.
 
     Args:
-        host: address to listen at.
         port: TCP port, 0 for any that is free.
-        clock: returns seconds of a monotonic clock.
-        now: returns seconds since 1970.
 
     Raises:
         ExtraMissing: prometheus-client is not installed.
@@ -213,7 +203,6 @@ class WaitClock:
 
     Args:
         reasons: what can be waited for.
-        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(self, reasons: Iterable[str], clock: Callable[[], float]) -> None:

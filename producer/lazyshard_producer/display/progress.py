@@ -161,7 +161,6 @@ class Log(Display):
 
     Args:
         every_s: those seconds.
-        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(self, every_s: float = LOG_EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:

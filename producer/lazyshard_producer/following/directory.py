@@ -44,12 +44,7 @@ _COST_SHARE: Final = 10.0
 
 
 class DirectoryWatch:
-    """Says when to look at a directory.
-
-    Args:
-        directory: its path.
-        clock: returns seconds of a monotonic clock.
-    """
+    """Says when to look at a directory."""
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -137,7 +132,6 @@ class FollowedDirectory:
         settings: its path, and how it is followed.
         position: where to start; None for its start.
         context: the run; journals are kept in the stream's directory.
-        clock: returns seconds of a monotonic clock.
 
     Raises:
         SourceRefused: the directory cannot be read, or a file that is not read to its end is not what it was.

@@ -58,11 +58,9 @@ class FollowedFiles:
     """Knows the files and reads them.
 
     Args:
-        settings: the directory, and what its names mean.
         max_row_bytes: longest row, in bytes without its line end.
         state: how far they are read.
         ledger: is told what is read, in order.
-        clock: returns seconds of a monotonic clock.
 
     Raises:
         SourceRefused: an unfinished file is not what it was.

@@ -129,7 +129,6 @@ class Ledger:
 
     Args:
         directory: where journals are kept; made when the first one is written.
-        name: the source's name.
         state: how far all files are read at the start.
         totals: sums up to there.
         position: the position of the start; None if it is the very start.
@@ -312,11 +311,6 @@ class Resumed(NamedTuple):
 def resume(position: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
     """Returns what a position says, None for the very start.
 
-    Args:
-        position: as the last seal has it.
-        directory: where journals are kept.
-        name: the source's name.
-
     Raises:
         SourceRefused: it says nothing that can be gone on from, or its journal is missing or damaged.
     """
@@ -347,12 +341,6 @@ def list_unread(
     """Returns what a directory holds behind all that was read of it: (path, bytes read, bytes there) of each file.
 
     A plain file is looked into: blank lines and, at its end, a piece of a line are nothing to be read.
-
-    Args:
-        settings: the directory, and what its names mean.
-        position: as in `resume`.
-        directory: where journals are kept.
-        max_row_bytes: longest row, in bytes without its line end.
 
     Raises:
         SourceRefused: as `resume`, or the directory or a file cannot be read.

@@ -142,11 +142,7 @@ class FinishedFiles:
         return Finished(size, line & ~_OPEN_END, tail, bool(line & _OPEN_END))
 
     def compare(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-        """Returns which of some files are not among them, and which are and were smaller then.
-
-        Args:
-            sizes: their sizes in bytes, by name.
-        """
+        """Returns which of some files are not among them, and which are and were smaller then."""
         self._merge()
         keys = np.fromiter(map(_key, sizes), np.uint64, len(sizes))
         if not len(self._keys):
@@ -227,12 +223,7 @@ class Look(NamedTuple):
 
 
 class DirectoryListing:
-    """Looks at a directory.
-
-    Args:
-        path: the directory.
-        rules: what names mean.
-    """
+    """Looks at a directory."""
 
     def __init__(self, path: str, rules: NameRules) -> None:
         self._path = path
@@ -322,13 +313,7 @@ _RECENT: Final = 100
 
 
 class FinishedWatch:
-    """Knows the files that were read to their end, and looks at some of those that are there.
-
-    Args:
-        path: the directory.
-        files: those known.
-        listing: what is in the directory; they need no attention there.
-    """
+    """Knows the files that were read to their end, and looks at some of those that are there."""
 
     def __init__(self, path: str, files: FinishedFiles, listing: DirectoryListing) -> None:
         self._path = path
@@ -348,11 +333,7 @@ class FinishedWatch:
         return self._files.get(name)
 
     def sort_out(self, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-        """Returns which of the files that were not there before are not known, and which are known and have grown.
-
-        Args:
-            sizes: their sizes in bytes, by name.
-        """
+        """Returns which of the files that were not there before are not known, and which are known and have grown."""
         unknown, grown = self._files.compare(sizes)
         for name in sizes.keys() - set(unknown):
             self._listing.settle(name)

@@ -108,10 +108,7 @@ class PlainFile:
     """A plain file of a followed directory. Memory: nothing of the file between two reads, unless within a line.
 
     Args:
-        path: the file.
-        name: how to call it in places.
         max_row_bytes: longest row, in bytes without its line end.
-        state: how far it has been read.
 
     Attributes:
         completion: whether it is taken for complete.
@@ -156,10 +153,7 @@ class PlainFile:
             self._check_part(fd)
 
     def read(self, until: FileState | None = None) -> Piece | None:
-        """Returns the next lines, of about 1 MiB; None where there is nothing new.
-
-        Args:
-            until: where to stop: a place that an earlier run came to.
+        """Returns the next lines, of about 1 MiB, up to a place that an earlier run came to; None where nothing is new.
 
         Raises:
             FileNotFoundError: it is gone.
@@ -365,10 +359,7 @@ class PackedFile:
     """A compressed file of a followed directory. Memory: some MiB while it is open.
 
     Args:
-        path: the file.
-        name: how to call it in places.
         max_row_bytes: longest row, in bytes without its line end.
-        state: how far it has been read.
 
     Attributes:
         state, finished, at_end, diverged: see `PlainFile`.

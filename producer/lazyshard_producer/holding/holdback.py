@@ -126,12 +126,10 @@ class Holdback:
     """Says whether the next chunk may be published, and deletes old ones.
 
     Args:
-        limits: what the run may do.
         shelf: where the stream's chunks lie; the stream is there, and its writer's lock is held.
         samples_per_chunk: rows in a chunk.
         check: is called before anything is deleted; raises if the stream is another producer's now.
         warn: is told of what goes wrong without stopping the run.
-        clock: returns seconds of a monotonic clock.
         wall_clock: returns seconds since 1970; only for what is said of ages.
 
     Raises:
@@ -174,10 +172,6 @@ class Holdback:
 
         To be asked before the chunk is begun. It is counted as large as the largest one so far: one that is larger than
         all before it can go beyond a limit of bytes, by the difference.
-
-        Args:
-            published_chunks: how many are published.
-            published_samples: rows in them.
 
         Raises:
             OSError: the filesystem does not answer. That the consumers cannot be looked at, or chunks not be deleted,

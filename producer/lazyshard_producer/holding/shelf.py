@@ -100,11 +100,6 @@ def measure_stock(directory: Path, first: int, stop: int, *, exact: bool) -> Sto
 def chunk_size(directory: Path, chunk: int, arrays: bool = False) -> int:
     """Returns the bytes of a chunk with its seal; a file that is not there has none.
 
-    Args:
-        directory: the stream's directory.
-        chunk: its number.
-        arrays: whether chunks of this stream have side files.
-
     Raises:
         OSError: the filesystem failed.
     """
@@ -116,11 +111,7 @@ def chunk_size(directory: Path, chunk: int, arrays: bool = False) -> int:
 
 
 class SideFiles:
-    """Whether the chunks of a stream have side files; the manifest is asked once it is there.
-
-    Args:
-        directory: the stream's directory.
-    """
+    """Whether the chunks of a stream have side files; the manifest is asked once it is there."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -207,11 +207,6 @@ class LazyShardSink(Datasink[Written]):  # type: ignore[misc]
 def encode_tables(tables: Iterable[Any], task: str, max_row_bytes: int) -> Iterator[list[bytes]]:
     """Yields the rows of a task's blocks in order, each a line of JSON with its newline, some hundred at a time.
 
-    Args:
-        tables: the blocks, each a `pyarrow.Table`.
-        task: what to call the task in messages.
-        max_row_bytes: longest row, in bytes without its newline.
-
     Raises:
         RowInvalid: a row cannot be written as JSON, with its number in the task and the column.
     """

@@ -66,10 +66,6 @@ def list_pieces(folder: Path) -> set[int]:
 class PieceWriter:
     """Writes the piece of a task. Memory: 16 bytes a row.
 
-    Args:
-        folder: the write's folder.
-        task: the task's number.
-
     Raises:
         FileNotFoundError: the folder has gone: nobody waits for pieces any more.
         OSError: the filesystem refused.

@@ -220,11 +220,8 @@ def _length(length: Any, ids: Any) -> int | None:
 def read_document(row: dict[str, Any], line: bytes | EncodedRow) -> tuple[EncodedRow, int]:
     """Returns the tokens of a row, and nothing else of it, in the form in which they travel; and how many these are.
 
-    The same tokens have the same form, however they were written.
-
-    Args:
-        row: as it was made, where it is not encoded.
-        line: the row as it would be published by itself.
+    The same tokens have the same form, however they were written. `row` is as it was made, where it is not encoded;
+    `line` is the row as it would be published by itself.
 
     Raises:
         RowInvalid: it holds no tokens, or something that goes with them and would be lost.
@@ -251,7 +248,7 @@ def document_of(row: EncodedRow) -> dict[str, Any]:
 def pad_row(settings: PadSettings, row: dict[str, Any], line: bytes | EncodedRow) -> tuple[bytes | EncodedRow, int]:
     """Returns a row with its tokens padded, an attention mask and its length, and how many tokens it has itself.
 
-    What else it holds stays. Arguments as of `read_document`.
+    What else it holds stays; `row` and `line` are as for `read_document`.
 
     Raises:
         RowInvalid: it holds no tokens, more than there is room for, or something that goes with each of them.

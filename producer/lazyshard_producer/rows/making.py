@@ -28,14 +28,10 @@ class MakingReader:
     """Gives rows made of rows, in this process or in workers, and shuffled or packed in blocks if asked for.
 
     Args:
-        stats: makes positions.
-        maker: makes rows, where there are no workers.
-        workers: make rows.
         begun: the unit with which to begin, if a part of it is published.
         blocks: of rows that are shuffled or packed together; None keeps the order.
         measured: whether the rows' lengths are known.
         stripes: deals the rows, or packs, by cost, or cuts them, and goes on in its units; None where neither is done.
-        warn: is told what is odd.
         watchdog: is told what is asked of the maker.
     """
 

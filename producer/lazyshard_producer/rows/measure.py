@@ -45,10 +45,6 @@ class Measure:
     def tokens(self, row: dict[str, Any], line: bytes) -> int:
         """Returns the tokens of a row.
 
-        Args:
-            row: the row.
-            line: the same as a line.
-
         Raises:
             RowInvalid: it does not tell them, has more than go into a pack, or is nested too deep to lie in one.
         """

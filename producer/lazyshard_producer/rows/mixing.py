@@ -199,10 +199,8 @@ class Mixer:
     """Gives the rows of all sources in the run's order.
 
     Args:
-        open_source: opens a source.
         paths: of the sources, as the user gave them.
         weights: their shares; None reads one after another, with one open at a time.
-        position: where to start.
         weights_before: the weights with which the unit was begun in which that is, if it is in one.
         block: rows in a unit, 0 for one: where sources that have grown come back.
         sizes: bytes of each source, None where nobody knows: for what is shown until it is opened.

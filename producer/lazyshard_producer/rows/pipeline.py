@@ -35,10 +35,8 @@ class Pipeline:
     """What gives the rows of a run.
 
     Args:
-        settings: what to do.
         committed: the source position of the last seal; None for a stream without chunks.
         samples: rows that are published.
-        warn: is told what is odd.
         check_owner: as `Quarantine` has it; None for who gives `refusals`.
         watchdog: is told what is asked of sources and functions.
         refusals: takes refused rows; None for what the settings say.

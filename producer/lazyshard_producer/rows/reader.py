@@ -26,12 +26,9 @@ class Stats:
     """What was counted of the rows of a run, and the positions that seals keep.
 
     Args:
-        mixer: where the rows come from.
-        refusals: takes refused rows.
         start: where the run starts; its counts go on from there.
         recipe: the settings by which rows are made, as positions keep them; in a unit that was begun before, those of
             then are kept.
-        warn: is told what is odd.
 
     Attributes:
         rows: rows read so far, refused ones included.
@@ -195,7 +192,6 @@ class Unit:
     """A source row of which several are made, or a block of rows that are shuffled or packed: what is made of it.
 
     Args:
-        stats: makes positions.
         made: the rows.
         before: the place before the source rows.
         of: how many source rows these are, by number of the source.

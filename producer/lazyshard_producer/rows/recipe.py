@@ -129,12 +129,7 @@ class Maker:
         self._encoder: Encoder | None = load_encoder(recipe.encoding) if recipe.encoding else None
 
     def make(self, line: Line | RowInvalid, index: int) -> Made:
-        """Returns what becomes of a row; what the user's functions raise is a reason to refuse it.
-
-        Args:
-            line: the row's line, or why there is none.
-            index: its number among all rows read.
-        """
+        """Returns what becomes of a row; what the user's functions raise is a reason to refuse it."""
         duplicate = False
         try:
             if isinstance(line, RowInvalid):
@@ -308,12 +303,7 @@ _maker: Maker | None = None
 
 
 class Workers:
-    """A pool of processes.
-
-    Args:
-        recipe: what they do.
-        count: how many.
-    """
+    """A pool of processes."""
 
     def __init__(self, recipe: Recipe, count: int) -> None:
         _start_tracker()

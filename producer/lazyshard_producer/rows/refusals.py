@@ -44,11 +44,9 @@ class Quarantine:
     """The file of refused rows, open for writing; made when the first row comes.
 
     Args:
-        out: the stream's directory.
         committed: its size as the last seal has it.
         check_owner: is called before anything is written to it: raises `ProducerFenced` where another producer has
             taken the stream over, and with it this file. Returns the directory from which to rename into the stream's.
-        clock: returns seconds since 1970.
     """
 
     def __init__(
@@ -250,9 +248,6 @@ class Refusals:
 
     def check_empty(self, rows: int) -> None:
         """Looks, before a stream without any row ends, whether it is empty because rows were refused.
-
-        Args:
-            rows: rows that were read.
 
         Raises:
             RowInvalid: it is, with the place of the first one.

@@ -141,7 +141,6 @@ class Stripes:
         samples: rows that are published.
         begun: the unit with which to begin, if a part of it is published.
         lead: rows made of its first source row or block that belong to the unit before.
-        warn: is told what is odd.
     """
 
     def __init__(
@@ -306,13 +305,11 @@ class Splitter:
     """Puts rows one behind the other and cuts them. They are as `read_document` gives them.
 
     Args:
-        stats: makes positions.
         settings: how.
         arrays: whether sequences hold arrays, as encoded rows do.
         follows: whether a sequence is published that these follow.
         begun: the unit with which to begin, if a part of it is published.
         cut: tokens that are published of the last of its rows that is; 0 for all of that.
-        warn: is told what is odd.
     """
 
     def __init__(

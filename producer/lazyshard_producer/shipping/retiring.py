@@ -132,12 +132,7 @@ class Retiring:
     """Consumers and deletion. What is said to be for the thread calls the store.
 
     Args:
-        store: of the stream.
-        tries: calls it.
         check_owner: raises where the stream is another producer's now.
-        stream: the stream's directory in the spool.
-        backlog: what is in the store.
-        found: what was found there.
     """
 
     def __init__(
@@ -246,14 +241,7 @@ def _is_consumers(name: str) -> bool:
 
 
 class ObjectShelf:
-    """See `lazyshard_producer.holding.shelf.Shelf`.
-
-    Args:
-        url: of the stream.
-        stream: its directory in the spool.
-        backlog: the chunks and their sizes.
-        retiring: deletes in the store.
-    """
+    """See `lazyshard_producer.holding.shelf.Shelf`."""
 
     def __init__(self, url: str, stream: Path, backlog: Backlog, retiring: Retiring) -> None:
         self._url = url

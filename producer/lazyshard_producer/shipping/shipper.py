@@ -141,13 +141,7 @@ class Shipper:
     """Puts what is in a spool to the store. All of its calls of the store are made by its own thread.
 
     Args:
-        store: of the stream.
         tries: calls it; for the thread alone.
-        spool: with the stream's directory.
-        ownership: the right to put.
-        retiring: deletes in the store, and knows the consumers.
-        backlog: what is still to be put.
-        found: what is in the store.
         stop: is set where the thread is to give up at once.
     """
 

@@ -66,7 +66,6 @@ class Spool:
 
     Args:
         root: folder for all spools; made if it is not there.
-        url: of the stream.
 
     Attributes:
         folder: the spool's own.

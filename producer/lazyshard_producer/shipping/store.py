@@ -43,7 +43,6 @@ class Tries:
         patience_s: for how long what fails is repeated.
         left_in: where what was not put yet is kept, in words.
         pause: waits for so many seconds; returns True where it is to be given up.
-        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -287,13 +286,7 @@ def next_owner(before: Owner | None, now: float) -> Owner:
 
 
 class Ownership:
-    """The right to put to the stream.
-
-    Args:
-        store: of the stream.
-        tries: calls it.
-        owner: this producer.
-    """
+    """The right to put to the stream."""
 
     def __init__(self, store: ObjectStore, tries: Tries, owner: Owner) -> None:
         self._store = store

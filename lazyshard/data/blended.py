@@ -302,10 +302,7 @@ class BlendedDataset(Dataset[Any]):
             consumed: samples that were trained, over all ranks and streams, since the run began; where `set_epoch`
                 begins the epochs, since this one began. None for what was loaded.
 
-        Raises:
-            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
-                or more than there are indices.
-            TypeError: it is no integer.
+        Raises: as `LazyShardedDataset.state_dict`.
         """
         return self._state_after(consumed).to_dict()
 

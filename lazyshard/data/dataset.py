@@ -1,7 +1,6 @@
 """`LazyShardedDataset`: a stream as a map-style data set, each data-parallel rank with its own chunks.
 
-An index is turned into a sample number by arithmetic (`lazyshard.plan`), so no index is built and nothing is agreed
-upon between ranks; a sample that is not published yet is waited for.
+An index becomes a sample number by arithmetic (`lazyshard.plan`): no index is built, ranks need not agree on anything.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from lazyshard.stream import Published, StreamReader
 if TYPE_CHECKING:
     from lazyshard.data.batches import Batches
     from lazyshard.data.commits import Commits
-
-_loads = quick_loads
 
 
 class LazyShardedDataset(Dataset[Any]):
@@ -226,10 +223,7 @@ class LazyShardedDataset(Dataset[Any]):
 
     @property
     def rank_indices(self) -> range:
-        """The indices of this rank that are still to be drawn in the epoch that is set, in order: a sampler.
-
-        Ask again for each epoch: after a loaded state the next one is a whole one.
-        """
+        """The indices of this rank still to be drawn in the epoch that is set, in order: a sampler for that epoch."""
         return self._draws.counted().lane_indices()
 
     def batches(self, *, epochs: int = 1, **loader: Any) -> Batches:
@@ -242,7 +236,6 @@ class LazyShardedDataset(Dataset[Any]):
             loader: keyword arguments for the DataLoader, but for batch size and sampler.
 
         Raises:
-            ValueError, TypeError: as `Batches`.
             RuntimeError: the data set was used since a state was loaded, and has no `micro_batches_per_step`.
         """
         from lazyshard.data.batches import Batches
@@ -327,8 +320,8 @@ class LazyShardedDataset(Dataset[Any]):
     ) -> bool:
         """Tells the producer durably how far the checkpoints are, so that it may delete what no resume can need again.
 
-        To be called by one process of rank 0, once a checkpoint with `state_dict(consumed)` is safely on disk; and
-        right after `load_state_dict`, with its `consumed`. On other ranks it does nothing.
+        To be called on rank 0, once a checkpoint with `state_dict(consumed)` is safely on disk; and right after
+        `load_state_dict`, with its `consumed`. On other ranks it does nothing.
 
         Args:
             consumed: as for `state_dict`.
@@ -391,10 +384,8 @@ class LazyShardedDataset(Dataset[Any]):
                 if not dataset.in_epoch(dataset.rank_indices[step * batch_size]):
                     break
 
-        A loader and its workers have read some of the next epoch by then; where the producer has deleted what that
-        needs, they hold the stream's last sample instead.
-
-        Raises: as `draw`.
+        A loader has read some of the next epoch by then; where the producer has deleted what that needs, it holds the
+        stream's last sample instead. Raises as `draw` does.
         """
         self._draws.numbers[ASKED] = 1
         return self.draw(index).epoch == self._draws.numbers[EPOCH]
@@ -441,7 +432,7 @@ class LazyShardedDataset(Dataset[Any]):
             place = -1 if place % step else place // step
         if 0 <= place < len(lines) and draws.plain and epoch == draws.numbers[EPOCH]:
             try:
-                row = _loads(lines[place])
+                row = quick_loads(lines[place])
             except orjson.JSONDecodeError:
                 row = None
             if type(row) is dict:

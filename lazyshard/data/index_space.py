@@ -48,8 +48,7 @@ class IndexSpace:
         shared: what the processes of the data set share.
 
     Attributes:
-        rank: as given.
-        total: as given.
+        rank, total: as given.
         course: what each rank draws, by position of the state's current part.
         layout: how the ranks' positions lie among the indices.
         step: how far apart the indices are that follow each other in a lane.
@@ -131,11 +130,7 @@ class IndexSpace:
         return self.course.draw(lane, position, self._total(position, reader))
 
     def epoch_at(self, position: int, reader: StreamReader) -> int:
-        """Returns the epoch in which a run stands that has drawn so many positions; at its end: still that one.
-
-        Raises:
-            WaitTimeout: as `draw`.
-        """
+        """Returns the epoch of a run that has drawn so many positions; at its end still that one. Raises as `draw`."""
         if position == 0:
             return self.course.epoch(self._total(0, reader))
         return self.course.draw(0, position - 1, self._total(position - 1, reader)).epoch
@@ -144,10 +139,7 @@ class IndexSpace:
         """Returns where the epoch ends in which a run stands that has drawn so many positions: position, and total.
 
         Waits until it is certain whether the micro batch of `position`, not before `drawn`, belongs to that epoch; None
-        if it does and the end is still open.
-
-        Raises:
-            WaitTimeout: as `draw`.
+        if it does and the end is still open. Raises as `draw`.
         """
         total = self._total(position, reader)
         return None if total is None else (self.course.epoch_stop(drawn, total), total)
@@ -159,13 +151,9 @@ class IndexSpace:
         return run if run.stop <= self.layout.block else run._replace(stop=self.layout.block)
 
     def window(self, lane: int, position: int, most: int, reader: StreamReader) -> npt.NDArray[np.int64]:
-        """Returns the samples of a position and of those behind it in the same window, waiting until they are certain.
+        """Returns the samples of a position and of those behind it in its window, at least one, as int64.
 
-        Returns:
-            int64, of one dimension, at least one sample.
-
-        Raises:
-            IndexError, WaitTimeout: as `draw`.
+        Waits until they are certain. Raises as `draw` does.
         """
         total = self._total(position, reader)
         stop = min(self.course.window_stop(lane, position, total), position + most, self.layout.block)

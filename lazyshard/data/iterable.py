@@ -111,14 +111,11 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         ranks; and what `StatefulDataLoader` asks a worker for is the state of that worker.
 
         Args:
-            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
-                epochs, since this one began. The micro batch that completes the epoch counts whole, with what is in it
+            consumed: as for the data set; the micro batch that completes the epoch counts whole, with what is in it
                 once more. None for what this pass has handed out, in this process.
 
         Raises:
-            ValueError: these are no whole micro batches of all ranks, fewer samples than the loaded state had trained,
-                or more than there are.
-            TypeError: it is no integer.
+            ValueError, TypeError: as `state_dict` of the data set.
             RuntimeError: None, but workers hand the samples out, which this process cannot count.
         """
         worker, start = get_worker_info(), self._position()

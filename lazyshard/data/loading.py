@@ -75,24 +75,11 @@ class Loaded:
         self.dataset.set_epoch(epoch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Returns the state of the run, plain values for any checkpoint; the same on every rank.
-
-        Args:
-            consumed: samples that were trained, over all ranks, since the run began; where `set_epoch` begins the
-                epochs, since this one began. None for what was loaded; of ``form: stream`` without workers, for what
-                was handed out.
-
-        Raises:
-            ValueError, TypeError, RuntimeError: as `state_dict` of the data set, or of the stream.
-        """
+        """Returns the state of the run after so many samples: as `state_dict` of the data set, or of the stream."""
         return (self.stream or self.dataset).state_dict(consumed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a run stands, with any number of ranks and workers. To be called before the loader is used.
-
-        Raises:
-            StateInvalid, VersionUnsupported, StateMismatch, RuntimeError: as `load_state_dict` of the data set.
-        """
+        """Goes on where a run stands, before the loader is used: as `load_state_dict` of the data set."""
         (self.stream or self.dataset).load_state_dict(state)
 
     def commit(

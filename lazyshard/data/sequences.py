@@ -35,16 +35,12 @@ class LazyShardedSequences(IterableDataset[Any]):
         loader = DataLoader(sequences, batch_size=1, collate_fn=collate, num_workers=2)
 
     Which sequences there are, and in which order, follows from the stream, the form, the window, the seed and the
-    epoch. They are dealt to the ranks by micro batches, so every rank has as many as the others, also with another
-    number of ranks and of workers: see `lazyshard.plan.sequences`. Workers take micro batches in turn, so a loader
-    whose batches are as large gives the same order whatever their number. A pass over a live stream waits for what is
-    still to come.
+    epoch. They are dealt to the ranks by micro batches (`lazyshard.plan.sequences`), so every rank has as many as the
+    others. Workers take micro batches in turn, so a loader whose batches are as large gives the same order whatever
+    their number. A pass over a live stream waits for what is still to come.
 
-    Every row is in one sequence of an epoch, and every token that is cut, but for what `at_end`, `too_long` and
-    `on_bad_sample` say. Rows that were measured to have 0 tokens are in none.
-
-    Every rank, and each of its workers, reads the lengths of all rows; of the rows themselves only those of its own
-    sequences, in whichever chunks of the window they lie.
+    Every row is in one sequence of an epoch, but for those of 0 tokens and for what `at_end`, `too_long` and
+    `on_bad_sample` say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
 
     Args:
         directory: the stream's directory, or its URL in an object store; if there is no stream in it yet, the
@@ -53,9 +49,8 @@ class LazyShardedSequences(IterableDataset[Any]):
             were measured (`Split`), or at most as many.
         form: `Pack(size)`, `Split(size)` or `Pad(size)`.
         batch_size: sequences of one rank in a micro batch. Give the `DataLoader` the same number, which cannot be seen
-            from here: with another one and several workers the order is another, and `state_dict(consumed)` then goes
-            on with the wrong sequences, so that some come twice and others never. `DataLoader(batch_size=None)` hands
-            sequences out one by one, as for 1.
+            from here: with another one and several workers `state_dict(consumed)` goes on with the wrong sequences.
+            `DataLoader(batch_size=None)` hands sequences out one by one, as for 1.
         dp_rank: this data-parallel rank; None asks as `LazyShardedDataset` does.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
         window: chunks that are looked at together, over all ranks; None for as many as have 10,000 rows. A pack has

@@ -272,20 +272,20 @@ def marked(folder: Path, base: int) -> FedSource:
 
 
 def stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=False, arrays=False)
+    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=False, arrays=False)
 
 
 def live_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=True, arrays=False)
+    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=True, arrays=False)
 
 
 def array_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
-    return StreamSource(folder / f"{base}", rows or lines(base, bad=False), live=False, arrays=True)
+    return StreamSource(folder / f"{base}.stream", rows or lines(base, bad=False), live=False, arrays=True)
 
 
 def foreign_stream(folder: Path, base: int, rows: Rows = None) -> FedSource:
     rows = rows or lines(base)
-    directory = folder / f"{base}"
+    directory = folder / f"{base}.stream"
     shutil.rmtree(directory, ignore_errors=True)
     parts = [rows[begin : begin + 9] for begin in range(0, len(rows), 9)]
     foreign(directory, *(b"\r\n".join(part) + b"\n\n" for part in parts), end=True)

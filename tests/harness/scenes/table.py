@@ -92,7 +92,7 @@ def _parquet(folder: Path) -> list[FedSource]:
 
 
 def _stream(folder: Path) -> list[FedSource]:
-    return [killed_sources.array_stream(folder, 0, lines(0, 8, bad=False))]
+    return [killed_sources.stream(folder, 0, lines(0, 8, bad=False))]
 
 
 def _followed(finished_by: str) -> Callable[[Path], list[FedSource]]:

@@ -1,4 +1,4 @@
-"""What the indices of a blend mean: which stream each draws from, which draw of it, and where the blend ends."""
+"""What the indices of a blend mean: which stream each draws from, and where the blend ends; and their samples."""
 
 from __future__ import annotations
 
@@ -279,7 +279,11 @@ NOTHING: Final = Merged(0, 1, 0, [], None)
 
 
 class BlendReader:
-    """Reads for the indices of one process's blend.
+    """Reads for the indices of one process's blend: lines of its streams, in the order of its indices.
+
+    To ask another data set for each sample costs as much as to parse it. So the lines that the data sets have read
+    ahead are merged, some hundred at a time. Where rows are encoded or large, made into samples in different ways, or
+    one of them is bad, each data set makes its own samples.
 
     Attributes:
         merged: what was read ahead.

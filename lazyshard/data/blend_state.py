@@ -1,4 +1,4 @@
-"""Where a run over a blend stands: what was loaded, with which part it goes on, and the state after so many samples."""
+"""What a blend is given, checked; where a run over it stands, and the state after so many samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Whether a stream still holds what a run needs to go on from its state."""
+"""What a run and the producer know of each other: what the stream still holds, the cursor, and the reading mark.
+
+A cursor is durable: the producer deletes nothing which the run may need again. A reading mark is a hint, so that a
+producer which holds back goes far enough to read on.
+"""
 
 from __future__ import annotations
 
@@ -279,6 +283,10 @@ _NO_MORE: Final = sys.maxsize
 
 class ReadingMarks:
     """Keeps the reading mark of one consumer.
+
+    Rank 0 speaks for all: ranks train in lockstep, and a window counts as published only with all its lanes. Whichever
+    of its processes comes to a window first replaces the mark; none takes back what another one has told since the data
+    set was made. A mark may still get lost, where two write at the same time, so who waits looks again and again.
 
     Args:
         consumer: its name.

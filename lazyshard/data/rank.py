@@ -1,4 +1,10 @@
-"""Which data-parallel rank this process is, and of how many."""
+"""Which process this is: its data-parallel rank, and the training process of a DataLoader worker.
+
+A worker of torch looks itself whether its training process is there, but remembers whose child it is a little after it
+was forked (`ManagerWatchdog` of `torch/utils/data/_utils/worker.py`): killed within that time, its training process is
+never missed. And a loader that is left in mid-stream gives each of its workers five seconds, one after the other
+(`_shutdown_workers` of `torch/utils/data/dataloader.py`). So ours end soon after their process, and with their loader.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""`as_tensor`: a row's array as a tensor."""
+"""A row's array as a tensor; values of encoded samples as JSON with arrays and back, as they were or not at all.
+
+    value     {"input_ids": [1, 2, ..., 9], "length": 9, "pixel_values": tensor(...), "ratio": np.float32(0.5)}
+    packed    {"input_ids": array([1, 2, ..., 9]), "length": 9, "pixel_values": {"$tensor": array(...)},
+               "ratio": {"$scalar": array(0.5)}}
+
+A list of numbers becomes an array, and lists are what arrays become again. Objects with one key that begins with "$"
+stand for what is neither a list nor JSON. What comes back is new at each call, arrays and tensors in C order.
+"""
 
 from __future__ import annotations
 

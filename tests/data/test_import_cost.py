@@ -44,7 +44,7 @@ def test_a_data_set_imports_nothing_that_it_may_not_need() -> None:
 
 def test_modules_of_a_package_are_attributes_of_it_as_if_it_had_imported_them() -> None:
     program = (
-        "import lazyshard; lazyshard.stream.ChunkWriter; lazyshard.plan.course.Course; lazyshard.data.StreamingShard; "
+        "import lazyshard; lazyshard.stream.reader.StreamReader; lazyshard.data.StreamingShard; "
         "assert callable(lazyshard.streaming_shard) and callable(lazyshard.data.streaming_shard)"
     )
     modules_after(program)

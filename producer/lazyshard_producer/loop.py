@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format.batch import CheckedLines, check_lines
+from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.encoded_row import EncodedRow, check_encoded
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
@@ -407,7 +407,9 @@ def _sound(
 def _checked(lines: Sequence[bytes | EncodedRow], *, arrays: bool) -> CheckedLines:
     kinds = set(map(type, lines))
     if kinds == {bytes}:
-        return check_lines(lines)  # type: ignore[arg-type]
+        plain = check_lines(lines)  # type: ignore[arg-type]
+        # The writer would refuse the same ones, but whoever refuses must know how many rows are left.
+        return without_array_keys(plain) if arrays else plain
     # Rows of a stream that tells their lengths may come with rows that tell none.
     checked = check_encoded([EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines])
     return checked if arrays else replace(checked, arrays=None)

@@ -164,12 +164,15 @@ def test_arrays_are_kept_and_given_to_functions(more: tuple[str, ...], kept: boo
     assert (tokens_of(tmp_path / "new", 0) is not None) == kept
 
 
-def test_arrays_beside_rows_that_have_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--shuffle", 5)])
+def test_arrays_beside_rows_that_have_none(more: tuple[object, ...], tmp_path: Path) -> None:
     produce(tmp_path / "plain", 5)
     (tmp_path / "file.jsonl").write_bytes(b'{"id":100}\n{"$array":1}\n{"id":101}\n')
     out, old = tmp_path / "new", with_arrays(tmp_path / "old")
     sources = [tmp_path / "plain", old, tmp_path / "file.jsonl"]
-    assert publish(out, sources, 4, "--on-bad-row", "skip", "--shuffle", 5) == 0
+    assert publish(out, sources, 4, *more) == 3
+    assert publish(out, sources, 4, "--on-bad-row", "quarantine", *more) == 0
+    assert [json.loads(line)["line"] for line in (out / "quarantine.jsonl").read_bytes().splitlines()] == [2]
     read = {row["id"]: row for row in list(StreamReader(out))[5:]}
     assert read.keys() == {*range(9), 100, 101}
     assert read[7]["mel"].tolist() == mel(7).tolist()

@@ -86,10 +86,13 @@ class IndexSpace:
         self.layout: Layout = make_layout(order.layout, rank.dp_size, block)
         self.step = 1 if order.layout == "block" else rank.dp_size
         self.wraps = known is None or block > self.course.epoch_length(known)
+        left = 0 if known is None else self.course.leftover(known)
+        if left and known == published.samples and left >= known - (published.chunks - 1) * reader.samples_per_chunk:
+            # No rank will open the last chunk, which proves the end of a foreign directory.
+            reader.check_end()
         # With num_samples the caller decides where to stop, and `leftover` tells the rest.
         if order.num_samples is None and known is not None and rank.dp_rank == 0 and "leftover" not in told:
             told.add("leftover")
-            left = self.course.leftover(known)
             if left:
                 _log.warning(
                     "%s: %d samples; left over in each epoch: %d, fewer than dp_size * batch_size = %d * %d",

@@ -90,7 +90,7 @@ class ForeignStream:
     0.2 s among 200,000 chunks of a local disk. So while nobody waits for more than is known, names are looked up: by
     doubling steps at first, then one by one. A gap that is overlooked so is found when its chunk is opened, and counts
     from then on. Rows that lie behind an end would be dropped in silence: an end that appears is believed by a listing,
-    one that was there from the start at the latest when the last chunk is opened.
+    one that was there from the start when the last chunk is opened, or by `check_end` where nobody will open it.
 
     Args:
         directory: the stream's directory.
@@ -141,25 +141,31 @@ class ForeignStream:
     def check_identity(self) -> None:
         """Does nothing: a foreign stream has no identity."""
 
-    def open_chunk(self, chunk: int) -> Chunk:
-        """Opens a published chunk and finds its rows.
+    def check_end(self) -> None:
+        """Lists the directory if an end was believed without that.
 
         Raises:
-            StreamInvalid: it is the last one, and a listing shows that there are others or that one is missing.
+            StreamInvalid: there are other chunks than were found by their names, or one is missing.
         """
         known = self._known
-        if known.ended and not known.listed and chunk == known.scan.complete - 1:
-            found = look_foreign(self.directory)
-            if found.scan.gap is not None or max(found.scan.data, found.scan.complete) != known.scan.complete:
-                raise StreamInvalid(
-                    f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names "
-                    f"when it was opened, but a listing shows {found.scan.data} files of rows and {found.scan.seals} "
-                    f"markers, of which the first {found.scan.complete} chunks are complete; complete chunk "
-                    f"{found.scan.complete} and start again",
-                    directory=str(self.directory),
-                    chunk=found.scan.complete,
-                )
-            self._known = found
+        if not known.ended or known.listed:
+            return
+        found = look_foreign(self.directory)
+        if found.scan.gap is not None or max(found.scan.data, found.scan.complete) != known.scan.complete:
+            raise StreamInvalid(
+                f"{self.directory}: there is an end, and {known.scan.complete} chunks were found by their names "
+                f"when it was opened, but a listing shows {found.scan.data} files of rows and {found.scan.seals} "
+                f"markers, of which the first {found.scan.complete} chunks are complete; complete chunk "
+                f"{found.scan.complete} and start again",
+                directory=str(self.directory),
+                chunk=found.scan.complete,
+            )
+        self._known = found
+
+    def open_chunk(self, chunk: int) -> Chunk:
+        """Opens a published chunk and finds its rows. Raises, if it is the last one, as `check_end`."""
+        if chunk == self._known.scan.complete - 1:
+            self.check_end()
         return self._open(chunk)
 
     def _open(self, chunk: int) -> Chunk:

@@ -106,6 +106,9 @@ class NativeStream:
                 actual=found.stream_id,
             )
 
+    def check_end(self) -> None:
+        """Does nothing: the end says how much there is."""
+
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk by its seal. Looks first whether the stream is still the one that was opened."""
         if self.mirrored is not None:

@@ -151,6 +151,14 @@ class StreamReader(Waiting):
             self._seen = found
         return self._seen
 
+    def check_end(self) -> None:
+        """Looks whether nothing lies behind the end of a foreign directory, for who leaves its last chunk out.
+
+        Raises:
+            StreamInvalid: there is more, or a chunk is missing.
+        """
+        self._ask(self._stream.check_end, "looking into %s", self.directory)
+
     def wait_for(self, samples: int) -> Published:
         """Returns once so many samples are published or the stream has ended.
 

@@ -48,6 +48,13 @@ class Stream(Protocol):
             StreamMismatch: another one is in its place.
         """
 
+    def check_end(self) -> None:
+        """Looks, if it has ended, whether nothing lies behind what was counted: before its last rows are left out.
+
+        Raises:
+            StreamInvalid: there is more, or less.
+        """
+
     def open_chunk(self, chunk: int) -> Chunk:
         """Opens a published chunk, whose number of rows the caller checks.
 

@@ -17,8 +17,9 @@ import torch
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH
-from lazyshard.errors import RankInvalid, StreamMismatch, StreamUnsealed
+from lazyshard.errors import RankInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.plan.lane import Draw
+from lazyshard.stream import foreign_stream
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, produce
 
@@ -274,6 +275,21 @@ def test_leftover_is_counted_and_logged_by_the_first_rank(stream: Path, caplog: 
     assert [record.getMessage() for record in caplog.records] == [
         f"{stream}: 10 samples; left over in each epoch: 4, fewer than dp_size * batch_size = 3 * 2"
     ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_end_that_leaves_its_last_chunk_over_is_proved_first(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign_stream, "_MANY", 1)
+    rows = [b'{"id":%d}\n' % number for number in range(8)]
+    # Found by doubling steps: 6 chunks, of which two ranks with batches of two read four.
+    (foreign(tmp_path, *rows, end=True) / "chunk_00006.jsonl.completed").unlink()
+    with pytest.raises(StreamInvalid) as caught:
+        list(open_rank(tmp_path, rank, 2, batch_size=2, samples_per_chunk=1).rank_indices)
+    assert caught.value.chunk == 6
+    (tmp_path / "chunk_00006.jsonl.completed").touch()
+    assert len(open_rank(tmp_path, rank, 2, batch_size=2, samples_per_chunk=1).rank_indices) == 4
 
 
 def test_epoch_must_be_a_number_from_0(stream: Path) -> None:

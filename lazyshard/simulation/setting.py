@@ -1,8 +1,8 @@
 """What is simulated: a run's numbers, what the plan makes of them, what reading costs, how well it shuffles. No I/O.
 
 Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
-can be trained once the last of its positions may be drawn: `lazyshard.plan.Course.needed` says how many rows that
-takes. It grows by whole stripes (with windows: by all ranks' windows), here called spans::
+can be trained once the last of its positions may be drawn: `lazyshard.plan.course.Course.needed` says how many rows
+that takes. It grows by whole stripes (with windows: by all ranks' windows), here called spans::
 
     ranks=2, samples_per_chunk=4, batch=2      step    0  1  2  3  4
                                                needed  8  8 16 16 24   rows

@@ -157,7 +157,8 @@ class ChunkWriter:
         """Adds many rows, which is several times faster than one by one; publishes the chunk if they fill it.
 
         Each line is checked as strictly as by `write`. To have that done elsewhere, in another process for instance, or
-        to know what it finds before anything is written, give what `lazyshard.format.check_lines` has made of them.
+        to know what it finds before anything is written, give what `lazyshard.format.batch.check_lines` has made of
+        them.
 
         Args:
             lines: the rows, each the bytes of one line, with or without its line end; at most `room` of them.

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Final, get_args, get_type_hints
@@ -23,18 +25,26 @@ from lazyshard_producer.holding.limits import Kept
 from tests.packaging import troubles_of_files, troubles_of_producing, troubles_of_training
 from tests.packaging.messages import LOGGED, read_golden
 from tests.packaging.test_import_directions import ROOT
-from tests.packaging.trouble_words import told
+from tests.packaging.trouble_words import each_of, told
 
 PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES: Final = read_golden()
 ERRORS: Final = (lazyshard.errors, lazyshard_producer.errors, lazyshard_swift.errors)
-TROUBLES: Final = troubles_of_files.TROUBLES | troubles_of_producing.TROUBLES | troubles_of_training.TROUBLES
+GROUPS: Final = troubles_of_files.GROUPS | troubles_of_producing.GROUPS | troubles_of_training.GROUPS
+TROUBLES: Final[dict[str, Callable[[], object]]] = (
+    troubles_of_files.TROUBLES
+    | troubles_of_producing.TROUBLES
+    | troubles_of_training.TROUBLES
+    | {heading: partial(each_of, group) for heading, group in GROUPS.items()}
+)
 EXITS: Final[dict[str, ModuleType]] = {
     "`lazyshard-producer`": lazyshard_producer.errors,
     "`lazyshard`": lazyshard.cli.exits,
     "ms-swift": lazyshard_swift.errors,
 }
-DAMAGED: Final = troubles_of_files.DAMAGED
+GROUPED: Final = {name for group in GROUPS.values() for name in group}
+"""Classes in tables: those of a heading share one block of examples."""
+
 ROOTS: Final = {"LazyShardError", "FormatInvalid"}
 """Not raised themselves, so they have no exit code."""
 
@@ -121,8 +131,10 @@ def normal(text: str) -> str:
 
 def test_every_error_class_has_an_entry_and_no_entry_is_of_another() -> None:
     entries = re.findall(r"^### `([A-Z]\w+)`$", PAGE, re.MULTILINE)
-    assert sorted([*entries, *table("FormatInvalid", "class"), "LazyShardError"]) == sorted(error_classes())
-    assert list(table("FormatInvalid", "class")) == list(DAMAGED)
+    assert sorted([*entries, *GROUPED, "LazyShardError"]) == sorted(error_classes())
+    assert {heading: list(table(heading, "class")) for heading in GROUPS} == {
+        heading: list(group) for heading, group in GROUPS.items()
+    }
 
 
 def test_every_class_has_the_exit_codes_that_the_commands_have() -> None:
@@ -164,7 +176,7 @@ def test_every_phrase_of_the_page_is_one_of_a_message() -> None:
 def test_every_example_has_its_trouble_and_every_trouble_its_example() -> None:
     shown = {heading for heading, text in SECTIONS.items() if "```text\n" in text}
     assert shown == set(TROUBLES)
-    assert set(error_classes()) - shown - set(DAMAGED) == {"LazyShardError"}
+    assert set(error_classes()) - shown - GROUPED == {"LazyShardError"}
 
 
 @pytest.mark.parametrize("heading", TROUBLES)

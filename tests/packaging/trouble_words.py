@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,19 @@ def told(trouble: Callable[[], object]) -> str:
         return f"{module}{kind.__qualname__}: {error}"
     assert isinstance(found, str), "nothing was raised"
     return found
+
+
+def each_of(troubles: Mapping[str, Callable[[], object]]) -> str:
+    """Returns what all of these say, each in a folder of its own."""
+    here, lines = Path.cwd(), []
+    for name, trouble in troubles.items():
+        Path(name).mkdir()
+        os.chdir(name)
+        try:
+            lines.append(told(trouble))
+        finally:
+            os.chdir(here)
+    return "\n".join(lines)
 
 
 def said(command: Callable[[list[str]], int], code: int, *arguments: str) -> str:

@@ -137,35 +137,8 @@ def store_away() -> None:
         StreamReader("s3://bucket/stream")
 
 
-DAMAGED: Final[dict[str, Callable[[], object]]] = {
-    "ManifestInvalid": lambda: (torn("stream.json"), StreamReader(STREAM)),
-    "SealInvalid": lambda: (torn("chunk_00001.jsonl.completed"), rows_of_stream()),
-    "HeadInvalid": head_torn,
-    "EndInvalid": end_torn,
-    "OwnerInvalid": lambda: verified("stream.owner", b"", "leftover: stream.owner", 0),
-    "CursorInvalid": lambda: verified("cursors/sft.json", b"{}", "damage: cursors/sft.json", 5),
-    "ReadingInvalid": lambda: verified("cursors/sft.reading.json", b"{}", "leftover: cursors/sft.reading.json", 0),
-    "RetiredInvalid": retired_torn,
-}
-"""By class of the table under `FormatInvalid`."""
-
-
-def each_damaged() -> str:
-    """What all of `DAMAGED` say, each with a stream of its own."""
-    here, lines = Path.cwd(), []
-    for name, trouble in DAMAGED.items():
-        Path(name).mkdir()
-        os.chdir(name)
-        try:
-            lines.append(told(trouble))
-        finally:
-            os.chdir(here)
-    return "\n".join(lines)
-
-
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "Mistakes in a call": mistake,
-    "FormatInvalid": each_damaged,
     "VersionUnsupported": later_version,
     "ChunkCorrupt": changed,
     "ChunkMissing": chunk_gone,
@@ -181,3 +154,17 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "StoreUnavailable": store_away,
 }
 """By heading of the page."""
+
+GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
+    "FormatInvalid": {
+        "ManifestInvalid": lambda: (torn("stream.json"), StreamReader(STREAM)),
+        "SealInvalid": lambda: (torn("chunk_00001.jsonl.completed"), rows_of_stream()),
+        "HeadInvalid": head_torn,
+        "EndInvalid": end_torn,
+        "OwnerInvalid": lambda: verified("stream.owner", b"", "leftover: stream.owner", 0),
+        "CursorInvalid": lambda: verified("cursors/sft.json", b"{}", "damage: cursors/sft.json", 5),
+        "ReadingInvalid": lambda: verified("cursors/sft.reading.json", b"{}", "leftover: cursors/sft.reading.json", 0),
+        "RetiredInvalid": retired_torn,
+    },
+}
+"""By heading and class, for each heading with a table of classes."""

@@ -148,16 +148,22 @@ def disk_full() -> None:
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "RowInvalid": bad_row,
     "What the producer waits for": holds,
-    "SettingInvalid": bad_setting,
-    "SettingsInvalid": bad_settings,
-    "ExtraMissing": no_package,
-    "SourceRefused": lambda: said(producer, 4, *RUN),
-    "IndexedInvalid": bad_index,
-    "ExportExists": exported,
-    "WorkerFailed": worker_dies,
     "StreamEnded": ended,
     "ProducerLocked": two_producers,
     "ProducerFenced": fenced,
     "WriterFailed": disk_full,
 }
 """By heading of the page."""
+
+GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
+    "Options and sources": {
+        "SettingInvalid": bad_setting,
+        "SettingsInvalid": bad_settings,
+        "ExtraMissing": no_package,
+        "SourceRefused": lambda: said(producer, 4, *RUN),
+        "IndexedInvalid": bad_index,
+        "ExportExists": exported,
+        "WorkerFailed": worker_dies,
+    },
+}
+"""By heading and class, for each heading with a table of classes."""

@@ -155,19 +155,27 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
         dataset(fails_at(0, error=KeyError("text")), max_bad_samples=0)[0],
     ),
     "SkipSample": skipped,
-    "NothingKept": nothing_kept,
-    "StepInvalid": lambda: Filter("my_rows:keep"),
-    "ConfigInvalid": bad_config,
     "RankInvalid": ranks,
-    "LengthUnknown": lambda: len(live()),
-    "LengthsMissing": lambda: whole()["lengths"],
-    "StateInvalid": lambda: whole().load_state_dict({}),
-    "StateMismatch": other_state,
     "CursorTaken": two_runs,
     "CursorUnwritable": no_permission,
-    "PositionInvalid": position_torn,
     "ResumeRefused": lambda: check_fits(position(), position(seed=43), "checkpoint-10"),
     "SettingsRefused": lambda: check_combinations(megatron(streaming=True)),
     "StreamTooShort": too_short,
 }
 """By heading of the page."""
+
+GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
+    "Steps, lengths and configuration": {
+        "NothingKept": nothing_kept,
+        "StepInvalid": lambda: Filter("my_rows:keep"),
+        "ConfigInvalid": bad_config,
+        "LengthUnknown": lambda: len(live()),
+        "LengthsMissing": lambda: whole()["lengths"],
+    },
+    "States that do not fit": {
+        "StateInvalid": lambda: whole().load_state_dict({}),
+        "StateMismatch": other_state,
+        "PositionInvalid": position_torn,
+    },
+}
+"""By heading and class, for each heading with a table of classes."""

@@ -139,12 +139,9 @@ def store_away() -> None:
 
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "Mistakes in a call": mistake,
-    "VersionUnsupported": later_version,
     "ChunkCorrupt": changed,
     "ChunkMissing": chunk_gone,
     "ChunkRetired": deleted,
-    "FileRefused": no_plain_file,
-    "FileUnreadable": unreadable,
     "StreamMissing": empty,
     "StreamUnsealed": unsealed,
     "StreamInvalid": manifest_gone,
@@ -165,6 +162,11 @@ GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
         "CursorInvalid": lambda: verified("cursors/sft.json", b"{}", "damage: cursors/sft.json", 5),
         "ReadingInvalid": lambda: verified("cursors/sft.reading.json", b"{}", "leftover: cursors/sft.reading.json", 0),
         "RetiredInvalid": retired_torn,
+    },
+    "Files that cannot be read": {
+        "VersionUnsupported": later_version,
+        "FileRefused": no_plain_file,
+        "FileUnreadable": unreadable,
     },
 }
 """By heading and class, for each heading with a table of classes."""

@@ -148,10 +148,7 @@ def disk_full() -> None:
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "RowInvalid": bad_row,
     "What the producer waits for": holds,
-    "StreamEnded": ended,
-    "ProducerLocked": two_producers,
     "ProducerFenced": fenced,
-    "WriterFailed": disk_full,
 }
 """By heading of the page."""
 
@@ -164,6 +161,11 @@ GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
         "IndexedInvalid": bad_index,
         "ExportExists": exported,
         "WorkerFailed": worker_dies,
+    },
+    "Writing a stream": {
+        "StreamEnded": ended,
+        "ProducerLocked": two_producers,
+        "WriterFailed": disk_full,
     },
 }
 """By heading and class, for each heading with a table of classes."""

@@ -147,8 +147,6 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "StreamInvalid": manifest_gone,
     "StreamMismatch": lambda: ChunkWriter(produce(STREAM, 4, end=False), 3),
     "No answer from a share": no_answer,
-    "StoreRefused": lambda: StreamReader("nosuch://bucket/stream"),
-    "StoreUnavailable": store_away,
 }
 """By heading of the page."""
 
@@ -167,6 +165,10 @@ GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
         "VersionUnsupported": later_version,
         "FileRefused": no_plain_file,
         "FileUnreadable": unreadable,
+    },
+    "Object stores": {
+        "StoreRefused": lambda: StreamReader("nosuch://bucket/stream"),
+        "StoreUnavailable": store_away,
     },
 }
 """By heading and class, for each heading with a table of classes."""

@@ -159,8 +159,6 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "CursorTaken": two_runs,
     "CursorUnwritable": no_permission,
     "ResumeRefused": lambda: check_fits(position(), position(seed=43), "checkpoint-10"),
-    "SettingsRefused": lambda: check_combinations(megatron(streaming=True)),
-    "StreamTooShort": too_short,
 }
 """By heading of the page."""
 
@@ -176,6 +174,10 @@ GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
         "StateInvalid": lambda: whole().load_state_dict({}),
         "StateMismatch": other_state,
         "PositionInvalid": position_torn,
+    },
+    "ms-swift": {
+        "SettingsRefused": lambda: check_combinations(megatron(streaming=True)),
+        "StreamTooShort": too_short,
     },
 }
 """By heading and class, for each heading with a table of classes."""

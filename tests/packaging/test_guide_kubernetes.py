@@ -1,20 +1,23 @@
-"""The manifests of `docs/guides/kubernetes.md` keep to the schemas, and name what there is."""
+"""The manifests of `docs/guides/kubernetes.md`, and that of `lazyshard watch`, keep to the schemas."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from lazyshard.cli.main import main
 from tests.packaging.guide_programs import GUIDES, ROOT, blocks
 
+EXAMPLES: Final = ROOT / "producer" / "deploy" / "kubernetes"
+
 
 def manifests() -> list[dict[str, Any]]:
     yaml = pytest.importorskip("yaml")
-    return [document for block in blocks("kubernetes.md", "yaml") for document in yaml.safe_load_all(block)]
+    texts = [*blocks("kubernetes.md", "yaml"), (EXAMPLES / "watch.yaml").read_text(encoding="utf-8")]
+    return [document for text in texts for document in yaml.safe_load_all(text)]
 
 
 def pod(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +73,6 @@ def test_options_of_watch_and_torchrun_are_there() -> None:
 
 def test_examples_that_are_linked_are_there() -> None:
     text = (GUIDES / "kubernetes.md").read_text(encoding="utf-8")
-    for name in ("deployment.yaml", "sidecar.yaml"):
+    for name in ("deployment.yaml", "sidecar.yaml", "watch.yaml"):
         assert f"(../../producer/deploy/kubernetes/{name})" in text
-        assert (ROOT / "producer" / "deploy" / "kubernetes" / name).is_file()
+        assert (EXAMPLES / name).is_file()

@@ -109,7 +109,7 @@ TABLE: Final = (
     (OUT_OF_MEMORY, "not enough memory; no row was skipped for it", "raise the limit, run again"),
     (INTERRUPTED, "interrupted (SIGINT, Ctrl-C)", "run the same command again to go on"),
 )
-"""Each code with what it means and what to do. `lazyshard_producer.cli` and docs/producer.md repeat it."""
+"""Each code with what it means and what to do. `lazyshard_producer.cli` repeats it, and docs/troubleshooting.md."""
 
 _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ExtraMissing, NO_EXTRA),

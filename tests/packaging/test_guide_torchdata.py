@@ -1,4 +1,4 @@
-"""The programs of `docs/guides/torchdata.md`: stopped, gone on with the same ranks, then with another number."""
+"""The program of `docs/guides/torchdata.md`: stopped, gone on with the same ranks, then with another number."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["stateful", "nodes"])
 def test_program_goes_on_by_the_loader_and_then_by_the_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torchdata")
-    program = compile(blocks("torchdata.md", "python")[number], "program.py", "exec")
+    (text,) = blocks("torchdata.md", "python")
+    program = compile(text, "program.py", "exec")
     monkeypatch.chdir(tmp_path)
 
     def call(*words: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The manifests of `docs/guides/kubernetes.md`, and that of `lazyshard watch`, keep to the schemas."""
+"""The manifests that `docs/guides/kubernetes.md` links keep to the schemas, and name what there is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 import pytest
 
 from lazyshard.cli.main import main
-from tests.packaging.guide_programs import GUIDES, ROOT, blocks
+from tests.packaging.guide_programs import GUIDES, ROOT
 
 EXAMPLES: Final = ROOT / "producer" / "deploy" / "kubernetes"
 
 
 def manifests() -> list[dict[str, Any]]:
     yaml = pytest.importorskip("yaml")
-    texts = [*blocks("kubernetes.md", "yaml"), (EXAMPLES / "watch.yaml").read_text(encoding="utf-8")]
+    texts = [(EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8") for name in ("training", "watch")]
     return [document for text in texts for document in yaml.safe_load_all(text)]
 
 
@@ -38,7 +38,7 @@ def test_manifests_keep_to_the_schemas() -> None:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_pods_mount_the_claim_of_the_page() -> None:
+def test_pods_mount_the_claim() -> None:
     name = of_kind("PersistentVolumeClaim")["metadata"]["name"]
     for manifest in (of_kind("Job"), of_kind("Deployment")):
         spec = pod(manifest)
@@ -73,6 +73,6 @@ def test_options_of_watch_and_torchrun_are_there() -> None:
 
 def test_examples_that_are_linked_are_there() -> None:
     text = (GUIDES / "kubernetes.md").read_text(encoding="utf-8")
-    for name in ("deployment.yaml", "sidecar.yaml", "watch.yaml"):
+    for name in ("deployment.yaml", "sidecar.yaml", "training.yaml", "watch.yaml"):
         assert f"(../../producer/deploy/kubernetes/{name})" in text
         assert (EXAMPLES / name).is_file()

@@ -1,4 +1,4 @@
-"""The scripts of `docs/guides/slurm.md`: their syntax, and `train.sbatch` run with stand-ins for Slurm's commands."""
+"""The scripts of `docs/guides/slurm.md`, and the `train.sbatch` that it links, run with stand-ins for Slurm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from lazyshard import ChunkWriter
-from tests.packaging.guide_programs import DEADLINE_S, blocks, command, finish, free_port, steps, variables, wait_until
+from tests.packaging.guide_programs import (
+    DEADLINE_S,
+    ROOT,
+    blocks,
+    command,
+    finish,
+    free_port,
+    steps,
+    variables,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+TRAIN: Final = (ROOT / "producer" / "deploy" / "slurm" / "train.sbatch").read_text(encoding="utf-8")
 
 SRUN = """#!/bin/bash
 # One task a node, all on this machine; hands SIGTERM down, as srun does.
@@ -36,7 +49,7 @@ echo "$@" >> scontrol.log
 """
 
 
-@pytest.mark.parametrize("script", blocks("slurm.md", "bash"), ids=lambda text: text.split("\n")[0][:20])
+@pytest.mark.parametrize("script", [TRAIN, *blocks("slurm.md", "bash")], ids=lambda text: text.split("\n")[0][:20])
 def test_script_is_bash(script: str) -> None:
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -44,7 +57,7 @@ def test_script_is_bash(script: str) -> None:
 
 def test_options_of_the_job_are_at_its_head() -> None:
     # sbatch reads them up to the first command.
-    head, _, rest = blocks("slurm.md", "bash")[0].partition("\nset -uo pipefail\n")
+    head, _, rest = TRAIN.partition("\nset -uo pipefail\n")
     assert len(re.findall(r"^#SBATCH --[\w-]+=\S+$|^#SBATCH --requeue$", head, re.MULTILINE)) == head.count("#SBATCH")
     assert "#SBATCH" not in rest
 
@@ -84,7 +97,7 @@ def test_job_is_queued_again_when_its_time_is_over_and_goes_on_with_another_numb
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", torchrun)):
         (tmp_path / "bin" / name).write_text(text, encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "train.sbatch").write_text(blocks("slurm.md", "bash")[0], encoding="utf-8")
+    (tmp_path / "train.sbatch").write_text(TRAIN, encoding="utf-8")
     (tmp_path / "train.py").write_text(blocks("pytorch.md", "python")[0], encoding="utf-8")
     writer = ChunkWriter(tmp_path / "stream", 4)
     for number in range(24):

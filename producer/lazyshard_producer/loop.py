@@ -11,8 +11,10 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
 from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.row import check_row
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.display.metrics import Metrics, Reason
@@ -411,5 +413,26 @@ def _checked(lines: Sequence[bytes | EncodedRow], *, arrays: bool) -> CheckedLin
         # The writer would refuse the same ones, but whoever refuses must know how many rows are left.
         return without_array_keys(plain) if arrays else plain
     # Rows of a stream that tells their lengths may come with rows that tell none.
-    checked = check_encoded([EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines])
-    return checked if arrays else replace(checked, arrays=None)
+    rows = [EncodedRow(line, b"") if isinstance(line, bytes) else line for line in lines]
+    if not arrays:
+        return replace(check_encoded(rows), arrays=None)
+    refused = _first_without_its_arrays(rows)
+    if refused is None:
+        return check_encoded(rows)
+    checked = check_encoded(rows[: refused.index])
+    return checked if checked.refused is not None else replace(checked, refused=refused)
+
+
+def _first_without_its_arrays(rows: Sequence[EncodedRow]) -> RowInvalid | None:
+    """Returns why the first row is refused that has none of the arrays that it describes, with its `index`.
+
+    In a stream without arrays, of which it may come, what looks like a description is a value like any other.
+    """
+    for index, row in enumerate(rows):
+        if not row.arrays and may_hold_arrays(row.line):
+            try:
+                fill_row(check_row(row.line), np.empty(0, np.uint8))
+            except RowInvalid as refused:
+                refused.index = index
+                return refused
+    return None

@@ -179,6 +179,25 @@ def test_arrays_beside_rows_that_have_none(more: tuple[object, ...], tmp_path: P
     assert "mel" not in read[101]
 
 
+@pytest.mark.parametrize("more", [(), ("--shuffle", 5), ("--pack", 10)])
+def test_values_that_look_like_arrays_are_none_in_a_stream_that_holds_some(
+    more: tuple[object, ...], tmp_path: Path
+) -> None:
+    with ChunkWriter(tmp_path / "plain", 4) as writer:
+        for number, value in enumerate([1, {"$array": ["int64", [3], 0]}, 2, {"$array": 3}]):
+            writer.write({"id": 100 + number, "mel": value}, tokens=1)
+    sources = [with_arrays(tmp_path / "old", 5), tmp_path / "plain"]
+    assert publish(tmp_path / "new", sources, 7, "--on-bad-row", "quarantine", *more) == 0
+    kept = [json.loads(line) for line in (tmp_path / "new" / "quarantine.jsonl").read_bytes().splitlines()]
+    assert [entry["line"] for entry in kept if entry["source"] == str(tmp_path / "plain" / "chunk_00000.jsonl")] == [
+        2,
+        4,
+    ]
+    assert not found(tmp_path / "new")
+    read = [row for one in StreamReader(tmp_path / "new") for row in one.get("pack", [one])]
+    assert {100, 102} < {row["id"] for row in read}
+
+
 def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, other = with_arrays(tmp_path / "one", kind="a"), with_arrays(tmp_path / "other", kind="b")
     plain = produce(tmp_path / "plain", 5)

@@ -110,7 +110,7 @@ def _open_foreign(directory: Path, samples_per_chunk: int | None) -> ForeignStre
     scan = found[1]
     if MANIFEST in scan.ours or not (scan.data or scan.seals):
         return None
-    # An adoption that was interrupted leaves an owner too, and the directory as it was, for those who know its numbers.
+    # Earlier releases could leave an owner in a directory that stayed foreign, for those who know its numbers.
     ours = HEAD if HEAD in scan.ours else OWNER if OWNER in scan.ours and samples_per_chunk is None else None
     if ours is not None:
         raise manifest_lost(directory, ours)

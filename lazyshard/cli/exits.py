@@ -8,13 +8,11 @@ from lazyshard.errors import (
     ExportExists,
     FileUnreadable,
     LazyShardError,
-    ProducerFenced,
     ProducerLocked,
     RowInvalid,
     StoreRefused,
     StoreUnavailable,
     StreamInvalid,
-    WriterFailed,
 )
 from lazyshard.memory import is_short
 
@@ -29,7 +27,7 @@ REFUSED: Final = 3
 UNTRIED: Final = 4
 """`verify-filesystem` could not try it; the producer's 4 is a source."""
 STREAM_DAMAGED: Final = 5
-OTHER_PRODUCER: Final = 6
+EXPORTING: Final = 6
 FILESYSTEM: Final = 7
 NOT_PROVEN: Final = 9
 """`audit` found nothing, but cannot check what the states count. 8 is the producer's."""
@@ -37,7 +35,6 @@ UNEXPECTED: Final = 70
 """EX_SOFTWARE of sysexits.h."""
 OUT_OF_MEMORY: Final = 71
 """EX_OSERR of sysexits.h."""
-"""EX_TEMPFAIL of sysexits.h: the same command can be tried again."""
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells have it."""
 
@@ -45,9 +42,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (RowInvalid, REFUSED),
     (StreamInvalid, REFUSED),
     (ExportExists, REFUSED),
-    (ProducerLocked, OTHER_PRODUCER),
-    (ProducerFenced, OTHER_PRODUCER),
-    (WriterFailed, FILESYSTEM),
+    (ProducerLocked, EXPORTING),
     (FileUnreadable, FILESYSTEM),
     (StoreRefused, FILESYSTEM),
     (StoreUnavailable, FILESYSTEM),

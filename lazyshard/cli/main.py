@@ -18,7 +18,7 @@
        5  `status`: there is no stream in the directory                 see to its producer
        5  `verify`: there is damage                                     restore what the lines name
        5  the stream is damaged, of a later format, or another one      restore what the message names
-       6  another process is writing to the stream                      stop it, run again
+       6  `export`: another process exports to PREFIX                   stop it, run again
        7  filesystem or store failed: full, read-only, no permission    mend it, run again
        9  `audit`: consistent, but the count of samples is not checked  save steps: dataset.batches() does
       70  unexpected error                                              report it with its traceback

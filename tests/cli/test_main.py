@@ -12,7 +12,6 @@ from lazyshard.errors import (
     ChunkCorrupt,
     FileUnreadable,
     LazyShardError,
-    ProducerFenced,
     ProducerLocked,
     RowInvalid,
     StreamInvalid,
@@ -35,7 +34,6 @@ def test_exit_codes_are_the_producers_where_both_have_one() -> None:
     for error in (
         RowInvalid("x"),
         ProducerLocked("x"),
-        ProducerFenced("x"),
         FileUnreadable("x"),
         StreamMismatch("x"),
         ChunkCorrupt("x"),

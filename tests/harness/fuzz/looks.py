@@ -79,7 +79,7 @@ _DOCUMENTED: Final = frozenset(
         exits.USAGE,
         exits.REFUSED,
         exits.STREAM_DAMAGED,
-        exits.OTHER_PRODUCER,
+        exits.EXPORTING,
         exits.FILESYSTEM,
         exits.OUT_OF_MEMORY,
     )

@@ -45,7 +45,6 @@ __all__ = [
     "SplitRule",
     "SplitSequence",
     "cut_after",
-    "efficiency",
     "pack_samples",
     "split_documents",
     "split_rest",
@@ -292,14 +291,3 @@ def pack_samples(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
     for pack in packs:
         pack.sort()
     return packs
-
-
-def efficiency(lengths: Sequence[int] | npt.NDArray[np.integer], packs: int, capacity: int) -> float:
-    """Returns what part of the packs is filled, from 0 to 1; 1 for no packs.
-
-    Args:
-        lengths: of shape (samples,): tokens of each sample.
-        packs: how many they fill.
-        capacity: most tokens of a pack.
-    """
-    return int(np.sum(np.asarray(lengths, dtype=np.int64))) / (packs * capacity) if packs else 1.0

@@ -24,11 +24,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.balance import Balance, Cost, evenness, step_costs
+from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.blend import BlendTable, whole_parts
 from lazyshard.plan.splitting import pack_samples
 from scripts.benchmarks.bench_harness import ROOT, Benchmark, Failed, Figures, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_process import timed
+from tests.plan.evenness import evenness, step_costs
 
 CAPACITY: Final = 8192
 MEAN: Final = 700

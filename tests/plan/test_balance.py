@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.balance import Balance, Cost, evenness, step_costs
+from lazyshard.plan.balance import Balance, Cost
+from tests.plan.evenness import evenness, step_costs
 
 
 def lengths(count: int, seed: int = 0) -> npt.NDArray[np.int64]:

@@ -12,8 +12,9 @@ import numpy as np
 from lazyshard.format.names import seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.format.source_facts import DealtByCost
-from lazyshard.plan.balance import Cost, evenness, step_costs
+from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
+from tests.plan.evenness import evenness, step_costs
 from tests.producer.commands import chunk_files, ids, published, run_arguments, start, wait_until
 
 ROWS = 1000

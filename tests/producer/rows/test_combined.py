@@ -22,7 +22,7 @@ from lazyshard.format.encoded_row import EncodedRow, decode_pack
 from lazyshard.format.names import seal_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import Seal
-from lazyshard.plan.balance import Cost, evenness, step_costs
+from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
@@ -31,6 +31,7 @@ from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import Place
+from tests.plan.evenness import evenness, step_costs
 from tests.producer.commands import run_arguments
 
 ENCODE = "tests.producer.encoders:counted"

@@ -1,0 +1,80 @@
+"""How even the steps of ranks are that read chunks dealt to them in order, by what rows cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+
+
+def step_costs(
+    costs: npt.ArrayLike, ranks: int, samples_per_chunk: int, micro_batch_size: int = 1, *, ended: bool = False
+) -> _Floats:
+    """Returns what each rank's micro batch of each step costs, where chunks are dealt to the ranks and read in order.
+
+    Args:
+        costs: of the samples from the first of a stripe on, shape (n,).
+        ranks: data-parallel ranks.
+        samples_per_chunk: rows in a chunk.
+        micro_batch_size: rows of one rank in a micro batch.
+        ended: whether the stream ends behind them: then what fills no whole stripe is dealt too, row by row.
+
+    Returns:
+        Shape (steps, ranks); samples that fill no step are left out.
+    """
+    rows = np.asarray(costs, np.float64)
+    whole = len(rows) // (ranks * samples_per_chunk) * samples_per_chunk
+    stripes = rows[: whole * ranks].reshape(-1, ranks, samples_per_chunk).transpose(1, 0, 2).reshape(ranks, whole)
+    if ended:
+        tail = rows[whole * ranks :]
+        tail = tail[: len(tail) // ranks * ranks].reshape(-1, ranks).T
+        stripes = np.concatenate((stripes, tail), axis=1)
+    steps = stripes.shape[1] // micro_batch_size
+    found: _Floats = stripes[:, : steps * micro_batch_size].reshape(ranks, steps, micro_batch_size).sum(axis=2).T
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Evenness:
+    """How even steps are: in each the largest cost of a rank over the mean of its ranks, 1 where all are equal.
+
+    Attributes:
+        steps: how many they are.
+        overall: the sum of the largest over the sum of the means: what all steps together take, where the slowest rank
+            sets the pace, over what they would take with equal ranks.
+        mean: the mean over the steps.
+        p99: the 99th percentile.
+        worst: the largest.
+        between: the costliest step's mean over that of all steps: how unlike steps are to each other.
+    """
+
+    steps: int
+    overall: float
+    mean: float
+    p99: float
+    worst: float
+    between: float
+
+
+def evenness(costs: _Floats) -> Evenness | None:
+    """Returns how even steps are; None if there are none, or none costs anything.
+
+    Args:
+        costs: what `step_costs` returned, shape (steps, ranks).
+    """
+    means, largest = costs.mean(axis=1), costs.max(axis=1, initial=0.0)
+    if not means.sum():
+        return None
+    # In a step that costs nothing all are equal.
+    ratios = np.divide(largest, means, out=np.ones_like(means), where=means > 0)
+    return Evenness(
+        steps=len(costs),
+        overall=float(largest.sum() / means.sum()),
+        mean=float(ratios.mean()),
+        p99=float(np.quantile(ratios, 0.99)),
+        worst=float(ratios.max()),
+        between=float(means.max() / means.mean()),
+    )

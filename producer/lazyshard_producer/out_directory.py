@@ -18,7 +18,8 @@ from lazyshard.errors import LazyShardError, ProducerLocked, StreamEnded, Stream
 from lazyshard.format.names import END, HEAD, MANIFEST, RETIRED, TEMPORARY, seal_name
 from lazyshard.format.records import End, Head, Manifest
 from lazyshard.format.seal import Seal
-from lazyshard.store.files import read_file
+from lazyshard.store.files import is_there, read_file
+from lazyshard.store.urls import stream_path
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.listing import list_chunks
 from lazyshard.stream.manifest import read_manifest
@@ -323,7 +324,7 @@ def _behind(
     if is_python(source.path) or entry["kind"] == "stdin":
         warn(f"{source.path}: not looked at; nothing can be added to a stream that has ended")
         return []
-    if not is_url(source.path) and not os.path.lexists(source.path):
+    if not _is_there(source.path):
         return []
     if entry["kind"] == source_kind(source) == FOLLOWED:
         unread = list_unread(source, entry, Path(settings.out, DIRECTORY), settings.max_row_bytes)
@@ -338,10 +339,16 @@ def _behind(
     try:
         while (rows := opened.read()) is not None:
             if rows.lines:
+                if not os.path.isfile(source.path):
+                    return [plain_name(source.path)]
                 return [_grown(source.path, entry.get(PACKED_SIZE, entry.get("offset", 0)), size)]
     finally:
         opened.close()
     return []
+
+
+def _is_there(path: str) -> bool:
+    return is_there(stream_path(path) / MANIFEST) if is_url(path) else os.path.lexists(path)
 
 
 def _has_more_input(

@@ -182,7 +182,7 @@ PACKED = gzip.compress(ROW)
         ("rows.jsonl.gz", lambda path: grow(path, PACKED), 5, f"rows.jsonl.gz ({len(PACKED)} bytes behind byte "),
         ("rows.jsonl.gz", lambda path: grow(path, gzip.compress(b"\n")), 0, None),
         ("tables", lambda path: None, 0, None),
-        ("tables", lambda path: make_table(path / "b.parquet", 5, 6), 5, "tables ("),
+        ("tables", lambda path: make_table(path / "b.parquet", 5, 6), 5, "tables. Nothing"),
         ("tables", lambda path: (path / "a.parquet").unlink(), 4, None),
         ("incoming", lambda path: None, 0, None),
         ("incoming", lambda path: (path / "b.jsonl").write_bytes(ROW), 5, "incoming/b.jsonl (11 bytes)"),

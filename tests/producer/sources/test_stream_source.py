@@ -198,6 +198,17 @@ def test_values_that_look_like_arrays_are_none_in_a_stream_that_holds_some(
     assert {100, 102} < {row["id"] for row in read}
 
 
+def test_rows_that_a_stream_has_got_since_are_told_without_a_size(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = foreign(tmp_path / "old", b'{"id":0}\n', end=True)
+    assert publish(tmp_path / "new", [old], 2) == 0
+    foreign(old, b'{"id":0}\n', b'{"id":1}\n')
+    capfd.readouterr()
+    assert publish(tmp_path / "new", [old], 2) == 5
+    assert_one_line(capfd.readouterr().err, f"not in it: {old}. Nothing")
+
+
 def test_rows_encoded_in_two_ways_do_not_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, other = with_arrays(tmp_path / "one", kind="a"), with_arrays(tmp_path / "other", kind="b")
     plain = produce(tmp_path / "plain", 5)

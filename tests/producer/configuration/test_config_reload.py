@@ -18,6 +18,7 @@ OTHER: dict[str, Any] = {
     "sources": plain_sources(["b"]),
     "out": "other",
     "samples_per_chunk": 11,
+    "measure": "m:f",
     "rate": 3.0,
     "max_row_bytes": 99,
     "transform": "m:f",
@@ -125,8 +126,22 @@ def test_the_spool_may_not_change() -> None:
     assert reloaded(old, replace(old, spool="b")) == (old, ["spool"])
 
 
+def test_what_a_tokenizer_measures_may_not_change() -> None:
+    old = replace(OLD, measure="tokenizer")
+    assert reloaded(old, replace(old, measure_field="text")) == (old, ["measure_field"])
+
+
 def test_every_setting_is_decided_upon() -> None:
-    others = {"workers", "spool", "pack_buffer", "pack_buffer_bytes", "pad_token", *OF_SPLIT, *OF_SWIFT}
+    others = {
+        "workers",
+        "spool",
+        "pack_buffer",
+        "pack_buffer_bytes",
+        "pad_token",
+        "measure_field",
+        *OF_SPLIT,
+        *OF_SWIFT,
+    }
     assert {one.name for one in fields(Settings)} == OTHER.keys() | OF_BALANCE.keys() | others
 
 

@@ -190,6 +190,17 @@ _OPTIONAL: Final = ("note", "process", "open", "row_at")
 """Left out where they say nothing."""
 
 
+def _counts(fields: Fields) -> tuple[int, int]:
+    """Returns chunks and samples; a chunk has at least one."""
+    chunks = fields.integer("chunks", 0, MAX_CHUNKS)
+    samples = fields.integer("samples", 0, MAX_SAMPLES)
+    if chunks == 0 and samples > 0:
+        raise fields.refuse("samples", "0, as there is no chunk", str(samples))
+    if samples < chunks:
+        raise fields.refuse("samples", f"at least one for each of {chunks} chunks", str(samples))
+    return chunks, samples
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The newest published facts.
@@ -236,12 +247,7 @@ class Head:
             VersionUnsupported: a later format.
         """
         fields = Fields(data, file, HeadInvalid)
-        chunks = fields.integer("chunks", 0, MAX_CHUNKS)
-        samples = fields.integer("samples", 0, MAX_SAMPLES)
-        if chunks == 0 and samples > 0:
-            raise fields.refuse("samples", "0, as there is no chunk", str(samples))
-        if samples < chunks:
-            raise fields.refuse("samples", f"at least one for each of {chunks} chunks", str(samples))
+        chunks, samples = _counts(fields)
         state = fields.text("state", STATES)
         return cls(
             chunks=chunks,
@@ -287,12 +293,7 @@ class End:
             VersionUnsupported: a later format.
         """
         fields = Fields(data, file, EndInvalid)
-        chunks = fields.integer("chunks", 0, MAX_CHUNKS)
-        samples = fields.integer("samples", 0, MAX_SAMPLES)
-        if chunks == 0 and samples > 0:
-            raise fields.refuse("samples", "0, as there is no chunk", str(samples))
-        if samples < chunks:
-            raise fields.refuse("samples", f"at least one for each of {chunks} chunks", str(samples))
+        chunks, samples = _counts(fields)
         return cls(chunks=chunks, samples=samples, source=fields.values.get("source"))
 
 

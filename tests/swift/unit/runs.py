@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 from unittest import mock
 
 import pytest
@@ -97,25 +97,28 @@ def facts(samples: int = 100, ended: bool = True, samples_per_chunk: int = 4) ->
     return Facts("0123456789abcdef" * 2, samples_per_chunk, samples, ended)
 
 
+SAVED: Final[dict[str, Any]] = {
+    "stream": "0123456789abcdef" * 2,
+    "directory": DIRECTORY,
+    "samples_per_chunk": 4,
+    "consumed": 48,
+    "step": 3,
+    "dp_size": 2,
+    "batch_size": 1,
+    "layout": "strided",
+    "window": 8,
+    "seed": 42,
+    "epoch_samples": 100,
+    "by_steps": False,
+    "consumer": "one-1234",
+    "saved_at": 1795000000.5,
+}
+"""What a position of format 1 has."""
+
+
 def position(**changes: Any) -> Position:
     """Returns what a run that had the same ranks all the time has saved."""
-    values: dict[str, Any] = {
-        "stream": "0123456789abcdef" * 2,
-        "directory": DIRECTORY,
-        "samples_per_chunk": 4,
-        "consumed": 48,
-        "step": 3,
-        "dp_size": 2,
-        "batch_size": 1,
-        "layout": "strided",
-        "window": 8,
-        "seed": 42,
-        "epoch_samples": 100,
-        "by_steps": False,
-        "consumer": "one-1234",
-        "saved_at": 1795000000.5,
-    }
-    found = Position(**{**values, **changes})
+    found = Position(**{**SAVED, **changes})
     if found.layout != "strided" or "state" in changes:
         return found
     size, draws = found.samples_per_chunk, found.consumed // found.dp_size

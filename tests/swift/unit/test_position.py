@@ -15,28 +15,10 @@ from lazyshard.store import durable
 from lazyshard_swift.checkpoints import load_position, save_position, saved_in
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.position import Position, check_fits, parse, stamp
-from tests.swift.unit.runs import position, refused
+from tests.swift.unit.runs import SAVED, position, refused
 
 FILE = "/runs/one/checkpoint-3/lazyshard.json"
 CHECKPOINT = "/runs/one/checkpoint-3"
-
-FIELDS: dict[str, Any] = {
-    "stream": "0123456789abcdef0123456789abcdef",
-    "directory": "/streams/one",
-    "samples_per_chunk": 4,
-    "consumed": 48,
-    "step": 3,
-    "dp_size": 2,
-    "batch_size": 1,
-    "layout": "strided",
-    "window": 8,
-    "seed": 42,
-    "epoch_samples": 100,
-    "by_steps": False,
-    "consumer": "one-1234",
-    "saved_at": 1795000000.5,
-}
-"""What format 1 has."""
 
 STATE: dict[str, Any] = {
     "format": 1,
@@ -60,7 +42,7 @@ STATE: dict[str, Any] = {
     ],
     "consumed": 48,
 }
-LATEST: dict[str, Any] = {"format": 2, **FIELDS, "skipped": [], "state": STATE}
+LATEST: dict[str, Any] = {"format": 2, **SAVED, "skipped": [], "state": STATE}
 
 
 def changed(**changes: Any) -> bytes:
@@ -68,7 +50,7 @@ def changed(**changes: Any) -> bytes:
 
 
 def format_1(**changes: Any) -> bytes:
-    return orjson.dumps({"format": 1, **FIELDS, **changes})
+    return orjson.dumps({"format": 1, **SAVED, **changes})
 
 
 def assert_refused(data: bytes, *words: str) -> None:
@@ -183,10 +165,10 @@ WRONG: dict[type, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", SAVED)
 def test_field_that_is_missing_or_of_another_type_is_refused_naming_it(name: str) -> None:
     assert_refused(orjson.dumps({key: value for key, value in LATEST.items() if key != name}), f"{name} is None")
-    for value in WRONG[type(FIELDS[name])]:
+    for value in WRONG[type(SAVED[name])]:
         # orjson writes no integer past 64 bits; JSON can.
         text = b"18446744073709551616" if value == 2**64 else orjson.dumps(value)
         assert_refused(changed(**{name: "@"}).replace(b'"@"', text), f"{name} is ")

@@ -2,10 +2,11 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,27 @@ def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+def killed_at_random(arguments: Sequence[object], out: Path, dice: random.Random, within: int) -> Iterator[None]:
+    """Starts a run again and again until it ends by itself; yields after each kill, at least five in all.
+
+    It is killed once `stream.owner` is there and fewer than `within` more chunks are published.
+    """
+    kills = 0
+    for _ in range(100):
+        process = start(*arguments)
+        goal = published(out) + dice.randrange(within)
+        try:
+            wait_until(lambda goal=goal: (out / "stream.owner").exists() and published(out) >= goal, process)  # type: ignore[misc]
+        except AssertionError:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.communicate()
+        kills += 1
+        yield
+    assert kills >= 5
 
 
 def published(out: Path) -> int:

@@ -11,6 +11,7 @@ from tests.producer.commands import (
     assert_one_line,
     chunk_files,
     ids,
+    killed_at_random,
     published,
     rows,
     run,
@@ -71,22 +72,9 @@ def test_killed_at_random(seed: int, sources: list[Path], uninterrupted: dict[st
     out = tmp_path / "out"
     dice = random.Random(seed)
     arguments = run_arguments(out, sources, PER_CHUNK)
-    kills = 0
-    for _ in range(100):
-        process = start(*arguments)
-        # Anywhere from the first file that is made to well into the chunks; the clock only picks the point.
-        goal = published(out) + dice.randrange(12)
-        try:
-            wait_until(lambda goal=goal: (out / "stream.owner").exists() and published(out) >= goal, process)  # type: ignore[misc]
-        except AssertionError:
-            assert process.returncode == 0
-            break
-        process.kill()
-        process.communicate()
-        kills += 1
+    for _ in killed_at_random(arguments, out, dice, 12):
         done = ids(out)
         assert done == list(range(len(done)))
-    assert kills >= 5
     assert_whole(out, uninterrupted)
 
 

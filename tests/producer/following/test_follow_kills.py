@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.producer.commands import environment, ids, published, start, wait_until
+from tests.producer.commands import environment, ids, killed_at_random, start, wait_until
 
 pytestmark = pytest.mark.full
 
@@ -82,21 +82,9 @@ def test_killed_at_random_while_files_are_written(finished_by: str, shuffled: bo
     arguments += ["--out", out, "--samples-per-chunk", 30, "--rate", 1500]
     # Every third chunk ends where a block does: the next two have the same place in the sources.
     arguments += ["--shuffle", 90] if shuffled else []
-    kills = 0
     with writing(directory, finished_by, 1):
-        for _ in range(100):
-            process = start(*arguments)
-            goal = published(out) + dice.randrange(8)
-            try:
-                wait_until(lambda goal=goal: (out / "stream.owner").exists() and published(out) >= goal, process)  # type: ignore[misc]
-            except AssertionError:
-                assert process.returncode == 0
-                break
-            process.kill()
-            process.communicate()
-            kills += 1
+        for _ in killed_at_random(arguments, out, dice, 8):
             assert len(set(ids(out))) == len(ids(out))
-    assert kills >= 5
     found = ids(out)
     assert sorted(found) == list(range(FILES * ROWS))
     if not shuffled:

@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.options import check_stream
-from lazyshard.cli.output import complain, explain, say, size
+from lazyshard.cli.output import complain, drop_what_nobody_reads, explain, say, size
 from lazyshard.cli.status import INTERVAL_S, status_values
 from lazyshard.cli.watch_looks import Facts, SharedLooks
 from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback
@@ -142,7 +142,7 @@ def command(
             page, lambda: watch_values(directory, interval, looks.facts(), time.time()), lambda: past.facts(0.0).last
         )
         answers["/metrics"] = Answer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
-        return _serve(directory, [looks, past], answers, host, port)
+        _serve(directory, [looks, past], answers, host, port)
 
     return task
 
@@ -254,7 +254,10 @@ def watch_values(stream: Path, interval: float, facts: Facts[Outlook], now: floa
     }
 
 
-def _serve(stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, Answer], host: str, port: int) -> int:
+def _serve(
+    stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, Answer], host: str, port: int
+) -> NoReturn:
+    """Serves until Ctrl-C, which ends the process."""
     outside = not is_loopback(host)
     try:
         server = WatchServer(host, port, answers, {host, socket.gethostname()} if outside else None)
@@ -283,7 +286,10 @@ def _serve(stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, A
         server.shutdown()
         for one in looks:
             one.close()
-    return exits.INTERRUPTED
+        # A look that is under way may be in C++ code, such as matplotlib's, and CPython before 3.14 ends a daemon thread
+        # at its next use of the interpreter, which there is a call of std::terminate.
+        drop_what_nobody_reads()
+        os._exit(exits.INTERRUPTED)
 
 
 def _wait_for_interrupt() -> None:

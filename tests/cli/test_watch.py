@@ -256,7 +256,7 @@ def test_another_host_than_the_loopback_is_warned_of(stream: Path) -> None:
 
 def test_ctrl_c_ends_it_while_it_is_asked(stream: Path) -> None:
     """An interrupt that comes in the middle of taking a request was taken for an error of the request."""
-    for _ in range(12):
+    for _ in range(4):
         with watch(stream) as running:
             ended = threading.Event()
             viewers = [threading.Thread(target=_ask_until, args=(ended, running.port)) for _ in range(4)]

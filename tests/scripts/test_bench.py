@@ -134,6 +134,9 @@ SAMPLE: Final = (
 )
 """Rows without other packages, of each kind."""
 
+DIFFERENCES: Final = ("producer.command", "producer.gzip")
+"""Figures of these are what one process takes more than another: of a tiny size nothing that can be told from noise."""
+
 
 @pytest.mark.full
 @pytest.mark.timeout(600)  # some dozens of processes, while other tests keep the cores busy
@@ -147,5 +150,7 @@ def test_rows_of_each_kind_run_at_tiny_sizes(tmp_path: Path) -> None:
     rows: dict[str, dict[str, Any]] = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
     assert len(rows) >= len(SAMPLE)
     for name, row in rows.items():
-        if "--no-peers" not in row.get("left_out", ""):
+        if name in DIFFERENCES:
+            assert row["ratios"], name
+        elif "--no-peers" not in row.get("left_out", ""):
             assert all(0 < ratio < math.inf for ratio in row["ratios"]), name

@@ -286,8 +286,8 @@ def _serve(
         server.shutdown()
         for one in looks:
             one.close()
-        # A look that is under way may be in C++ code, such as matplotlib's, and CPython before 3.14 ends a daemon thread
-        # at its next use of the interpreter, which there is a call of std::terminate.
+        # A look that is under way may be in C++ code, such as matplotlib's. CPython before 3.14 ends a daemon thread at
+        # its next use of the interpreter, which there is a call of std::terminate.
         drop_what_nobody_reads()
         os._exit(exits.INTERRUPTED)
 

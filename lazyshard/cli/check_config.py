@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from lazyshard.cli import exits
 from lazyshard.cli.options import JsonOption, epilog
 from lazyshard.cli.output import complain, count, explain, say
-from lazyshard.config.checks import Checked, examine
+
+if TYPE_CHECKING:
+    from lazyshard.config.checks import Checked
 
 HELP: Final = """Looks through a configuration for `lazyshard.load`, and names all mistakes at once, each with its line.
 
@@ -26,7 +28,7 @@ EPILOG: Final = epilog(
     ],
     {
         0: "it is in order; also where it is of an older version, which is told",
-        1: "PyYAML is missing: pip install 'lazyshard\\[config]'; or typer or rich is: pip install 'lazyshard\\[cli]'",
+        1: "a package is missing: pip install 'lazyshard\\[cli,config]'",
         2: "usage",
         3: "there are mistakes: each is told in a line",
         7: "the file cannot be read",
@@ -48,6 +50,8 @@ def command(
 
 
 def _run(file: str, imports: bool, as_json: bool) -> int:
+    from lazyshard.config.checks import examine
+
     try:
         checked = examine(file, imports=imports)
     except ImportError as error:

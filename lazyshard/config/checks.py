@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lazyshard.config.config import (
-    VERSION,
-    Config,
-    DatasetConfig,
-    LoaderConfig,
-    StepConfig,
-    TokenizerConfig,
+from lazyshard.config.document import (
+    Document,
+    Location,
+    Mistake,
+    before_upgrade,
+    is_version_0,
+    read_dict,
+    read_yaml,
+    upgraded,
 )
-from lazyshard.config.entries import Entry, entries_of, read_yaml
-from lazyshard.config.mistakes import Mistake
-from lazyshard.config.section import REQUIRED, Section
-from lazyshard.config.version_0 import NOTICE, is_version_0, upgraded
-from lazyshard.errors import ConfigInvalid
+from lazyshard.errors import ConfigInvalid, redact
+
+if TYPE_CHECKING:
+    from lazyshard.config.config import Config
 
 __all__ = ["Checked", "Source", "check_config", "examine", "read_config"]
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 """A configuration: the path of a YAML file, or a dict."""
 
-_STEPS: Final = ("message_transform", "filter_fn", "map")
-_UNITS: Final = ("chunk", "sample", "batch", "auto")
 _MOST_BYTES: Final = 1 << 20
+
+_NOTICE: Final = (
+    "this is the flat form of version 0, which later releases will not read any more. In version 1 `version: 1` stands "
+    "at the top; `dataset:` is a list `datasets:`; its `source:` is `path:`; its `filter_fn:` and `message_transform:` "
+    "are entries of a list `steps:`; batch_size, num_workers, collate_fn and pin_memory stand under `dataloader:`, "
+    "and drop_last is `at_end:` there"
+)
+
+_MEANT: Final = {
+    "drop_last": "dataloader.at_end",
+    "shuffle": "shuffle_window",
+    "source": "path",
+    "directory": "path",
+    "filter": "filter_fn",
+    "filter_kwargs": "with_indices",
+    "workers": "num_workers",
+    "on_bad_sample": "max_error_count",
+    "max_bad_samples": "max_error_count",
+}
+"""Keys of other libraries, and of ours elsewhere, and what they are here."""
+
+_EXPECTED: Final = {"model_type": "expected a mapping", "tuple_type": "expected a list"}
+"""For errors whose text speaks of classes of ours."""
 
 
 class Checked(NamedTuple):
@@ -57,7 +80,7 @@ def check_config(config: Source, *, imports: bool = True) -> list[Mistake]:
 
     Raises:
         OSError: the file cannot be read.
-        ImportError: PyYAML is not installed.
+        ImportError: pydantic or, for a file, PyYAML is not installed.
     """
     return list(examine(config, imports=imports).mistakes)
 
@@ -81,23 +104,18 @@ def read_config(config: Source) -> Checked:
 def examine(config: Source, *, imports: bool) -> Checked:
     """Looks at a configuration. Arguments and errors as of `check_config`."""
     if isinstance(config, Mapping):
-        name, (whole, mistakes) = "the configuration", entries_of(config)
+        name, document = "the configuration", read_dict(config)
     else:
         name = os.fspath(config)
         text, wrong = _text(Path(name))
-        if wrong:
-            return Checked(name, None, (Mistake("", None, wrong),), None)
-        whole, mistakes = read_yaml(text)
-    if mistakes and not whole.value:
-        return Checked(name, None, tuple(mistakes), None)
-    older = isinstance(whole.value, dict) and is_version_0(whole.value)
-    if older:
-        whole = upgraded(whole, mistakes)
-    found = _config(Section(whole, mistakes, imports=imports))
+        document = Document(mistakes=[Mistake("", None, wrong)]) if wrong else read_yaml(text)
+    if document.data is None:
+        return Checked(name, None, tuple(document.mistakes), None)
+    older = is_version_0(document.data)
+    found = _validated(document, older, imports)
     # In the order of the file, as an editor goes through it; of a dict, in that in which they were found.
-    order = sorted(range(len(mistakes)), key=lambda number: (mistakes[number].line or 0, number))
-    in_order = tuple(mistakes[number] for number in order)
-    return Checked(name, None if mistakes else found, in_order, NOTICE if older else None)
+    mistakes = tuple(sorted(document.mistakes, key=lambda mistake: mistake.line or 0))
+    return Checked(name, None if mistakes else found, mistakes, _NOTICE if older else None)
 
 
 def _text(path: Path) -> tuple[str, str]:
@@ -122,136 +140,69 @@ def _text(path: Path) -> tuple[str, str]:
         return "", f"no UTF-8: {error}"
 
 
-def _config(top: Section) -> Config | None:
-    if not top.usable:
-        return None
-    version = top.get("version", f"{VERSION}", lambda value: type(value) is int and value >= VERSION, REQUIRED)
-    if version is not None and version > VERSION:
-        text = f"this lazyshard reads versions 0 and {VERSION}, found {version}, which a later one reads: install that"
-        top.note(top.entry.value["version"], text)
+def _validated(document: Document, older: bool, imports: bool) -> Config | None:
+    """Returns what it says; where that cannot be, None, with the mistakes in the document."""
+    try:
+        from pydantic import ValidationError
+
+        from lazyshard.config.config import VERSION, Config
+    except ModuleNotFoundError as cause:
+        if (cause.name or "").partition(".")[0] != "pydantic":
+            raise
+        raise ImportError("a configuration needs pydantic: pip install 'lazyshard[config]'") from cause
+    version = document.data.get("version") if isinstance(document.data, dict) else None
+    if type(version) is int and version > VERSION:
         # Its keys are others.
+        text = f"this lazyshard reads versions 0 and {VERSION}, found {version}, which a later one reads: install that"
+        document.note(("version",), text)
         return None
-    sections = top.sections("datasets", "a mapping with the path: of a stream", REQUIRED)
-    config = Config(
-        tokenizer=_tokenizer(top.section("tokenizer")),
-        datasets=tuple(map(_dataset, sections)),
-        dataloader=_loader(top),
-        num_samples=top.integer("num_samples", None, 1),
-        stopping=top.choice("stopping", ("first_exhausted", "all_exhausted"), "first_exhausted"),
-        micro_batches_per_step=top.integer("micro_batches_per_step", None, 1),
-        seed=top.integer("seed", 0, 0),
-        max_wait=top.number("max_wait", 600.0),
-        consumer=top.text("consumer", None),
-    )
-    top.finish()
-    _check_together(top, config, sections)
-    return config
-
-
-def _tokenizer(section: Section | None) -> TokenizerConfig | None:
-    if section is None:
+    try:
+        data = upgraded(document) if older else document.data
+        return Config.model_validate(data, context={"imports": imports})
+    except ValidationError as error:
+        texts: dict[Location, list[str]] = {}
+        for one in error.errors(include_url=False):
+            location = before_upgrade(one["loc"], document.data) if older else one["loc"]
+            # What is not in the document is in the model, such as one of the types of a value.
+            while location not in document.places and one["type"] != "missing":
+                location = location[:-1]
+            if document.noted.isdisjoint(location[:length] for length in range(len(location) + 1)):
+                texts.setdefault(location, []).append(_text_of(one))
+        for location, found in texts.items():
+            parent = document.places[location[:-1]]
+            place = document.places.get(location) or parent.under(location[-1], parent.line)
+            document.mistakes.append(Mistake(*place, redact(", or ".join(found))))
         return None
-    path = section.text("path", REQUIRED, "the directory of a tokenizer")
-    if path is not None and not os.path.isdir(path):
-        section.note(section.entry.value["path"], f"there is no directory {path!r}, seen from {os.getcwd()}")
-    found = TokenizerConfig(
-        path, section.integer("max_length", None, 1), section.choice("too_long", ("drop", "truncate"), "drop")
-    )
-    section.finish()
-    return found
 
 
-def _dataset(section: Section) -> DatasetConfig:
-    steps = section.sections("steps", "a mapping such as filter_fn: my_rows:keep", ())
-    found = DatasetConfig(
-        path=section.text("path", REQUIRED, "the directory of a stream"),
-        weight=section.number("weight", 1.0),
-        steps=tuple(filter(None, map(_step, steps))),
-        max_error_count=section.integer("max_error_count", None, 0) if section.has("max_error_count") else 100,
-        unit=section.get(
-            "unit",
-            f"one of {', '.join(_UNITS)}, or an integer from 1",
-            lambda value: value in _UNITS or (type(value) is int and value >= 1),
-            "chunk",
-        ),
-        shuffle_window=section.integer("shuffle_window", 0, 0),
-        max_total_samples=section.integer("max_total_samples", None, 1),
-        samples_per_chunk=section.integer("samples_per_chunk", None, 1),
-        cache_bytes=section.integer("cache_bytes", 0, 0),
-    )
-    section.knows("max_error_count")
-    section.finish()
-    return found
+def _text_of(error: Any) -> str:
+    if error["type"] == "missing":
+        return "missing"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key{_nearest(str(error['loc'][-1]))}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    expected = _EXPECTED.get(error["type"]) or error["msg"].replace("Input should be", "expected")
+    return f"{expected}, found {_shown(error['input'])}"
 
 
-def _step(section: Section) -> StepConfig | None:
-    if not section.usable:
-        return None
-    names = [name for name in _STEPS if section.has(name)]
-    for name in _STEPS:
-        section.knows(name)
-    if len(names) != 1 or len(section.entry.value) != 1:
-        section.finish()
-        if len(names) != 1 and (names or not section.entry.value):
-            found = " and ".join(names) or "nothing"
-            section.note(section.entry, f"expected one of {', '.join(_STEPS)}, found {found}")
-        return None
-    (kind,) = names
-    if not isinstance(section.entry.value[kind].value, dict):
-        return StepConfig(kind, section.function(kind, REQUIRED), False, ())
-    inner = section.section(kind)
-    assert inner is not None
-    step = StepConfig(
-        kind,
-        inner.function("function", REQUIRED),
-        kind != "message_transform" and inner.flag("with_indices", False),
-        inner.texts("remove_columns") if kind == "map" else (),
-    )
-    inner.finish()
-    return step
+def _nearest(name: str) -> str:
+    """Returns in words which key may have been meant."""
+    from lazyshard.config.config import Config, DatasetConfig, LoaderConfig, StepConfig, TokenizerConfig
+
+    sections = (Config, DatasetConfig, LoaderConfig, StepConfig, TokenizerConfig)
+    known = [*(key for section in sections for key in section.model_fields), "function", "with_indices"]
+    plain = name.replace("-", "_").lower()
+    close = [_MEANT[plain]] if plain in _MEANT else difflib.get_close_matches(plain, known, 1)
+    return f"; is {close[0]} meant?" if close else ""
 
 
-def _loader(top: Section) -> LoaderConfig:
-    section = top.section("dataloader") or Section(Entry({}, "dataloader", None), [], imports=False)
-    found = LoaderConfig(
-        form=section.choice("form", ("stream", "map"), "stream"),
-        at_end=section.choice("at_end", ("drop", "pad", "loop"), "drop"),
-        batch_size=section.integer("batch_size", 1, 1),
-        num_workers=section.integer("num_workers", 0, 0),
-        collate_fn=section.function("collate_fn", None),
-        pin_memory=section.flag("pin_memory", False),
-        prefetch_factor=section.integer("prefetch_factor", None, 1),
-        persistent_workers=section.flag("persistent_workers", False),
-        multiprocessing_context=section.choice("multiprocessing_context", ("fork", "spawn", "forkserver"), None),
-    )
-    if found.num_workers == 0:
-        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
-            if getattr(found, name):
-                section.note(section.entry.value[name], "of worker processes, and num_workers is 0")
-    section.finish()
-    return found
-
-
-def _check_together(top: Section, config: Config, sections: list[Section]) -> None:
-    """Takes note of values that are in order by themselves and not together."""
-    entries = top.entry.value
-    if top.has("datasets") and entries["datasets"].value == []:
-        top.note(entries["datasets"], "expected at least one data set, found an empty list")
-    first: dict[str, str] = {}
-    for section, dataset in zip(sections, config.datasets, strict=True):
-        if isinstance(dataset.path, str):
-            path = os.path.abspath(dataset.path)
-            if path in first:
-                where = section.entry.value.get("path") or section.entry
-                top.note(where, f"the stream of {first[path]} once more; give it once, with the sum of the weights")
-            first.setdefault(path, section.entry.path)
-    loader = config.dataloader
-    if loader.at_end in ("pad", "loop"):
-        at_end = entries["dataloader"].value["at_end"]
-        for holds, why in (
-            (loader.form == "map", "with `form: map` the samples left over are dropped"),
-            (len(sections) > 1, "several data sets end by `stopping` or `num_samples`"),
-            (config.num_samples is not None, "with `num_samples` nothing is left over"),
-        ):
-            if holds:
-                top.note(at_end, f"expected drop, found {loader.at_end}: {why}")
+def _shown(value: Any) -> str:
+    """Returns a value as a configuration says it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)[:100]

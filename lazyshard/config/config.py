@@ -1,4 +1,4 @@
-"""What a configuration says, once it is found to be in order: version 1.
+"""The model of a configuration, version 1.
 
 ::
 
@@ -19,13 +19,20 @@
     dataloader:
       batch_size: 8
       num_workers: 4
+
+A validation context ``{"imports": True}`` looks for the functions that are named, which imports their modules.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import model_validator as checked
+
+from lazyshard.config.named_function import FunctionMissing, named_function
 
 __all__ = ["VERSION", "Config", "DatasetConfig", "Function", "LoaderConfig", "StepConfig", "TokenizerConfig"]
 
@@ -35,55 +42,99 @@ Function = str | Callable[..., Any]
 """The name of a function; in a dict it may be the function itself."""
 
 
-@dataclass(frozen=True)
-class TokenizerConfig:
+def _function(value: Any, info: ValidationInfo) -> Any:
+    if callable(value):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError('expected the name of a function, "package.module:function"')
+    if info.context is not None and info.context["imports"]:
+        try:
+            named_function(value)
+        except FunctionMissing as cause:
+            raise ValueError(f"{value}: {cause}") from cause
+    return value
+
+
+def _by_name(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"function": value}
+
+
+_Function = Annotated[Function, PlainValidator(_function)]
+_Text = Annotated[str, Field(strict=True, min_length=1)]
+_Flag = Annotated[bool, Field(strict=True)]
+_FromZero = Annotated[int, Field(strict=True, ge=0)]
+_FromOne = Annotated[int, Field(strict=True, ge=1)]
+_Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenizerConfig(_Section):
     """``tokenizer:``.
 
     Attributes:
         path: directory of the tokenizer.
         max_length: most tokens of a sample; None for any number.
-        too_long: what becomes of a longer one: "drop" or "truncate".
+        too_long: what becomes of a longer one.
     """
 
-    path: str
-    max_length: int | None
-    too_long: str
+    path: _Text
+    max_length: _FromOne | None = None
+    too_long: Literal["drop", "truncate"] = "drop"
+
+    @field_validator("path")
+    @classmethod
+    def _is_there(cls, path: str) -> str:
+        if not os.path.isdir(path):
+            raise ValueError(f"there is no directory {path!r}, seen from {os.getcwd()}")
+        return path
 
 
-@dataclass(frozen=True)
-class StepConfig:
-    """One of ``steps:``.
-
-    Attributes:
-        kind: "message_transform", "filter_fn" or "map".
-        function: what it calls.
-        with_indices: whether it is called with the index too.
-        remove_columns: columns that a map takes out.
-    """
-
-    kind: str
-    function: Function
-    with_indices: bool
-    remove_columns: tuple[str, ...]
+class _Call(_Section):
+    function: _Function
 
 
-@dataclass(frozen=True)
-class DatasetConfig:
+class _IndexedCall(_Call):
+    with_indices: _Flag = False
+
+
+class _MapCall(_IndexedCall):
+    remove_columns: tuple[_Text, ...] = ()
+
+
+class StepConfig(_Section):
+    """One of ``steps:``, with one of the three keys: the name of a function, or a mapping of its ``function``."""
+
+    message_transform: Annotated[_Call, BeforeValidator(_by_name)] | None = None
+    filter_fn: Annotated[_IndexedCall, BeforeValidator(_by_name)] | None = None
+    map: Annotated[_MapCall, BeforeValidator(_by_name)] | None = None
+
+    @checked(mode="after")
+    def _is_one(self) -> StepConfig:
+        names = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(names) != 1:
+            found = " and ".join(names) or "nothing"
+            raise ValueError(f"expected one of {', '.join(type(self).model_fields)}, found {found}")
+        return self
+
+
+class DatasetConfig(_Section):
     """One of ``datasets:``. Attributes as the arguments of `LazyShardedDataset`, but for `path` and `weight`."""
 
-    path: str
-    weight: float
-    steps: tuple[StepConfig, ...]
-    max_error_count: int | None
-    unit: str | int
-    shuffle_window: int
-    max_total_samples: int | None
-    samples_per_chunk: int | None
-    cache_bytes: int
+    path: _Text
+    weight: _Positive = 1.0
+    steps: tuple[StepConfig, ...] = ()
+    max_error_count: _FromZero | None = 100
+    unit: Literal["chunk", "sample", "batch", "auto"] | _FromOne = "chunk"
+    shuffle_window: _FromZero = 0
+    max_total_samples: _FromOne | None = None
+    samples_per_chunk: _FromOne | None = None
+    cache_bytes: _FromZero = 0
 
 
-@dataclass(frozen=True)
-class LoaderConfig:
+class LoaderConfig(_Section):
     """``dataloader:``. Attributes as the arguments of torch's `DataLoader`, but for these two.
 
     Attributes:
@@ -91,27 +142,65 @@ class LoaderConfig:
         at_end: what becomes of the samples left over at the end of an epoch.
     """
 
-    form: str
-    at_end: str
-    batch_size: int
-    num_workers: int
-    collate_fn: Function | None
-    pin_memory: bool
-    prefetch_factor: int | None
-    persistent_workers: bool
-    multiprocessing_context: str | None
+    form: Literal["stream", "map"] = "stream"
+    at_end: Literal["drop", "pad", "loop"] = "drop"
+    batch_size: _FromOne = 1
+    num_workers: _FromZero = 0
+    collate_fn: _Function | None = None
+    pin_memory: _Flag = False
+    prefetch_factor: _FromOne | None = None
+    persistent_workers: _Flag = False
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
+
+    @field_validator("at_end")
+    @classmethod
+    def _has_an_end(cls, at_end: str, info: ValidationInfo) -> str:
+        if at_end != "drop" and info.data.get("form") == "map":
+            raise ValueError(f"expected drop, found {at_end}: with `form: map` the samples left over are dropped")
+        return at_end
+
+    @field_validator("prefetch_factor", "persistent_workers", "multiprocessing_context")
+    @classmethod
+    def _has_workers(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("num_workers") == 0:
+            raise ValueError("of worker processes, and num_workers is 0")
+        return value
 
 
-@dataclass(frozen=True)
-class Config:
-    """The whole. Attributes as the arguments of `LazyShardedDataset` and `BlendedDataset`, but for the first three."""
+class Config(_Section):
+    """The whole. Attributes as the arguments of `LazyShardedDataset` and `BlendedDataset`, but for the sections."""
 
-    tokenizer: TokenizerConfig | None
+    version: Annotated[int, Field(strict=True, ge=VERSION, le=VERSION)]
+    tokenizer: TokenizerConfig | None = None
     datasets: tuple[DatasetConfig, ...]
-    dataloader: LoaderConfig
-    num_samples: int | None
-    stopping: str
-    micro_batches_per_step: int | None
-    seed: int
-    max_wait: float
-    consumer: str | None
+    num_samples: _FromOne | None = None
+    stopping: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    micro_batches_per_step: _FromOne | None = None
+    seed: _FromZero = 0
+    max_wait: _Positive = 600.0
+    consumer: _Text | None = None
+    dataloader: Annotated[LoaderConfig, BeforeValidator(lambda value: {} if value is None else value)] = LoaderConfig()
+
+    @field_validator("datasets")
+    @classmethod
+    def _can_be_drawn(cls, datasets: tuple[DatasetConfig, ...]) -> tuple[DatasetConfig, ...]:
+        if not datasets:
+            raise ValueError("expected at least one data set, found an empty list")
+        first: dict[str, int] = {}
+        for number, dataset in enumerate(datasets):
+            before = first.setdefault(os.path.abspath(dataset.path), number)
+            if before != number:
+                same = f"[{number}] is the stream of [{before}] once more"
+                raise ValueError(f"{same}; give it once, with the sum of the weights")
+        return datasets
+
+    @field_validator("dataloader")
+    @classmethod
+    def _ends_by_itself(cls, loader: LoaderConfig, info: ValidationInfo) -> LoaderConfig:
+        if loader.at_end != "drop":
+            expected = f"expected at_end: drop, found {loader.at_end}"
+            if len(info.data.get("datasets", ())) > 1:
+                raise ValueError(f"{expected}: several data sets end by `stopping` or `num_samples`")
+            if info.data.get("num_samples") is not None:
+                raise ValueError(f"{expected}: with `num_samples` nothing is left over")
+        return loader

@@ -57,12 +57,12 @@ class Loaded:
                 [(dataset, one.weight) for dataset, one in zip(self.datasets, config.datasets, strict=True)],
                 batch_size=config.dataloader.batch_size,
                 num_samples=config.num_samples,
-                stopping=config.stopping,  # type: ignore[arg-type]  # one of them, as was checked
+                stopping=config.stopping,
                 micro_batches_per_step=config.micro_batches_per_step,
             )
         self.stream: LazyShardedStream[Any] | None = None
         if config.dataloader.form == "stream":
-            self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)  # type: ignore[arg-type]
+            self.stream = LazyShardedStream(self.dataset, at_end=config.dataloader.at_end)
         self.loader: DataLoader[Any] = self._loader()
 
     @property
@@ -107,7 +107,7 @@ class Loaded:
             max_total_samples=one.max_total_samples,
             num_samples=None if blended else config.num_samples,
             batch_size=config.dataloader.batch_size,
-            unit=one.unit,  # type: ignore[arg-type]  # one of them, as was checked
+            unit=one.unit,
             shuffle_window=one.shuffle_window,
             seed=config.seed,
             max_wait=config.max_wait,
@@ -158,7 +158,7 @@ def load(config: Source, *, dp_rank: int | None = None, dp_size: int | None = No
     Raises:
         ConfigInvalid: it has mistakes; all of them are in the message. `check_config` returns them.
         OSError: the file cannot be read.
-        ImportError: PyYAML, or transformers for a tokenizer, is not installed.
+        ImportError: pydantic, PyYAML for a file, or transformers for a tokenizer, is not installed.
         WaitTimeout, StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid, RankInvalid, ValueError: as
             `LazyShardedDataset` and `BlendedDataset`.
     """
@@ -183,11 +183,12 @@ def _tokenizer(path: str, name: str) -> Any:
 
 
 def _step(step: StepConfig) -> Step:
-    if step.kind == "message_transform":
-        return MessageTransform(step.function)
-    if step.kind == "filter_fn":
-        return Filter(step.function, step.with_indices)
-    return Map(step.function, step.with_indices, step.remove_columns)
+    if step.message_transform is not None:
+        return MessageTransform(step.message_transform.function)
+    if step.filter_fn is not None:
+        return Filter(step.filter_fn.function, step.filter_fn.with_indices)
+    assert step.map is not None
+    return Map(step.map.function, step.map.with_indices, step.map.remove_columns)
 
 
 def _function(given: Function) -> Callable[..., Any]:

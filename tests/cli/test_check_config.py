@@ -39,7 +39,7 @@ def test_mistakes_are_told_in_a_line_each(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.splitlines() == [
         f"{file}:4: datasets[0].wieght: unknown key; is weight meant?",
-        f"{file}:6: dataloader.batch_size: expected an integer from 1, found 0",
+        f"{file}:6: dataloader.batch_size: expected greater than or equal to 1, found 0",
         f"{file}: 2 mistakes",
     ]
 

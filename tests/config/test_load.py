@@ -136,7 +136,7 @@ def test_error_budget_and_steps_are_those_of_the_data_set(stream: Path) -> None:
 
 
 def test_mistakes_are_raised_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match=r"the configuration: 1 mistake\n  seed: expected an integer from 0"):
+    with pytest.raises(ConfigInvalid, match=r"the configuration: 1 mistake\n  seed: "):
         lazyshard.load(configuration(tmp_path / "no such stream", seed=-1))
 
 

@@ -44,7 +44,7 @@ FORBIDDEN_MODULES: Final = frozenset(
 
 ALLOWED: Final = {
     "lazyshard/data/samples.py: pickle.loads": "samples of the training's own that this process has pickled itself",
-    "lazyshard/config/entries.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
+    "lazyshard/config/document.py: import yaml": "the nodes of its safe loader, of which plain values alone are made",
     "lazyshard/lazy.py: import_module": "our own, by constants",
     "lazyshard/config/named_function.py: importlib.import_module": "what the user asks to run",
     "lazyshard/inspection/verification_chunks.py: pickle.load": "pipes between this process and its own children",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from lazyshard.format.arrays import BFLOAT16
     from lazyshard.inspection.row_facts import weights_by_tokens
-    from lazyshard.plan.shuffle_distance import window_for_distance
+    from lazyshard.plan.shuffle import window_for_distance
     from lazyshard.stream import ChunkWriter, StreamReader
 
 __all__ = [
@@ -92,7 +92,7 @@ _HOMES: Final = {
     ),
     "format.arrays": ("BFLOAT16",),
     "inspection.row_facts": ("weights_by_tokens",),
-    "plan.shuffle_distance": ("window_for_distance",),
+    "plan.shuffle": ("window_for_distance",),
     "stream": ("ChunkWriter", "StreamReader"),
 }
 

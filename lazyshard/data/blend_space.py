@@ -17,7 +17,7 @@ from lazyshard.data.rank import Rank
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, LazyShardError, LengthUnknown, RankInvalid, RowInvalid
 from lazyshard.format.blend_state import BlendPartState
 from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
-from lazyshard.plan.layout import Layout, make_layout
+from lazyshard.plan.layout import Layout
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 
 
@@ -76,7 +76,7 @@ class BlendSpace:
                 f"the blend has less than one batch of {size} for each of {rank.dp_size} ranks: a stream is too short "
                 f"for its weight, or num_samples too small"
             )
-        self.layout: Layout = make_layout(layout, rank.dp_size, max(block, part.draws))
+        self.layout = Layout(rank.dp_size, max(block, part.draws), strided=layout == "strided")
         self.step = 1 if layout == "block" else rank.dp_size
 
     def drawn(self, position: int) -> tuple[int, ...]:

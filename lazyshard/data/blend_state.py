@@ -12,8 +12,8 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.run_state import as_count, epoch_of
 from lazyshard.errors import StateInvalid, StateMismatch, redact
 from lazyshard.format.blend_state import BlendPartState, BlendState, Piece
-from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.state import RunState
+from lazyshard.part import MAX_SAMPLES
 from lazyshard.plan.blend import shares
 from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece, BlendSchedule, Ramp
 from lazyshard.store.urls import stream_name

@@ -31,7 +31,7 @@ from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
 from lazyshard.plan.blend_schedule import Ramp
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 
 _log = logging.getLogger("lazyshard")
 

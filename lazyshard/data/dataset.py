@@ -25,7 +25,7 @@ from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
 from lazyshard.data.substitutes import BadSamples, ErrorCount, OnBadSample
 from lazyshard.format.records import Fact
 from lazyshard.memory import quick_loads
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 from lazyshard.store.urls import stream_path
 from lazyshard.stream import Published, StreamReader
 

@@ -21,10 +21,9 @@ from lazyshard.data.samples import LateRows, SampleMaker
 from lazyshard.data.shared import EPOCH, ORDER_CHECKED, SharedNumbers, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown
 from lazyshard.format.state import RunState
-from lazyshard.plan.course import Course
-from lazyshard.plan.gaps import Gaps
-from lazyshard.plan.lane import Draw
-from lazyshard.plan.part import Part
+from lazyshard.part import Part
+from lazyshard.plan.course import Course, Draw
+from lazyshard.plan.deal import Gaps
 from lazyshard.stream import Published, StreamReader
 
 

@@ -17,8 +17,8 @@ from lazyshard.data.rank import Rank
 from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
 from lazyshard.format.state import RunState
-from lazyshard.plan.lane import Draw, Run
-from lazyshard.plan.layout import Layout, make_layout
+from lazyshard.plan.course import Draw, Run
+from lazyshard.plan.layout import Layout
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.run_state import course_of
 
@@ -83,7 +83,7 @@ class IndexSpace:
         block = order.block(self.course, total)
         if block is None:
             raise length_unknown(reader)
-        self.layout: Layout = make_layout(order.layout, rank.dp_size, block)
+        self.layout = Layout(rank.dp_size, block, strided=order.layout == "strided")
         self.step = 1 if order.layout == "block" else rank.dp_size
         self.wraps = known is None or block > self.course.epoch_length(known)
         left = 0 if known is None else self.course.leftover(known)

@@ -13,7 +13,7 @@ from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.passes import passes_of
 from lazyshard.data.run_state import HANDED_OUT, OVER, WORKER, WORKERS, as_count
 from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.plan.ending import AtEnd
+from lazyshard.plan.steps import AtEnd
 
 _D = TypeVar("_D", LazyShardedDataset, BlendedDataset)
 
@@ -39,7 +39,7 @@ class LazyShardedStream(IterableDataset[Any], Generic[_D]):
         at_end: what becomes of the samples left over, fewer than dp_size * batch_size, which fill no micro batch of
             every rank. "drop": they are not drawn. Otherwise every rank draws one more micro batch with all of them, in
             which samples of the same epoch fill the missing places: "pad" the last ones before them, "loop" the first
-            ones of the epoch, of which a producer that deletes chunks may have none any more. `lazyshard.plan.ending`
+            ones of the epoch, of which a producer that deletes chunks may have none any more. `lazyshard.plan.steps`
             shows which they are. For single streams without `num_samples`.
 
     Raises:

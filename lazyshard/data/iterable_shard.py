@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lazyshard.data.substitutes import FILL_ROWS, BadSamples
 from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
-from lazyshard.plan.sharding import Sharding
+from lazyshard.plan.layout import Sharding
 
 __all__ = ["StreamingShard", "streaming_shard"]
 

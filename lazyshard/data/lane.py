@@ -17,7 +17,7 @@ from lazyshard.data.index_space import IndexSpace
 from lazyshard.data.samples import SampleMaker
 from lazyshard.errors import ChunkCorrupt, ChunkRetired, RowInvalid
 from lazyshard.format.row import parse_lines
-from lazyshard.plan.lane import Draw, Run
+from lazyshard.plan.course import Draw, Run
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 from lazyshard.stream.scattered import Held, ScatteredReader

@@ -10,10 +10,9 @@ from typing import Final, Literal, get_args
 
 from lazyshard.errors import LazyShardError
 from lazyshard.format.source_facts import DealtByCost
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import auto_unit, named_unit, window_positions
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules, auto_unit, named_unit, window_positions
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.chunk import read_dealt
 

@@ -14,7 +14,7 @@ from lazyshard.data.blend_state import epoch_of_blend
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.blend_state import BlendState
-from lazyshard.plan.ending import AtEnd, Ending
+from lazyshard.plan.steps import AtEnd, Ending
 
 
 class LanePasses(ABC):

@@ -16,8 +16,9 @@ from typing import Any, Final
 from lazyshard.data.order import Order
 from lazyshard.data.rank import Rank
 from lazyshard.errors import StateInvalid
-from lazyshard.format.state import PartState, RunState
-from lazyshard.plan.gaps import Gaps
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
+from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream.run_state import (
     check_fits,
@@ -171,7 +172,7 @@ class RunStates:
             return self._resumed(loaded, dp)
         skip = () if loaded is None else _gaps(loaded).ranges
         # No number for the first epoch, so that a run which sets it is no other than one which does not.
-        begin = PartState(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
+        begin = Part(dp, order.batch_size, epoch=epoch or None, skip=skip, draws_per_step=order.draws_per_step)
         unit = self.unit
         assert unit is not None, "settled before a run is begun"
         return replace(self._anew(unit), parts=(begin,))
@@ -215,7 +216,7 @@ class RunStates:
             window=rules.window,
             seed=rules.seed,
             max_total_samples=self.order.max_total_samples,
-            parts=(PartState(1, self.order.batch_size),),
+            parts=(Part(1, self.order.batch_size),),
             consumed=0,
         )
 
@@ -255,7 +256,7 @@ def _gaps(state: RunState) -> Gaps:
     return Gaps(one for part in state.parts for one in part.skip)
 
 
-def _course(state: RunState) -> tuple[PartState, ...]:
+def _course(state: RunState) -> tuple[Part, ...]:
     """Returns what decides the draws of a state's current part; the first one may name epoch 0 or not."""
     first, *parts = (replace(part, first_step=0, draws_per_step=0) for part in state.parts)
     parts.insert(0, replace(first, epoch=first.epoch or 0))

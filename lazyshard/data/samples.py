@@ -15,7 +15,7 @@ from lazyshard.data.steps import RowSteps
 from lazyshard.data.substitutes import BadSamples, SubstituteSearch
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.memory import quick_loads, raise_if_short
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Gaps
 from lazyshard.stream import StreamReader
 from lazyshard.stream.chunk import LARGE_ROW_BYTES
 from lazyshard.stream.chunk_files import Place, read_place

@@ -18,7 +18,7 @@ from lazyshard.errors import (
     SkipSample,
     TooManyBadSamples,
 )
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Gaps
 from lazyshard.plan.shuffle import mix64
 from lazyshard.stream import StreamReader
 

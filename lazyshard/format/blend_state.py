@@ -19,18 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from lazyshard.errors import StateInvalid, VersionUnsupported, redact
-from lazyshard.format.fields import (
-    MAX_SAMPLES,
-    Fields,
-    check_integer,
-    check_version,
-    inside,
-    members,
-    printable,
-    refused,
-    tuples,
-)
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.fields import Fields, check_version, inside, members, printable, tuples
+from lazyshard.format.state import RunState
+from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
 __all__ = [
     "BLEND",
@@ -95,7 +86,7 @@ class BlendPartState:
     def __post_init__(self) -> None:
         """Checks the fields."""
         # The fields that a part over one stream has as well.
-        PartState(
+        Part(
             self.dp,
             self.batch_size,
             self.draws,

@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from lazyshard.errors import CursorInvalid, ReadingInvalid, StateInvalid
 from lazyshard.format.blend_state import BlendShare, read_shares, share_values
-from lazyshard.format.fields import FORMAT, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, is_stream_id
+from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, encode, is_stream_id
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
+from lazyshard.part import MAX_SAMPLES
 
 MAX_CONSUMER_BYTES: Final = 200
 """A file name has at most 255: what stands around a consumer's name needs room."""

@@ -22,6 +22,7 @@ import pybase64
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.memory import loads
+from lazyshard.part import check_integer, refused
 
 __all__ = [
     "parse_size",
@@ -44,8 +45,7 @@ FORMAT_WITH_ARRAYS: Final = 2
 take what stands in an array's place for a value."""
 
 MAX_CHUNKS: Final = 10**15
-MAX_SAMPLES: Final = 2**62
-"""Bounds that no real stream meets, so that all index arithmetic stays within 64 bits."""
+"""No real stream has as many, so that all index arithmetic stays within 64 bits."""
 
 _SHOWN_MAX: Final = 80
 """Characters of a wrong value that a message shows."""
@@ -194,26 +194,6 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 
-def check_integer(field: str, value: Any, low: int, high: int, otherwise: str = "") -> None:
-    """Refuses what is no integer of the closed range [low, high]; `otherwise` tells what else there may be."""
-    if type(value) is not int or not low <= value <= high:
-        raise refused(field, f"an integer from {low} to {high}{otherwise}", value)
-
-
-def check_ranges(field: str, ranges: Any) -> None:
-    """Refuses what is no tuple of half-open ranges of sample numbers, none of them empty, sorted and disjoint."""
-    if not isinstance(ranges, tuple):
-        raise refused(field, "a list of ranges", ranges)
-    stop_before = 0
-    for number, one in enumerate(ranges):
-        if not isinstance(one, tuple) or len(one) != 2:
-            raise refused(f"{field}[{number}]", "a range: its first sample and the one behind its last", one)
-        start, stop = one
-        check_integer(f"{field}[{number}][0]", start, stop_before, MAX_SAMPLES)
-        check_integer(f"{field}[{number}][1]", stop, start + 1, MAX_SAMPLES)
-        stop_before = stop
-
-
 def check_version(value: Any, known: int, what: str) -> None:
     """Refuses what is of a later format; to be called first, as nothing else of that may be as it is known here.
 
@@ -239,7 +219,7 @@ def members(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
         raise refused("", "an object", value)
     for name in names:
         if name not in value:
-            raise _wrong(name, "a value", "no such field")
+            raise refused(name, "a value", None, "no such field")
     return {name: value[name] for name in names}
 
 
@@ -250,18 +230,6 @@ def tuples(value: Any) -> Any:
     return tuple(tuple(one) if isinstance(one, list) else one for one in value)
 
 
-def refused(field: str, expected: str, value: Any) -> StateInvalid:
-    """Returns the error for a value that is not as expected."""
-    return _wrong(field, expected, reprlib.repr(value))
-
-
-def _wrong(field: str, expected: str, actual: str) -> StateInvalid:
-    where = f"field {field!r}: " if field else ""
-    return StateInvalid(
-        f"{where}expected {expected}, found {actual}", field=field or None, expected=expected, actual=actual
-    )
-
-
 @contextmanager
 def inside(name: str) -> Iterator[None]:
     """Puts the name of the field that holds an object before those of its own fields that are refused in here."""
@@ -269,7 +237,7 @@ def inside(name: str) -> Iterator[None]:
         yield
     except StateInvalid as error:
         field = ".".join(part for part in (name, error.field) if part)
-        raise _wrong(field, str(error.expected), str(error.actual)) from None
+        raise refused(field, str(error.expected), None, str(error.actual)) from None
     except VersionUnsupported as error:
         error.field = ".".join(part for part in (name, error.field) if part)
         raise

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lazyshard.errors import EndInvalid, HeadInvalid, ManifestInvalid, OwnerInvalid, RetiredInvalid
-from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, printable
+from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, Fields, encode, printable
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
+from lazyshard.part import MAX_SAMPLES
 
 Fact: TypeAlias = str | int | float | bool | None
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.errors import SealInvalid
-from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, MAX_SAMPLES, Fields, encode, pack
+from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, Fields, encode, pack
 from lazyshard.format.names import seal_name
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
+from lazyshard.part import MAX_SAMPLES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.format.fields import MAX_SAMPLES
+from lazyshard.part import MAX_SAMPLES
 
 __all__ = [
     "MAX_SOURCES",

@@ -30,20 +30,10 @@ from typing import Any, Final, cast
 import orjson
 
 from lazyshard.errors import StateInvalid, VersionUnsupported
-from lazyshard.format.fields import (
-    MAX_SAMPLES,
-    check_integer,
-    check_ranges,
-    check_version,
-    encode,
-    inside,
-    is_stream_id,
-    members,
-    refused,
-    tuples,
-)
+from lazyshard.format.fields import check_version, encode, inside, is_stream_id, members, tuples
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
+from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
 __all__ = [
     "FORMAT",
@@ -56,62 +46,7 @@ __all__ = [
 STATE_FORMAT: Final = 1
 """The only format of a run's state that there is. It counts apart from that of streams."""
 
-_MAX_RANKS: Final = 2**31
-"""No job has as many."""
-
 _MAX_SEED: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class PartState:
-    """A stretch of a run under one number of ranks and one micro batch.
-
-    Attributes:
-        dp: its data-parallel ranks.
-        batch_size: samples of a rank in a micro batch.
-        draws: the positions of the half-open range [0, draws) of each of its lanes were drawn; of the current part: so
-            far, as the trainer counts.
-        epoch: the epoch that it begins anew; None where it goes on where the part before stands (the first: epoch 0).
-        trained: whether its draws were trained; False where they were skipped.
-        skip: half-open ranges of sample numbers that are not drawn from here on, sorted and disjoint.
-        first_step: steps that were trained before it.
-        draws_per_step: positions of a lane in a step; 0 where it is not known.
-
-    Raises:
-        StateInvalid: a field is out of its range.
-    """
-
-    dp: int
-    batch_size: int = 1
-    draws: int = 0
-    epoch: int | None = None
-    trained: bool = True
-    skip: tuple[tuple[int, int], ...] = ()
-    first_step: int = 0
-    draws_per_step: int = 0
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        check_integer("dp", self.dp, 1, _MAX_RANKS)
-        check_integer("batch_size", self.batch_size, 1, MAX_SAMPLES)
-        check_integer("draws", self.draws, 0, MAX_SAMPLES)
-        if self.epoch is not None:
-            check_integer("epoch", self.epoch, 0, MAX_SAMPLES, " or null")
-        if type(self.trained) is not bool:
-            raise refused("trained", "true or false", self.trained)
-        check_ranges("skip", self.skip)
-        check_integer("first_step", self.first_step, 0, MAX_SAMPLES)
-        check_integer("draws_per_step", self.draws_per_step, 0, MAX_SAMPLES)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the part as plain JSON values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {"skip": [list(one) for one in self.skip]}
-
-    @classmethod
-    def _read(cls, value: Any) -> PartState:
-        found = members(value, cls.__slots__)
-        return cls(**(found | {"skip": tuples(found["skip"])}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +74,7 @@ class RunState:
     window: int
     seed: int
     max_total_samples: int | None
-    parts: tuple[PartState, ...]
+    parts: tuple[Part, ...]
     consumed: int
 
     def __post_init__(self) -> None:
@@ -163,7 +98,7 @@ class RunState:
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as plain JSON values: dicts, lists, strings, integers, true, false and None."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {"format": STATE_FORMAT} | values | {"parts": [part.to_dict() for part in self.parts]}
+        return {"format": STATE_FORMAT} | values | {"parts": [_part_values(part) for part in self.parts]}
 
     @classmethod
     def from_dict(cls, value: Any, where: str, *, within: str = "") -> RunState:
@@ -223,17 +158,28 @@ class RunState:
         parts = []
         for number, part in enumerate(found["parts"]):
             with inside(f"parts[{number}]"):
-                parts.append(PartState._read(part))
+                parts.append(_read_part(part))
         return cls(**(found | {"parts": tuple(parts)}))
 
     def _check_parts(self) -> None:
         parts = cast("Any", self.parts)  # what the caller has really given
-        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, PartState) for part in parts):
+        if not isinstance(parts, tuple) or not parts or not all(isinstance(part, Part) for part in parts):
             raise refused("parts", "at least one part", parts)
         for number in range(1, len(parts)):
             least, steps = parts[number - 1].first_step, parts[number].first_step
             if steps < least:
                 raise refused(f"parts[{number}].first_step", f"at least {least}, that of the part before", steps)
+
+
+def _part_values(part: Part) -> dict[str, Any]:
+    """Returns a part as plain JSON values."""
+    values = {name: getattr(part, name) for name in Part.__slots__}
+    return values | {"skip": [list(one) for one in part.skip]}
+
+
+def _read_part(value: Any) -> Part:
+    found = members(value, Part.__slots__)
+    return Part(**(found | {"skip": tuples(found["skip"])}))
 
 
 FORMAT: Final = 1

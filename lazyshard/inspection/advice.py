@@ -17,7 +17,7 @@ import numpy as np
 from lazyshard.inspection.inspection import Overview
 from lazyshard.inspection.row_facts import Lengths
 from lazyshard.plan.balance import Cost
-from lazyshard.plan.shuffle_distance import expected_neighbours
+from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream.consumers import Consumer
 
 FEW_ROWS: Final = 200

@@ -20,10 +20,10 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Tracing, UnbrokenParts
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
 
 _BLOCK: Final = 1 << 19
 """Draws that are computed at a time: about 60 MB with all that is made on the way."""
@@ -437,12 +437,12 @@ def spans_behind(state: RunState, fork: Fork) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _drawn(state: RunState) -> list[PartState]:
+def _drawn(state: RunState) -> list[Part]:
     """Returns the parts up to the last one that has drawn anything: one that has not decides nothing yet."""
     stop = max((number + 1 for number, part in enumerate(state.parts) if part.draws), default=0)
     return list(state.parts[:stop])
 
 
-def _kind(part: PartState) -> tuple[Any, ...]:
+def _kind(part: Part) -> tuple[Any, ...]:
     """Returns what decides the order of a part; an epoch that it begins or not is another one."""
     return part.dp, part.batch_size, part.epoch, part.trained, part.skip

@@ -17,7 +17,7 @@ import numpy as np
 from lazyshard.errors import StateMismatch
 from lazyshard.inspection.tracing_states import MemberSteps, SavedState
 from lazyshard.plan.course import Course
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Gaps
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.stream.run_state import check_fits, course_of
 from lazyshard.stream.stream import Stream

@@ -21,9 +21,9 @@ import xxhash
 
 from lazyshard.errors import LazyShardError, StateMismatch
 from lazyshard.format.cursor import is_count
-from lazyshard.format.fields import MAX_SAMPLES
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.format.seal import Seal
+from lazyshard.part import MAX_SAMPLES
 from lazyshard.store.files import open_given_file, read_file
 from lazyshard.store.urls import stream_path
 from lazyshard.stream.manifest import read_manifest

@@ -21,8 +21,9 @@ from lazyshard.format.blend_state import BLEND, BlendState
 from lazyshard.format.cursor import Cursor, cursor_name
 from lazyshard.format.fields import is_stream_id
 from lazyshard.format.names import CURSORS
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.memory import loads
+from lazyshard.part import Part
 from lazyshard.plan.blend_schedule import BlendCourse, BlendPiece
 from lazyshard.plan.steps import PartSteps, StepPlace, Steps
 from lazyshard.store.files import read_given_file
@@ -238,7 +239,7 @@ def _of_format_1(value: dict[str, Any], file: str) -> RunState:
         window=counts["window"] * unit,
         seed=counts["seed"],
         max_total_samples=None,
-        parts=(PartState(dp, max(1, counts["batch_size"]), draws, draws_per_step=each),),
+        parts=(Part(dp, max(1, counts["batch_size"]), draws, draws_per_step=each),),
         consumed=counts["consumed"],
     )
 

@@ -10,14 +10,14 @@ lays the lanes' positions out as one **index space**. Here two lanes (`dp=2`) ar
               `--- stripe 0 ---'  `--- stripe 1 ---'  `- tail, --'
                                                       16 samples
 
-- `deal`: lane and position to sample number, and back; how many samples a lane is dealt in a row.
-- `shuffle`: permutations by arithmetic that any language can compute again, and windows of positions.
-- `lane`: the composition (`Plan`): epochs, windows, and when a position may be drawn from a stream that still grows.
-- `segment`, `part`, `course`: what is drawn when the number of lanes changes on the way, by its history; `places`: from
-  a sample back to where it is drawn; `gaps`: samples that are left out; `ending`: the end of an epoch.
-- `layout`: data set index to lane and position, and back; `steps`: positions and the steps of a trainer.
-- `shuffle_distance`: how far a window moves neighbours apart, and the window for a distance.
+- `deal`: lane and position to sample number, and back; units; samples that are left out.
+- `shuffle`: permutations by arithmetic that any language can compute again, windows of positions, and how far a window
+  moves neighbours apart.
+- `segment`: what is left of an epoch when the number of lanes changes; `course`: what is drawn in a run, through epochs
+  and any number of such changes, and when a position may be drawn from a stream that still grows.
+- `layout`: data set index to lane and position, and back; shards of any other iterable. `steps`: positions and the
+  steps of a trainer; the end of an epoch.
 - `blend`, `blend_schedule`: whose turn it is among several streams, also with weights that change; `balance`: rows
-  dealt by cost; `sharding`: any other iterable.
+  dealt by cost.
 - `splitting`: documents cut into sequences, samples put into packs; `sequences`: both, window by window.
 """

@@ -4,9 +4,12 @@ A run is one part after another, each under one number of lanes and one micro ba
 in the same part. What a part draws follows from the parts before it, each by three integers: how many lanes it had, its
 micro batch, and how many positions each lane drew. That history is all the state there is.
 
+**Epochs.** Ranks train in lockstep, so in an epoch each draws the same number of positions, in whole micro batches:
+fewer than `dp * batch_size` samples are left over. The position behind them is the first of the next epoch.
+
 Positions are counted from the beginning of a part. Where a part begins in the middle of an epoch, what is left of that
-epoch is dealt anew (`lazyshard.plan.segment`); every later epoch is a whole one (`lazyshard.plan.lane`), so a part that
-begins with an epoch does not depend on those before it::
+epoch is dealt anew (`lazyshard.plan.segment`); every later epoch is a whole one, so a part that begins with an epoch
+does not depend on those before it::
 
     part 0, 2 lanes                    part 1, 3 lanes
     epoch 0 ........... | epoch 1 .....|.... | epoch 2 ........
@@ -17,31 +20,130 @@ window, as if it were the same part.
 
 A part that ends exactly where an epoch does is still in that epoch: what had been left over for want of a whole batch
 is dealt to the next lanes, and may be too little again. So it makes no difference whether the end was known by then.
+
+**Readiness.** While the stream grows, a position may be drawn as soon as nothing published later could change what is
+drawn there: `Course.needed`. A decision taken then is the one that is taken after the end, in every lane, and no rank
+has to ask another.
+
+**Places**, the course turned round. A sample is dealt in the segment in whose fresh deal it lies. Where that one ended
+before it was drawn, the next one has taken it over, and so on, up to the part that draws it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import int64_array, outside
-from lazyshard.plan.gaps import Gaps
-from lazyshard.plan.lane import Draw, Run
-from lazyshard.plan.part import OPEN, Begin, Part, begins
-from lazyshard.plan.places import Place, find_place
-from lazyshard.plan.segment import Rules, Segment
+from lazyshard.part import Part
+from lazyshard.plan.deal import Deal, Gaps, Rules, int64_array, outside
+from lazyshard.plan.segment import Segment
+from lazyshard.plan.shuffle import window_sample, window_samples
 
-__all__ = [
-    "Course",
-]
+__all__ = ["Course", "Draw", "Place", "Run"]
 
+_OPEN: Final = -1
+"""The length of an epoch as long as the end of the stream is not known."""
 
 _BLOCK: Final = 16_384
 """Positions computed together: so many that a processor's cache holds all that is made of them on the way."""
+
+
+class Draw(NamedTuple):
+    """What is drawn at a position: the number of the `sample`, and the `epoch` in which it is drawn."""
+
+    epoch: int
+    sample: int
+
+
+class Run(NamedTuple):
+    """Positions [first, stop) of one lane that are drawn as consecutive samples, `sample` being that of `first`."""
+
+    first: int
+    stop: int
+    sample: int
+    epoch: int
+
+
+class Place(NamedTuple):
+    """Where a sample is drawn: `position` of `lane`, counted from the beginning of a part."""
+
+    part: int
+    lane: int
+    position: int
+
+
+class Begin(NamedTuple):
+    """Where a part begins, given a total.
+
+    Attributes:
+        segment: what is left of the epoch.
+        offset: the position of that segment at which the part begins.
+        goes_on: whether it goes on in the order of the part before, in its segment.
+        length: positions of each lane in it; `_OPEN` as long as that is not known.
+        deal: of every later epoch, in numbers of the samples kept.
+        kept: how many samples a later epoch has; None as long as that is open.
+        full: positions of each lane in a later epoch; 0 as long as that is open.
+    """
+
+    segment: Segment
+    offset: int
+    goes_on: bool
+    length: int
+    deal: Deal
+    kept: int | None
+    full: int
+
+    def draw_later(self, lane: int, position: int) -> Draw:
+        """Return epoch and sample of a position that lies in a later epoch, counted from where the part begins."""
+        segment, rules = self.segment, self.segment.rules
+        epochs, position = divmod(position - self.length, self._filled())
+        epoch = segment.epoch + 1 + epochs
+        kept = window_sample(self.deal, rules.window, rules.seed, epoch, lane, position, self.kept)
+        return Draw(epoch, segment.gaps.nth(0, kept))
+
+    def draws(
+        self, lanes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64] | int, npt.NDArray[np.int64]]:
+        """Return epochs, one or one for each, and samples of positions counted from where the part begins."""
+        segment, length = self.segment, self.length
+        if length == _OPEN or positions.max() < length:
+            return segment.epoch, segment.samples(lanes, positions + self.offset)
+        later = positions >= length
+        epochs = np.full(len(positions), segment.epoch, dtype=np.int64)
+        samples = np.empty_like(positions)
+        samples[~later] = segment.samples(lanes[~later], positions[~later] + self.offset)
+        behind, full, rules = positions[later] - length, self._filled(), segment.rules
+        turns = behind // full
+        epochs[later] += 1 + turns
+        kept = window_samples(
+            self.deal, rules.window, rules.seed, epochs[later], lanes[later], behind - turns * full, self.kept
+        )
+        samples[later] = segment.gaps.nth_all(0, kept)
+        return epochs, samples
+
+    def later(self, total: int, epoch: int) -> Segment:
+        """Return a later, whole epoch."""
+        segment = self.segment
+        return Segment(segment.rules, segment.dp, epoch, total, segment.gaps)
+
+    def around(self, position: int, total: int) -> tuple[Segment, int, int]:
+        """Return the segment of a position, what to add to get a position of it, and the position behind its epoch."""
+        if position < self.length:
+            return self.segment, self.offset, self.length
+        epochs, within = divmod(position - self.length, self._filled())
+        segment = self.later(total, self.segment.epoch + 1 + epochs)
+        return segment, within - position, position - within + self.full
+
+    def _filled(self) -> int:
+        if not self.full:
+            raise IndexError(
+                f"an epoch is empty: {self.kept} samples are less than a batch of each of {self.deal.dp} lanes"
+            )
+        return self.full
 
 
 class Course:
@@ -57,6 +159,9 @@ class Course:
     Attributes:
         rules: as given.
         parts: as given.
+        current: the last of them.
+        dp: number of lanes of the current part.
+        batch_size: samples of one lane in a micro batch of the current part.
 
     Raises:
         ValueError: there is no part. That a part has drawn more than there was is found when a total is given.
@@ -68,23 +173,11 @@ class Course:
         self.rules = rules
         self.parts = tuple(parts)
         self.current = self.parts[-1]
+        self.dp = self.current.dp
+        self.batch_size = self.current.batch_size
         self._begins: dict[int | None, list[Begin]] = {}
-        # Asked for again and again: the total that was asked for last, and where the current part begins with it.
+        # The total that was asked for last, and where the current part begins with it.
         self._last: tuple[int | None, Begin | None] = (None, None)
-
-    def __repr__(self) -> str:
-        """Return a call that makes the same."""
-        return f"{type(self).__name__}({self.rules!r}, {list(self.parts)!r})"
-
-    @property
-    def dp(self) -> int:
-        """Number of lanes of the current part."""
-        return self.current.dp
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of one lane in a micro batch of the current part."""
-        return self.current.batch_size
 
     @property
     def consumed_before(self) -> int:
@@ -100,37 +193,31 @@ class Course:
         skip = Gaps(one for part in self.parts for one in part.skip).ranges
         return Course(self.rules, [replace(self.current, draws=0, epoch=epoch, skip=skip)])
 
-    def begin(self, total: int | None) -> Begin:
-        """Return where the current part begins."""
-        return self._begin(total)
-
     def epoch(self, total: int | None) -> int:
         """Return the epoch in which the current part begins."""
-        return self._begin(total).segment.epoch
+        return self.begin(total).segment.epoch
 
     def epoch_length(self, total: int) -> int:
         """Return how many positions each lane draws in the epoch in which the current part begins: whole batches."""
-        return self._begin(total).length
+        return self.begin(total).length
 
     def epoch_stop(self, drawn: int, total: int) -> int:
         """Return the position behind those of the epoch in which a run stands that has drawn so many positions.
 
         At the end of an epoch it still stands in that one.
         """
-        begin = self._begin(total)
-        full = begin.later.epoch_length(begin.kept or 0)
-        if drawn <= begin.length or not full:
+        begin = self.begin(total)
+        if drawn <= begin.length or not begin.full:
             return begin.length
-        return begin.length - (begin.length - drawn) // full * full
+        return begin.length - (begin.length - drawn) // begin.full * begin.full
 
     def full_epoch_length(self, total: int) -> int:
         """Return how many positions each lane draws in a later, whole epoch."""
-        begin = self._begin(total)
-        return begin.later.epoch_length(begin.kept or 0)
+        return self.begin(total).full
 
     def leftover(self, total: int) -> int:
         """Return how many samples the epoch in which the part begins leaves undrawn: fewer than dp * batch_size."""
-        begin = self._begin(total)
+        begin = self.begin(total)
         return (begin.segment.size or 0) - self.dp * (begin.offset + begin.length)
 
     def needed(self, position: int) -> int:
@@ -143,7 +230,7 @@ class Course:
         """
         if position < 0:
             raise outside("position", position, None)
-        begin, size = self._begin(None), self.batch_size
+        begin, size = self.begin(None), self.batch_size
         return begin.segment.needed(begin.offset + position, begin.offset + (position // size + 1) * size)
 
     def drawable(self, samples: int) -> int:
@@ -151,7 +238,7 @@ class Course:
 
         `needed` turned round: needed(p) <= samples for the positions below, and for no other.
         """
-        begin, size = self._begin(None), self.batch_size
+        begin, size = self.begin(None), self.batch_size
         certain, held = begin.segment.drawable(samples)
         return max(0, min(certain - begin.offset, (held - begin.offset) // size * size))
 
@@ -166,7 +253,7 @@ class Course:
         """
         if position < 0:
             raise outside("position", position, None)
-        begin = self._begin(total)
+        begin = self.begin(total)
         if total is not None and position >= begin.length and (position > begin.length or not self.leftover(total)):
             return total
         return begin.segment.done_before(begin.offset + position)
@@ -181,14 +268,13 @@ class Course:
         """
         known, begin = self._last
         if begin is None or known != total:
-            begin = self._begin(total)
-        segment, length = begin.segment, begin.length
-        if length == OPEN or position < length:
+            begin = self.begin(total)
+        if begin.length == _OPEN or position < begin.length:
             if position < 0:
                 raise outside("position", position, None)
+            segment = begin.segment
             return Draw(segment.epoch, segment.sample(lane, begin.offset + position))
-        epoch, kept = begin.later.draw(lane, position - length, begin.kept, segment.epoch + 1)
-        return Draw(epoch, segment.gaps.nth(0, kept))
+        return begin.draw_later(lane, position)
 
     def draws(
         self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None
@@ -204,7 +290,7 @@ class Course:
             IndexError: as `draw`. ValueError: a number is not an integer.
         """
         lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
-        begin = self._begin(total)
+        begin = self.begin(total)
         epochs, samples = np.empty(lane.shape, dtype=np.int64), np.empty(lane.shape, dtype=np.int64)
         given, drawn = (lane.ravel(), position.ravel()), (epochs.ravel(), samples.ravel())
         for first in range(0, lane.size, _BLOCK):
@@ -248,17 +334,10 @@ class Course:
         """
         if position < 0:
             raise outside("position", position, None)
-        begin = self._begin(total)
+        begin = self.begin(total)
         if total is None:
             return begin.segment, begin.offset, self.drawable(self.needed(position))
-        if position < begin.length:
-            return begin.segment, begin.offset, begin.length
-        full = begin.later.epoch_length(begin.kept or 0)
-        if not full:
-            raise IndexError(f"an epoch is empty: {total} samples are less than a batch of each of {self.dp} lanes")
-        epochs, within = divmod(position - begin.length, full)
-        segment = begin.full(total, begin.segment.epoch + 1 + epochs)
-        return segment, within - position, position - within + full
+        return begin.around(position, total)
 
     def place(self, sample: int, total: int | None, epoch: int) -> Place | None:
         """Return where a sample is drawn in an epoch, which may lie ahead of what the current part has drawn.
@@ -271,9 +350,25 @@ class Course:
         """
         if sample < 0:
             raise outside("sample", sample, None)
-        return find_place(self.parts, self._all(total), sample, total, epoch)
+        found: tuple[int, int] | None = None
+        before: Segment | None = None
+        for number, segment, goes_on, shift, stop in _chain(self.parts, self._all(total), total, epoch):
+            if before is not None and not goes_on and found is not None:
+                found = segment.take_over(*found)
+                if found == (-1, -1):
+                    return None
+            if found is None and sample >= segment.start:
+                found = segment.place(sample)
+            before = segment
+            if found is None:
+                continue
+            lane, position = found
+            if stop is None or position + shift < stop:
+                return Place(number, lane, position + shift)
+        return None
 
-    def _begin(self, total: int | None) -> Begin:
+    def begin(self, total: int | None) -> Begin:
+        """Return where the current part begins."""
         known, begin = self._last
         if begin is None or known != total:
             begin = self._all(total)[-1]
@@ -284,8 +379,73 @@ class Course:
         """Return where each part begins. Of several totals only the newest stays known, and None."""
         found = self._begins.get(total)
         if found is None:
-            found = begins(self.rules, self.parts, total)
+            found = _begins(self.rules, self.parts, total)
             if total is not None:
                 self._begins = {key: known for key, known in self._begins.items() if key is None}
             self._begins[total] = found
         return found
+
+
+def _begins(rules: Rules, parts: Sequence[Part], total: int | None) -> list[Begin]:
+    """Return where each part begins, `total` being the end of the samples once it is known.
+
+    Raises:
+        ValueError: a part has drawn more than there was.
+    """
+    found: list[Begin] = []
+    gaps = Gaps()
+    for number, part in enumerate(parts):
+        gaps = gaps.joined(part.skip)
+        goes_on = number > 0 and part.epoch is None and not part.skip and part.dp == parts[number - 1].dp
+        if not found or part.epoch is not None:
+            segment, offset = Segment(rules, part.dp, part.epoch or 0, total, gaps), 0
+        else:
+            segment, offset = _ended(found[-1], parts[number - 1], total)
+            if not goes_on:
+                segment, offset = Segment(rules, part.dp, segment.epoch, total, gaps, segment, offset), 0
+        size, batch = segment.size, part.dp * part.batch_size
+        length = _OPEN if size is None else (size - part.dp * offset) // batch * part.batch_size
+        kept = None if total is None else gaps.kept(0, total)
+        full = 0 if kept is None else kept // batch * part.batch_size
+        found.append(Begin(segment, offset, goes_on, length, Deal(part.dp, rules.unit), kept, full))
+    return found
+
+
+def _ended(begin: Begin, part: Part, total: int | None) -> tuple[Segment, int]:
+    """Return the segment in which a part ended, and how many of its positions were drawn by then."""
+    segment = begin.segment
+    if begin.length == _OPEN or part.draws <= begin.length:
+        return segment, begin.offset + part.draws
+    assert total is not None
+    if not begin.full:
+        raise ValueError(f"{part.draws} positions of {part.dp} lanes were drawn, but there are {total} samples")
+    turns, drawn = divmod(part.draws - begin.length - 1, begin.full)
+    return begin.later(total, segment.epoch + 1 + turns), drawn + 1
+
+
+def _chain(
+    parts: Sequence[Part], begins: Sequence[Begin], total: int | None, epoch: int
+) -> Iterator[tuple[int, Segment, bool, int, int | None]]:
+    """Yield the segments of an epoch, part by part.
+
+    Yields:
+        Number of the part; segment; whether it is the one of the part before; position of the part - position of the
+        segment; the position of the part behind the last that it draws in this epoch, None if that is open.
+    """
+    last = len(parts) - 1
+    for number, begin in enumerate(begins):
+        current = number == last
+        at, draws = begin.segment.epoch, parts[number].draws
+        if begin.length == _OPEN:
+            if at == epoch:
+                yield number, begin.segment, begin.goes_on, -begin.offset, None if current else draws
+            continue
+        assert total is not None
+        if epoch == at:
+            drawn = begin.length if current else min(begin.length, draws)
+            yield number, begin.segment, begin.goes_on, -begin.offset, drawn
+        elif epoch > at:
+            first = begin.length + (epoch - at - 1) * begin.full
+            if current or first < draws:
+                stop = first + begin.full if current else min(first + begin.full, draws)
+                yield number, begin.later(total, epoch), False, first, stop

@@ -14,10 +14,16 @@ Trainer's `IterableDatasetShard`.
 
 What fills no whole stripe once the stream has ended, the tail, is dealt row by row. So lanes differ by at most one
 sample however few chunks there are. Since the stripes before it hold as many samples in every lane, the tail's position
-q of lane l is simply the sample `start + q * dp + l` (with a `turn`, `start + q * dp + (l - turn) % dp`).
+q of lane l is simply the sample `q * dp + l` (with a `turn`, `q * dp + (l - turn) % dp`).
 
 As long as the end is not known (`total` None), every position is taken to lie in a whole stripe. That is the same
-sample as later, with the end known, for every position whose stripe turns out to be whole: see `Deal.needed`.
+sample as later, with the end known, for every position whose stripe turns out to be whole.
+
+Gaps are left out: ranges of sample numbers, and only what is kept is numbered and dealt. With the gaps [2, 4) and
+[6, 7), from 1 on::
+
+    sample      0  1  2  3  4  5  6  7  8
+    kept           0        1  2     3  4          kept(1, 7) == 3,  nth(1, 3) == 7
 
 Units: how many samples in a row a rank is dealt, and which unit `auto` stands for.
 
@@ -38,6 +44,8 @@ is a function of the stream's length alone, and is open until that says it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +55,8 @@ import numpy.typing as npt
 __all__ = [
     "UNIT_NAMES",
     "Deal",
+    "Gaps",
+    "Rules",
     "auto_unit",
     "check_field",
     "int64_array",
@@ -98,14 +108,13 @@ def int64_array(name: str, values: npt.ArrayLike, stop: int | None = None, low: 
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The samples of a stream from `start` on, dealt to `dp` lanes.
+    """The samples of a stream, dealt to `dp` lanes.
 
-    Throughout, `total` is the end of the half-open range [start, total) of the samples dealt, once it is known.
+    Throughout, `total` is how many samples are dealt, once that is known.
 
     Attributes:
         dp: number of lanes, one per data-parallel rank, >= 1.
         unit: samples a lane gets in a row, >= 1.
-        start: number of the first sample dealt, >= 0.
         turn: the lane that gets the first sample of the tail, in [0, dp). Not 0 where earlier samples were dealt to the
             lanes [0, turn) already, one more than to the others: see `lazyshard.plan.segment`.
 
@@ -115,27 +124,19 @@ class Deal:
 
     dp: int
     unit: int
-    start: int = 0
     turn: int = 0
 
     def __post_init__(self) -> None:
         """Check the fields."""
         check_field("dp", self.dp, 1)
         check_field("unit", self.unit, 1)
-        check_field("start", self.start, 0)
         check_field("turn", self.turn, 0, self.dp)
-
-    @property
-    def stripe_samples(self) -> int:
-        """Samples in a whole stripe, over all lanes."""
-        return self.dp * self.unit
 
     def sample(self, lane: int, position: int, total: int | None = None) -> int:
         """Return the number of the sample at `position` of `lane`.
 
         Raises:
             IndexError: `lane` is not in [0, dp), or `position` not in [0, lane_length(lane, total)).
-            ValueError: `total` is less than `start`.
         """
         dp = self.dp
         if not 0 <= lane < dp:
@@ -143,13 +144,13 @@ class Deal:
         if position < 0:
             raise outside("position", position, None)
         if total is not None and position >= self.whole_positions(total):
-            number = self.start + position * dp + (lane - self.turn) % dp
+            number = position * dp + (lane - self.turn) % dp
             if number >= total:
                 raise self._past_end(lane, position, total)
             return number
         unit = self.unit
         stripe, within = divmod(position, unit)
-        return self.start + (stripe * dp + lane) * unit + within
+        return (stripe * dp + lane) * unit + within
 
     def samples(
         self, lanes: npt.ArrayLike, positions: npt.ArrayLike, total: int | None = None
@@ -161,7 +162,7 @@ class Deal:
 
         Raises:
             IndexError: a lane or a position is outside the range that `sample` gives; the first such one is named.
-            ValueError: `total` is less than `start`, or a number is not an integer.
+            ValueError: a number is not an integer.
         """
         lane, position = np.broadcast_arrays(int64_array("lane", lanes, self.dp), int64_array("position", positions))
         # (stripe * dp + lane) * unit + position % unit, with the remainder written out as position - stripe * unit: one
@@ -171,12 +172,11 @@ class Deal:
         numbers += lane
         numbers *= self.unit
         numbers += position
-        numbers += self.start
         if total is None:
             return numbers
         in_tail = position >= self.whole_positions(total)
         if in_tail.any():
-            numbers[in_tail] = self.start + position[in_tail] * self.dp + (lane[in_tail] - self.turn) % self.dp
+            numbers[in_tail] = position[in_tail] * self.dp + (lane[in_tail] - self.turn) % self.dp
             past = numbers >= total
             if past.any():
                 raise self._past_end(int(lane[past][0]), int(position[past][0]), total)
@@ -186,65 +186,146 @@ class Deal:
         """Return the lane and the position of a sample: the inverse of `sample`.
 
         Raises:
-            IndexError: `sample` is not in [start, total).
-            ValueError: `total` is less than `start`.
+            IndexError: `sample` is not in [0, total).
         """
-        stop = None if total is None else self.start + self.dealt(total)
-        if sample < self.start or (stop is not None and sample >= stop):
-            raise outside("sample", sample, stop, low=self.start)
-        offset = sample - self.start
-        if total is not None and offset >= self.whole_positions(total) * self.dp:
-            position, lane = divmod(offset, self.dp)
+        if sample < 0 or (total is not None and sample >= total):
+            raise outside("sample", sample, total)
+        if total is not None and sample >= self.whole_positions(total) * self.dp:
+            position, lane = divmod(sample, self.dp)
             return (lane + self.turn) % self.dp, position
-        piece, within = divmod(offset, self.unit)
+        piece, within = divmod(sample, self.unit)
         stripe, lane = divmod(piece, self.dp)
         return lane, stripe * self.unit + within
 
-    def dealt(self, total: int) -> int:
-        """Return how many samples are dealt, over all lanes.
-
-        Raises:
-            ValueError: `total` is less than `start`.
-        """
-        if total < self.start:
-            raise ValueError(f"total must be >= start = {self.start}, got {total}")
-        return total - self.start
-
     def whole_positions(self, total: int) -> int:
-        """Return how many positions of each lane lie in whole stripes; the tail's begin there.
-
-        Raises:
-            ValueError: `total` is less than `start`.
-        """
-        return self.dealt(total) // (self.dp * self.unit) * self.unit
+        """Return how many positions of each lane lie in whole stripes; the tail's begin there."""
+        return total // (self.dp * self.unit) * self.unit
 
     def lane_length(self, lane: int, total: int) -> int:
         """Return how many samples `lane` holds; lanes differ by at most one, those from `turn` on being the longer.
 
         Raises:
             IndexError: `lane` is not in [0, dp).
-            ValueError: `total` is less than `start`.
         """
         if not 0 <= lane < self.dp:
             raise outside("lane", lane, self.dp)
         # Whole stripes fill all lanes alike and the tail goes round, so this is round-robin's count.
-        return (self.dealt(total) + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
-
-    def needed(self, position: int) -> int:
-        """Return how many samples must be published for the stripe of `position` to be whole, in every lane.
-
-        From then on `sample` gives the same with any `total` as with None.
-
-        Raises:
-            IndexError: `position` is negative.
-        """
-        if position < 0:
-            raise outside("position", position, None)
-        return self.start + (position // self.unit + 1) * self.stripe_samples
+        return (total + self.dp - 1 - (lane - self.turn) % self.dp) // self.dp
 
     def _past_end(self, lane: int, position: int, total: int) -> IndexError:
-        why = f" in lane {lane} of {self.dp} over samples [{self.start}, {total})"
+        why = f" in lane {lane} of {self.dp} over {total} samples"
         return outside("position", position, self.lane_length(lane, total), why)
+
+
+class Gaps:
+    """Half-open ranges of sample numbers that are left out.
+
+    Args:
+        ranges: of any order; those that touch or overlap become one.
+
+    Attributes:
+        ranges: sorted and disjoint, with room between them.
+
+    Raises:
+        ValueError: a range is empty, or a bound is no `int` from 0.
+    """
+
+    __slots__ = ("_before", "_kept", "_starts", "_stops", "ranges")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        joined: list[tuple[int, int]] = []
+        for start, stop in sorted(ranges):
+            check_field("start of a range", start, 0)
+            check_field("stop of a range", stop, start + 1)
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+            else:
+                joined.append((start, stop))
+        self.ranges = tuple(joined)
+        self._starts = [start for start, _ in joined]
+        self._stops = [stop for _, stop in joined]
+        # Of each range: how many samples are left out by the end of it, and how many are kept before it.
+        self._before = [0]
+        self._kept = []
+        for start, stop in joined:
+            self._kept.append(start - self._before[-1])
+            self._before.append(self._before[-1] + stop - start)
+
+    def __bool__(self) -> bool:
+        """Return whether anything is left out."""
+        return bool(self.ranges)
+
+    def __contains__(self, sample: int) -> bool:
+        """Return whether a sample is left out."""
+        at = bisect_right(self._starts, sample) - 1
+        return at >= 0 and sample < self._stops[at]
+
+    def joined(self, ranges: Iterable[tuple[int, int]]) -> Gaps:
+        """Return these gaps and more."""
+        more = tuple(ranges)
+        return Gaps((*self.ranges, *more)) if more else self
+
+    def contains_all(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return `sample in self` for each: bool, of the same shape."""
+        at = np.searchsorted(np.array(self._starts, dtype=np.int64), samples, side="right") - 1
+        stops = np.array([0, *self._stops], dtype=np.int64)
+        return np.asarray(samples < stops[at + 1])
+
+    def kept(self, start: int, stop: int) -> int:
+        """Return how many samples of [start, stop) are kept; 0 if stop <= start."""
+        return max(0, self._kept_before(stop) - self._kept_before(start))
+
+    def nth(self, start: int, number: int) -> int:
+        """Return the sample of that number, from 0, among those kept from `start` on."""
+        if not self.ranges:
+            return start + number
+        rank = self._kept_before(start) + number
+        return rank + self._before[bisect_right(self._kept, rank)]
+
+    def nth_all(self, start: int, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return `nth` for each: int64, of the same shape."""
+        if not self.ranges:
+            return numbers + start
+        ranks = numbers + self._kept_before(start)
+        at = np.searchsorted(np.array(self._kept, dtype=np.int64), ranks, side="right")
+        return np.asarray(ranks + np.array(self._before, dtype=np.int64)[at])
+
+    def _kept_before(self, sample: int) -> int:
+        at = bisect_right(self._starts, sample) - 1
+        if at < 0:
+            return sample
+        return sample - self._before[at] - min(sample, self._stops[at]) + self._starts[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What never changes in a run.
+
+    Attributes:
+        unit: samples a lane gets in a row, >= 1.
+        window: positions of one lane that are shuffled together, a multiple of `unit`; 0 draws in order.
+        seed: of the shuffle, in [0, 2**63).
+
+    Raises:
+        ValueError: a field is no `int` or outside its range.
+    """
+
+    unit: int
+    window: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_field("unit", self.unit, 1)
+        check_field("window", self.window, 0)
+        check_field("seed", self.seed, 0, 2**63)
+        if self.window % self.unit:
+            raise ValueError(f"window must be a multiple of unit = {self.unit}, got {self.window}")
+
+    @property
+    def span(self) -> int:
+        """Positions of a lane that become certain together."""
+        return self.window or self.unit
 
 
 UNIT_NAMES: Final = ("chunk", "sample", "batch", "auto")

@@ -12,52 +12,70 @@ Samplers hand out indices, lanes are drawn by position. A data set of `dp` lanes
 `block` suits a sampler that gives each rank one contiguous piece, `strided` one that gives rank r the indices r,
 r + dp, ... Every index resolves in either, on every rank; in the one that matches its sampler, a rank meets only its
 own lane.
+
+Shards: sample-level sharding of a sequence that is read one by one: which elements are one shard's.
+
+The sequence is cut into global batches, and each shard has its own places in every one of them. The last global batch,
+if it is not full, is completed from the first one, as by `IterableDatasetShard` of `accelerate/data_loader.py`, so that
+all shards have equally many; or it is dropped, or dealt as it is::
+
+    batches of 2, two shards       | 0 1 2 3 | 4 5 6 7 | 8 0 1 2 |
+    shard 0                          0 1       4 5       8 0
+    shard 1, strided                   1   3     5   7     0   2
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import index as as_int
-from typing import Protocol
 
 from lazyshard.plan.deal import check_field, outside
 
-__all__ = [
-    "BlockLayout",
-    "Layout",
-    "StridedLayout",
-    "make_layout",
-]
+__all__ = ["Layout", "Sharding"]
 
 
-class Layout(Protocol):
-    """A bijection between [0, size) and the positions [0, block) of the lanes [0, dp)."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A bijection between [0, size) and the positions [0, block) of the lanes [0, dp).
 
-    @property
-    def dp(self) -> int:
-        """Number of lanes."""
+    Attributes:
+        dp: number of lanes, >= 1.
+        block: positions in each lane, >= 0.
+        strided: whether lanes come in turn, an index each; otherwise lane after lane.
 
-    @property
-    def block(self) -> int:
-        """Positions in each lane."""
+    Raises:
+        ValueError: a number is no `int` or outside its range.
+    """
+
+    dp: int
+    block: int
+    strided: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_field("dp", self.dp, 1)
+        check_field("block", self.block, 0)
 
     @property
     def size(self) -> int:
         """Number of indices: dp * block."""
+        return self.dp * self.block
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the lane and the position of `index`; a negative one counts from the end.
+        """Return the lane and the position of `index`, of any integer type; a negative one counts from the end.
 
         Raises:
             IndexError: `index` is not in [-size, size).
         """
-
-    def index(self, lane: int, position: int) -> int:
-        """Return the index of `position` of `lane`: the inverse of `locate`.
-
-        Raises:
-            IndexError: `lane` is not in [0, dp), or `position` not in [0, block).
-        """
+        number, size = as_int(index), self.dp * self.block
+        if not -size <= number < size:
+            raise outside("index", number, size, low=-size)
+        if number < 0:
+            number += size
+        if self.strided:
+            position, lane = divmod(number, self.dp)
+            return lane, position
+        return divmod(number, self.block)
 
     def lane_indices(self, lane: int) -> range:
         """Return the indices of `lane`, by position.
@@ -65,119 +83,87 @@ class Layout(Protocol):
         Raises:
             IndexError: `lane` is not in [0, dp).
         """
-
-
-@dataclass(frozen=True, slots=True)
-class BlockLayout:
-    """Lane after lane: what a sampler of contiguous pieces walks. See `Layout` for the methods.
-
-    Attributes:
-        dp: number of lanes, >= 1.
-        block: positions in each lane, >= 0.
-
-    Raises:
-        ValueError: a field is no `int` or outside its range.
-    """
-
-    dp: int
-    block: int
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        _check(self)
-
-    @property
-    def size(self) -> int:
-        """Number of indices."""
-        return self.dp * self.block
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the lane and the position of `index`."""
-        return divmod(_from_start(index, self.size), self.block)
-
-    def index(self, lane: int, position: int) -> int:
-        """Return the index of `position` of `lane`."""
-        _check_place(self, lane, position)
-        return lane * self.block + position
-
-    def lane_indices(self, lane: int) -> range:
-        """Return the indices of `lane`, by position."""
-        _check_lane(self, lane)
+        if not 0 <= lane < self.dp:
+            raise outside("lane", lane, self.dp)
+        if self.strided:
+            return range(lane, self.size, self.dp)
         return range(lane * self.block, (lane + 1) * self.block)
 
 
 @dataclass(frozen=True, slots=True)
-class StridedLayout:
-    """Lanes in turn, an index each: what a round-robin sampler walks. See `Layout` for the methods.
+class Sharding:
+    """How a sequence is dealt to shards.
 
     Attributes:
-        dp: number of lanes, >= 1.
-        block: positions in each lane, >= 0.
+        shards: how many there are, >= 1.
+        index: this shard, in [0, shards).
+        batch_size: elements of one shard in a global batch; of all shards with `split_batches`. >= 1.
+        split_batches: whether `batch_size` is that of all shards together.
+        drop_last: whether the elements behind the last full global batch are left out.
+        even_batches: whether the last global batch is completed from the first one; otherwise shards may differ by up
+            to a batch.
+        strided: whether a shard has every shards-th place of a global batch, instead of a run of them.
 
     Raises:
-        ValueError: a field is no `int` or outside its range.
+        ValueError: a number is outside its range, or a split batch has not as many places for each shard.
     """
 
-    dp: int
-    block: int
+    shards: int
+    index: int
+    batch_size: int = 1
+    split_batches: bool = False
+    drop_last: bool = False
+    even_batches: bool = True
+    strided: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields."""
-        _check(self)
+        """Checks the numbers."""
+        if self.shards < 1:
+            raise ValueError(f"num_shards is 1 or more, got {self.shards}")
+        if not 0 <= self.index < self.shards:
+            raise ValueError(f"index is in [0, {self.shards}), got {self.index}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more, got {self.batch_size}")
+        if self.split_batches and self.batch_size % self.shards:
+            raise ValueError(
+                f"with split_batches, batch_size is a multiple of num_shards, got {self.batch_size} for {self.shards}"
+            )
 
     @property
-    def size(self) -> int:
-        """Number of indices."""
-        return self.dp * self.block
+    def batch(self) -> int:
+        """Elements of a global batch."""
+        return self.batch_size if self.split_batches else self.batch_size * self.shards
 
-    def locate(self, index: int) -> tuple[int, int]:
-        """Return the lane and the position of `index`."""
-        position, lane = divmod(_from_start(index, self.size), self.dp)
-        return lane, position
+    @property
+    def own(self) -> range:
+        """Places of this shard in a global batch, ascending."""
+        if self.strided:
+            return range(self.index, self.batch, self.shards)
+        size = self.batch // self.shards
+        return range(self.index * size, (self.index + 1) * size)
 
-    def index(self, lane: int, position: int) -> int:
-        """Return the index of `position` of `lane`."""
-        _check_place(self, lane, position)
-        return position * self.dp + lane
+    def count(self, total: int) -> int:
+        """Return how many elements this shard gets of `total`."""
+        full, left = divmod(total, self.batch)
+        return full * len(self.own) + len(self.last(left, full > 0))
 
-    def lane_indices(self, lane: int) -> range:
-        """Return the indices of `lane`, by position."""
-        _check_lane(self, lane)
-        return range(lane, self.size, self.dp)
+    def last(self, left: int, has_first: bool) -> list[tuple[bool, int]]:
+        """Return what this shard gets of a last global batch that is not full.
 
+        Args:
+            left: elements of it, in [0, batch).
+            has_first: whether a full global batch came before.
 
-def make_layout(name: str, dp: int, block: int) -> Layout:
-    """Return the layout called `name`, "block" or "strided", of `dp` lanes with `block` positions each.
-
-    Raises:
-        ValueError: there is no such layout, or a number is outside its range.
-    """
-    if name == "block":
-        return BlockLayout(dp, block)
-    if name == "strided":
-        return StridedLayout(dp, block)
-    raise ValueError(f"layout must be 'block' or 'strided', got {name!r}")
-
-
-def _check(layout: Layout) -> None:
-    check_field("dp", layout.dp, 1)
-    check_field("block", layout.block, 0)
-
-
-def _check_lane(layout: Layout, lane: int) -> None:
-    if not 0 <= lane < layout.dp:
-        raise outside("lane", lane, layout.dp)
-
-
-def _check_place(layout: Layout, lane: int, position: int) -> None:
-    _check_lane(layout, lane)
-    if not 0 <= position < layout.block:
-        raise outside("position", position, layout.block)
-
-
-def _from_start(index: int, size: int) -> int:
-    """Return `index` counted from the start, as a plain int whatever integer type a sampler yields."""
-    number = as_int(index)
-    if not -size <= number < size:
-        raise outside("index", number, size, low=-size)
-    return number + size if number < 0 else number
+        Returns:
+            For each element whether it is one of the first global batch instead, and its place there.
+        """
+        if not left or self.drop_last:
+            return []
+        if not self.even_batches:
+            return [(False, place) for place in self.own if place < left]
+        # Without a full one before, the last batch is its own first one.
+        size = self.batch if has_first else left
+        return [
+            (False, place) if place < left else (has_first, (place - left) % size if has_first else place % left)
+            for place in self.own
+        ]

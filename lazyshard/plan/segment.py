@@ -27,20 +27,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.plan.deal import Deal, check_field, outside
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Deal, Gaps, Rules, outside
 from lazyshard.plan.shuffle import window_place, window_sample, window_samples
 
 __all__ = [
     "Carried",
-    "Rules",
     "Segment",
     "Slices",
     "Stretch",
@@ -163,37 +160,6 @@ class Carried:
         return offset - out
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What never changes in a run.
-
-    Attributes:
-        unit: samples a lane gets in a row, >= 1.
-        window: positions of one lane that are shuffled together, a multiple of `unit`; 0 draws in order.
-        seed: of the shuffle, in [0, 2**63).
-
-    Raises:
-        ValueError: a field is no `int` or outside its range.
-    """
-
-    unit: int
-    window: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_field("unit", self.unit, 1)
-        check_field("window", self.window, 0)
-        check_field("seed", self.seed, 0, 2**63)
-        if self.window % self.unit:
-            raise ValueError(f"window must be a multiple of unit = {self.unit}, got {self.window}")
-
-    @property
-    def span(self) -> int:
-        """Positions of a lane that become certain together."""
-        return self.window or self.unit
-
-
 _Trace: TypeAlias = "tuple[list[int], list[tuple[Segment, int, int]]]"
 """Of a lane, pieces of what is carried over to it: the position at which each begins, and where it was dealt: segment,
 lane, and what is to be added to a position to count from where that lane's fresh deal begins."""
@@ -246,7 +212,7 @@ class Segment:
             self.before = None
         self._traces: dict[int, _Trace] = {}
         self._slices = Slices(self.carried, dp)
-        self._deal = Deal(dp, rules.unit, 0, self.carried % dp)
+        self._deal = Deal(dp, rules.unit, self.carried % dp)
         self._fresh = None if total is None else gaps.kept(self.start, total)
         # Positions of the fresh deal of which the end is no matter: windows, or stripes, that are whole.
         self._whole = 2**63

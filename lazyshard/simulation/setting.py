@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format.fields import parse_size
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
-from lazyshard.plan.shuffle_distance import expected_neighbours
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.shuffle import expected_neighbours
 from lazyshard.stream.open_chunks import OPEN_CHUNKS, OPEN_ROWS
 
 _SEAL_ROW_BYTES: Final = 27

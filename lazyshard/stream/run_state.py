@@ -12,11 +12,10 @@ from typing import Final
 import numpy as np
 
 from lazyshard.errors import StateMismatch
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.gaps import Gaps
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Gaps, Rules
 
 __all__ = [
     "check_fits",
@@ -36,8 +35,7 @@ _MAX_SAMPLES_OF_STEPS: Final = 20_000_000
 
 def course_of(state: RunState) -> Course:
     """Returns the course that a state tells."""
-    parts = [Part(part.dp, part.batch_size, part.draws, part.epoch, part.trained, part.skip) for part in state.parts]
-    return Course(Rules(state.unit, state.window, state.seed), parts)
+    return Course(Rules(state.unit, state.window, state.seed), state.parts)
 
 
 def draws_of(state: RunState, consumed: int) -> int:
@@ -82,10 +80,10 @@ def resumed(state: RunState, dp: int, batch_size: int, *, draws_per_step: int = 
     if (dp, batch_size, draws_per_step or part.draws_per_step) == (part.dp, part.batch_size, part.draws_per_step):
         return state
     first = steps_of(part) if step is None else step
-    return _behind(state, PartState(dp, batch_size, first_step=first, draws_per_step=draws_per_step))
+    return _behind(state, Part(dp, batch_size, first_step=first, draws_per_step=draws_per_step))
 
 
-def steps_of(part: PartState) -> int:
+def steps_of(part: Part) -> int:
     """Returns how many steps were trained by the end of a part; where it is not known, by its beginning."""
     if not part.trained or not part.draws_per_step:
         return part.first_step
@@ -208,7 +206,7 @@ def _draws_of_steps(state: RunState, start: int, stop: int) -> tuple[int, int, i
     return now, (start - now) * part.draws_per_step + part.draws, (stop - now) * part.draws_per_step + part.draws
 
 
-def _behind(state: RunState, part: PartState) -> RunState:
+def _behind(state: RunState, part: Part) -> RunState:
     """Returns the state with another current part; one that has drawn nothing is not kept, only what it leaves out."""
     ended = state.parts[-1]
     if ended.draws:

@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from lazyshard import LazyShardedDataset
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
 from scripts.benchmarks.bench_data import BATCH, SAMPLES_PER_CHUNK, SparseStream, make_stream, write_offsets
 from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Missing, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_process import timed

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Deal, Rules
 from scripts.pictures.draw_pictures_svg import DONE, EMPTY, FAINT, INK, MARGIN, RANKS, Drawing
 
 CELL: Final = 22
@@ -46,27 +44,28 @@ def stripes() -> str:
 
 def windows() -> str:
     """Draws one rank's shuffle: two windows of two chunks, each chunk of four samples."""
-    plan = Plan(Deal(dp=2, unit=4), batch_size=1, window=8, seed=0)
+    deal, rules = Deal(dp=2, unit=4), Rules(unit=4, window=8)
+    course = Course(rules, [Part(2)])
     positions = 16
     drawing = Drawing("One rank's samples, shuffled within windows of two of its chunks", 300)
     drawing.words(MARGIN, 26, "What rank 0 of 2 reads, shuffle_window=2", 13, bold=True)
-    in_order = [plan.deal.sample(0, position) for position in range(positions)]
-    drawn = [plan.draw(0, position, None).sample for position in range(positions)]
+    in_order = [deal.sample(0, position) for position in range(positions)]
+    drawn = [course.draw(0, position, None).sample for position in range(positions)]
     step = CELL + 2
     for window in range(2):
-        first = window * plan.window
-        drawing.box(MARGIN - 6 + first * step, 40, plan.window * step - 1, 212, "#f1f3f1", line="#d6dad6")
+        first = window * rules.window
+        drawing.box(MARGIN - 6 + first * step, 40, rules.window * step - 1, 212, "#f1f3f1", line="#d6dad6")
         drawing.words(MARGIN + first * step, 58, f"window {window}", 11, colour=FAINT)
     for position, sample in enumerate(in_order):
         x = MARGIN - 5 + position * step
-        if position % plan.deal.unit == 0:
-            drawing.words(x + 1, 84, f"chunk {sample // plan.deal.unit}", 11, colour=FAINT)
-        drawing.cell(x, 90, CELL, str(sample), RANKS[sample // plan.deal.unit])
+        if position % deal.unit == 0:
+            drawing.words(x + 1, 84, f"chunk {sample // deal.unit}", 11, colour=FAINT)
+        drawing.cell(x, 90, CELL, str(sample), RANKS[sample // deal.unit])
     for position, sample in enumerate(drawn):
         x = MARGIN - 5 + position * step
         origin = MARGIN - 5 + in_order.index(sample) * step
         drawing.line(origin + CELL / 2, 90 + CELL + 1, x + CELL / 2, 198, "#98a0a8")
-        drawing.cell(x, 200, CELL, str(sample), RANKS[sample // plan.deal.unit])
+        drawing.cell(x, 200, CELL, str(sample), RANKS[sample // deal.unit])
     drawing.words(MARGIN - 4, 242, "as they are trained", 11, colour=FAINT)
     drawing.lines(
         MARGIN - 6,

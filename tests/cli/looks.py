@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Head, Manifest
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import Looks, Outlook
 from lazyshard.inspection.survey import Census, Survey
+from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 
 NOW: Final = 1_700_000_000.0
@@ -59,7 +60,7 @@ def told(
         window: chunks' worth of samples that are shuffled together; 0 reads in order.
     """
     rules = {"unit": 10, "window": window * 10, "seed": 0}
-    state = RunState(ID, 10, 10, window * 10, 0, None, (PartState(ranks, 1, consumed // ranks),), consumed)
+    state = RunState(ID, 10, 10, window * 10, 0, None, (Part(ranks, 1, consumed // ranks),), consumed)
     cursor = Cursor(name, ID, consumed, done, {"dp_size": ranks, "batch_size": 1, **rules}, at, state)
     span = ranks * (window or 1)
     return Consumer(name, cursor, ReadingMark(name, ID, ranks, -(-needs // span) - 1, needs, at), None)

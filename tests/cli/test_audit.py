@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from lazyshard.cli.main import main
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.stream.retire import retire
 from tests.cli.commands import lazyshard
 from tests.cli.traced_runs import changed, commit, make_stream, run_of, save, two_ranks, with_parts
 
-THREE = PartState(3, 1, 2, first_step=2, draws_per_step=1)
+THREE = Part(3, 1, 2, first_step=2, draws_per_step=1)
 """Two steps of three ranks, after two steps of two."""
 
 
@@ -99,9 +100,9 @@ def test_another_state_is_audited_on_request(
 def test_what_was_skipped_and_left_over_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream_id = make_stream(tmp_path / "stream")
     parts = [
-        PartState(2, 2, 2, draws_per_step=2),
-        PartState(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
-        PartState(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
+        Part(2, 2, 2, draws_per_step=2),
+        Part(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
+        Part(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
     ]
     save(tmp_path / "out", 4, run_of(stream_id, *parts))
     [epoch] = audited(capsys, tmp_path / "stream", tmp_path / "out")[1]["epochs"]
@@ -161,7 +162,7 @@ def without_first_part(state: RunState) -> RunState:
 
 
 def begun_again(state: RunState) -> RunState:
-    return with_parts(state, [*state.parts, PartState(2, 1, 2, 0, first_step=4, draws_per_step=2)])
+    return with_parts(state, [*state.parts, Part(2, 1, 2, 0, first_step=4, draws_per_step=2)])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_samples_that_were_trained_twice_or_passed_over_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream_id = make_stream(tmp_path / "stream")
-    state = run_of(stream_id, two_ranks(2), PartState(2, 1, 2, 0, first_step=2, draws_per_step=2))
+    state = run_of(stream_id, two_ranks(2), Part(2, 1, 2, 0, first_step=2, draws_per_step=2))
     save(tmp_path / "out", 3, state)
     code, lines, _ = report(capsys, tmp_path / "stream", tmp_path / "out")
     assert code == 5
@@ -291,7 +292,7 @@ def test_of_many_checkpoints_whose_chunks_go_a_few_are_named(
 def test_what_is_too_little_for_a_step_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps of 8 and one of 6 leave 3: a micro batch of 2, which no step takes that is whole, and one sample."""
     stream_id = make_stream(tmp_path / "stream", 25)
-    parts = [PartState(2, 2, 8, draws_per_step=4), PartState(1, 2, 6, first_step=2, draws_per_step=6)]
+    parts = [Part(2, 2, 8, draws_per_step=4), Part(1, 2, 6, first_step=2, draws_per_step=6)]
     save(tmp_path / "out", 3, run_of(stream_id, *parts))
     assert "fewer than the 6 of a step" in report(capsys, tmp_path / "stream", tmp_path / "out")[1][-2]
     code, values = audited(capsys, tmp_path / "stream", tmp_path / "out")
@@ -332,13 +333,13 @@ def test_a_count_that_no_steps_bear_out_is_consistent_and_not_proven(
 ) -> None:
     """Two ranks trained 0 to 11, then 2 to 13: the first loop counted the samples of one rank for those of both."""
     stream_id = make_stream(tmp_path / "stream")
-    blind = run_of(stream_id, PartState(2, 1, 3), PartState(2, 1, 6))
+    blind = run_of(stream_id, Part(2, 1, 3), Part(2, 1, 6))
     saved = save(tmp_path / "blind", 12, blind)
     assert report(capsys, tmp_path / "stream", tmp_path / "blind")[1][-1].startswith("consistent, if `consumed` was")
     code, values = audited(capsys, tmp_path / "stream", tmp_path / "blind")
     assert (code, values["ok"], values["consistent"], values["proven"]) == (9, True, True, False)
     # With steps it is found, where something says how many there were.
-    seeing = run_of(stream_id, PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 6, first_step=3, draws_per_step=1))
+    seeing = run_of(stream_id, Part(2, 1, 3, draws_per_step=1), Part(2, 1, 6, first_step=3, draws_per_step=1))
     save(tmp_path / "seeing", 12, seeing)
     assert report(capsys, tmp_path / "stream", tmp_path / "seeing")[0] == 5
     (saved / "lazyshard.json").write_bytes(seeing.encode())

@@ -12,8 +12,9 @@ from lazyshard.cli.status_view import problems, status_lines, summary
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.format.source_facts import MixedSource
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.disk_use import DiskUse, Lines
+from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 from tests.cli.looks import HEAD, ID, NOW, consumer, outlook, survey, told
 
@@ -33,7 +34,7 @@ def stepping(name: str, consumed: int, done: int) -> Consumer:
 
 def limited(name: str, consumed: int, done: int) -> Consumer:
     """A consumer of one rank that takes so many samples for all, and has had them."""
-    state = RunState(ID, 10, 10, 0, 0, consumed, (PartState(1, 1, consumed),), consumed)
+    state = RunState(ID, 10, 10, 0, 0, consumed, (Part(1, 1, consumed),), consumed)
     return Consumer(name, Cursor(name, ID, consumed, done, {}, NOW, state), None, None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lazyshard.cli.main import main
-from lazyshard.format.state import PartState
+from lazyshard.part import Part
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
 from tests.cli.commands import lazyshard
@@ -22,7 +22,7 @@ from tests.stream.streams import foreign
 def run(tmp_path: Path) -> tuple[Path, Path]:
     """Two steps of two ranks, two of three; the first skipped sample is 16. Returns the stream and the checkpoint."""
     stream = tmp_path / "stream"
-    parts = [two_ranks(2), PartState(3, 1, 2, skip=((16, 18),), first_step=2, draws_per_step=1)]
+    parts = [two_ranks(2), Part(3, 1, 2, skip=((16, 18),), first_step=2, draws_per_step=1)]
     return stream, save(tmp_path / "out", 4, run_of(make_stream(stream), *parts))
 
 
@@ -110,7 +110,7 @@ def test_a_sample_in_a_step_that_its_epoch_does_not_fill_may_be_left_over(
 ) -> None:
     """Two steps of 8 and one of 6 leave 22 and 23 of 24, and the next step takes 4 of the next epoch as well."""
     stream = tmp_path / "stream"
-    parts = [PartState(2, 2, 8, draws_per_step=4), PartState(1, 2, 6, first_step=2, draws_per_step=6)]
+    parts = [Part(2, 2, 8, draws_per_step=4), Part(1, 2, 6, first_step=2, draws_per_step=6)]
     checkpoint = save(tmp_path / "out", 3, run_of(make_stream(stream), *parts))
     assert answer(capsys, stream, "--state", checkpoint, "--sample", "21,22")[1] == [
         "sample 21: chunk 7, row 0",
@@ -231,7 +231,7 @@ def test_usage(run: tuple[Path, Path], capsys: pytest.CaptureFixture[str], argum
     ("state", "arguments", "expected"),
     [
         ({"stream_id": "f" * 32}, [], "the state was saved with stream_id ffff"),
-        ({"parts": (PartState(2, 1, 4),)}, ["--step", "1"], "does not tell what step 1 took: part 0 of 1 does not say"),
+        ({"parts": (Part(2, 1, 4),)}, ["--step", "1"], "does not tell what step 1 took: part 0 of 1 does not say"),
     ],
 )
 def test_states_that_do_not_tell(

@@ -16,7 +16,8 @@ from lazyshard import ChunkWriter
 from lazyshard.cli.main import main
 from lazyshard.cli.watch_page import BEGINNING
 from lazyshard.format.cursor import Cursor, ReadingMark
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.stream.consumers import write_reading
 from lazyshard.stream.cursor import write_cursor
 from tests.cli.chromium import needs_chromium, open_page, screenshot
@@ -44,7 +45,7 @@ def lived_in(stream: Path) -> Path:
         at = NOW + 60 * chunk + (1800 if chunk > 40 else 0) + dice.random() * 20
         seal.write_text(json.dumps(json.loads(seal.read_bytes()) | {"sealed_at": at}))
     stream_id = writer.stream_id
-    state = RunState(stream_id, 64, 64, 128, 0, None, (PartState(4, 2, 792, draws_per_step=8),), 3168)
+    state = RunState(stream_id, 64, 64, 128, 0, None, (Part(4, 2, 792, draws_per_step=8),), 3168)
     rules = {"dp_size": 4, "batch_size": 2, "unit": 64, "window": 128, "seed": 0}
     write_cursor(stream, Cursor("sft-8b", stream_id, 3168, 40, rules, NOW + 5000, state))
     write_reading(stream, ReadingMark("sft-8b", stream_id, 4, 7, 64, NOW + 5600))

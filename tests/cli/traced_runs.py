@@ -10,7 +10,8 @@ from typing import Any
 
 from lazyshard import ChunkWriter
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.stream import write_cursor
 
 
@@ -23,15 +24,15 @@ def make_stream(directory: Path, samples: int = 24, *, end: bool = True) -> str:
     return str(json.loads((directory / "stream.json").read_bytes())["stream_id"])
 
 
-def run_of(stream_id: str | None, *parts: PartState, **settings: Any) -> RunState:
+def run_of(stream_id: str | None, *parts: Part, **settings: Any) -> RunState:
     consumed = sum(part.dp * part.draws for part in parts if part.trained)
     values: dict[str, Any] = {"samples_per_chunk": 3, "unit": 3, "window": 0, "seed": 0, "max_total_samples": None}
     return RunState(stream_id, parts=parts, consumed=consumed, **(values | settings))
 
 
-def two_ranks(steps: int) -> PartState:
+def two_ranks(steps: int) -> Part:
     """A part of two ranks, two samples of each in a step."""
-    return PartState(2, 1, 2 * steps, draws_per_step=2)
+    return Part(2, 1, 2 * steps, draws_per_step=2)
 
 
 def save(folder: Path, step: int, state: RunState, **values: Any) -> Path:
@@ -60,6 +61,6 @@ def changed(state: RunState, part: int, **fields: Any) -> RunState:
     return with_parts(state, parts)
 
 
-def with_parts(state: RunState, parts: Iterable[PartState]) -> RunState:
+def with_parts(state: RunState, parts: Iterable[Part]) -> RunState:
     parts = tuple(parts)
     return replace(state, parts=parts, consumed=sum(part.dp * part.draws for part in parts if part.trained))

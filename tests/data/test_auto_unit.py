@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
 from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 from lazyshard.stream import read_reading
 from tests.data.runs import open_ranks, read
 from tests.data.workers import DEADLINE_S, loader

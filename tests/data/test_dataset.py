@@ -18,7 +18,7 @@ from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH
 from lazyshard.errors import RankInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 from lazyshard.stream import foreign_stream
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, produce

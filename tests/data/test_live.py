@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import HERE, produce
 

@@ -13,8 +13,9 @@ import pytest
 from lazyshard import ChunkWriter, LazyShardedDataset
 from lazyshard.data.order import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import produce
 
@@ -36,9 +37,10 @@ def drawn(dataset: LazyShardedDataset) -> list[tuple[int, int]]:
     return [(draw.epoch, draw.sample) for draw in draws]
 
 
-def planned(plan: Plan, lane: int, total: int, epoch: int) -> list[tuple[int, int]]:
+def planned(course: Course, lane: int, total: int, epoch: int) -> list[tuple[int, int]]:
     """What a rank draws in one epoch."""
-    return [(epoch, plan.draw(lane, p, total, epoch).sample) for p in range(plan.epoch_length(total))]
+    course = course.in_epoch(epoch)
+    return [(epoch, course.draw(lane, p, total).sample) for p in range(course.epoch_length(total))]
 
 
 @both_layouts
@@ -77,9 +79,9 @@ def test_live_stream_that_ends_in_the_middle_of_a_window_goes_on_in_every_rank(
         # With windows of two stripes, 24 samples, this ends 5 samples into the third stripe of 12 a lane.
         produce(stream, 41, 4)
         found = [each.result(DEADLINE_S) for each in reading]
-    plan = Plan(Deal(3, 4), batch_size=2, window=4 * window)
+    course = Course(Rules(4, 4 * window), [Part(3, 2)])
     for rank, draws in enumerate(found):
-        epochs = [pair for epoch in range(3) for pair in planned(plan, rank, 41, epoch)]
+        epochs = [pair for epoch in range(3) for pair in planned(course, rank, 41, epoch)]
         assert draws == epochs[:32]
     for epoch in (0, 1):
         samples = [sample for draws in found for at, sample in draws if at == epoch]

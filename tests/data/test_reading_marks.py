@@ -18,9 +18,9 @@ from lazyshard.data.order import Order
 from lazyshard.format.cursor import ReadingMark
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
 from lazyshard.stream import read_reading, write_reading
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, names, produce, wait_until

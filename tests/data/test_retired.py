@@ -13,8 +13,9 @@ import pytest
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.errors import ChunkRetired, WaitTimeout
 from lazyshard.format.cursor import Cursor
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
 from lazyshard.stream import list_consumers, read_retired, write_cursor
 from lazyshard.stream.retire import retire
 from tests.data.workers import DEADLINE_S, first_error, loader
@@ -197,14 +198,14 @@ def test_producer_that_holds_back_and_deletes_and_a_trainer_that_commits_get_thr
             dataset = open_rank(
                 stream, max_total_samples=total, batch_size=batch, shuffle_window=shuffle_window, consumer="sft"
             )
-            plan = Plan(Deal(1, 4), batch_size=batch, window=4 * shuffle_window)
+            course = Course(Rules(4, 4 * shuffle_window), [Part(1, batch)])
             read: list[int] = []
             options: dict[str, Any] = {"prefetch_factor": 2} if workers else {}
             for ids in loader(dataset, dataset.rank_indices, workers, batch_size=batch, **options):
                 read += ids
                 # As after a checkpoint at every tenth step.
                 if len(read) % 20 == 0:
-                    done = plan.done_before(len(read), None) // 4
+                    done = course.done_before(len(read), None) // 4
                     write_cursor(stream, Cursor("sft", dataset.stream_id, len(read), done, {}, 0.0))
             assert producer.wait(DEADLINE_S) == 0
             assert producer.stdout is not None

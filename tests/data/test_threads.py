@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard import LazyShardedDataset
 from lazyshard.data.index_space import IndexSpace
-from lazyshard.plan.lane import Draw
+from lazyshard.plan.course import Draw
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 

@@ -10,7 +10,8 @@ import pytest
 from lazyshard.errors import CursorInvalid
 from lazyshard.format.blend_state import MAX_SHARES, BlendPartState, BlendShare, BlendState, blend_shares, given_shares
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from tests.format.cases import changed
 
 CURSOR = Cursor("sft", None, 4, 0, {}, 1.0)
@@ -22,7 +23,7 @@ GOLDEN = (
 
 
 def run(consumed: int) -> RunState:
-    return RunState(None, 10, 10, 0, 0, None, (PartState(1, 1, consumed),), consumed)
+    return RunState(None, 10, 10, 0, 0, None, (Part(1, 1, consumed),), consumed)
 
 
 def state(draws: int) -> BlendState:

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import CursorInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from tests.format.cases import changed, check_refusal, without
 from tests.format.records import RECORDS
 
 STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 GOLDEN = RECORDS["cursor"].golden
 VALUE: Cursor = RECORDS["cursor"].value
-STATE = RunState(STREAM_ID, 100, 100, 0, 0, None, (PartState(8, 4, 256),), 2048)
+STATE = RunState(STREAM_ID, 100, 100, 0, 0, None, (Part(8, 4, 256),), 2048)
 STATE_GOLDEN = (
     b'{"format":1,"stream_id":"5f0c1a9be7d24c3f8a6b0e1d2c3b4a59","samples_per_chunk":100,"unit":100,"window":0,'
     b'"seed":0,"max_total_samples":null,"parts":[{"dp":8,"batch_size":4,"draws":256,"epoch":null,"trained":true,'

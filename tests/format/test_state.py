@@ -18,7 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 
 STREAM_ID = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 GOLDEN = (
@@ -37,9 +38,9 @@ VALUE = RunState(
     seed=7,
     max_total_samples=None,
     parts=(
-        PartState(4, 2, 100, draws_per_step=10),
-        PartState(4, 2, 6, trained=False, first_step=10),
-        PartState(2, 1, 30, epoch=1, skip=((0, 5), (5, 9), (40, 41)), first_step=10, draws_per_step=3),
+        Part(4, 2, 100, draws_per_step=10),
+        Part(4, 2, 6, trained=False, first_step=10),
+        Part(2, 1, 30, epoch=1, skip=((0, 5), (5, 9), (40, 41)), first_step=10, draws_per_step=3),
     ),
     consumed=460,
 )
@@ -198,7 +199,7 @@ def test_missing_field_of_a_part_is_refused(name: str) -> None:
 
 def test_numpy_number_is_refused_where_the_state_is_made() -> None:
     with pytest.raises(StateInvalid, match=r"^field 'draws': expected an integer .*, found .*100"):
-        PartState(4, 2, np.int64(100))  # type: ignore[arg-type]
+        Part(4, 2, np.int64(100))  # type: ignore[arg-type]
 
 
 def test_impossible_state_cannot_be_made() -> None:
@@ -209,7 +210,7 @@ def test_impossible_state_cannot_be_made() -> None:
     with pytest.raises(StateInvalid, match="field 'parts': expected at least one part"):
         replace(VALUE, parts=({"dp": 1},))  # type: ignore[arg-type]
     with pytest.raises(StateInvalid, match=r"field 'skip\[0\]': expected a range"):
-        PartState(1, skip=([0, 5],))  # type: ignore[arg-type]
+        Part(1, skip=([0, 5],))  # type: ignore[arg-type]
 
 
 def test_bytes_cut_anywhere_are_called_torn_and_the_way_out_is_named() -> None:
@@ -270,7 +271,7 @@ def ranges(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
 def states(draw: st.DrawFn) -> RunState:
     first_steps = sorted(draw(st.lists(counts, min_size=1, max_size=4)))
     parts = tuple(
-        PartState(
+        Part(
             dp=draw(st.integers(1, 2**20)),
             batch_size=draw(st.integers(1, 2**62)),
             draws=draw(counts),

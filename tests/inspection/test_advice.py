@@ -12,10 +12,11 @@ import pytest
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
 from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.advice import FEW_ROWS, Training, advise, training_of, unevenness
 from lazyshard.inspection.inspection import Overview
 from lazyshard.inspection.row_facts import Lengths
+from lazyshard.part import Part
 from lazyshard.stream import Published
 from lazyshard.stream.consumers import Consumer
 
@@ -93,7 +94,7 @@ def test_steps_of_even_rows_are_even_and_of_long_and_short_ones_are_not() -> Non
 
 
 def run(name: str, at: float, ranks: int, window: int) -> Consumer:
-    state = RunState(ID, 10, 10, window, 0, None, (PartState(ranks, 3, 5),), 5 * ranks)
+    state = RunState(ID, 10, 10, window, 0, None, (Part(ranks, 3, 5),), 5 * ranks)
     return Consumer(name, Cursor(name, ID, 5 * ranks, 0, {}, at, state), None, None)
 
 

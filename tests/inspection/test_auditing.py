@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.auditing_counts import (
     LEFT_OUT,
     SKIPPED,
@@ -27,9 +27,9 @@ from lazyshard.inspection.auditing_counts import (
     relate,
     spans_behind,
 )
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
 from tests.inspection.test_tracing import facts, lists, run_state, states, traced
 from tests.plan.cases import PROPERTY
 
@@ -88,14 +88,14 @@ def samples_of(found: Ranges) -> list[int]:
 
 
 def test_an_epoch_that_was_begun_twice_is_trained_twice() -> None:
-    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 0, first_step=3, draws_per_step=1))
+    state = run_state(Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 0, first_step=3, draws_per_step=1))
     [one], _ = count_epochs(traced(state, facts(12)))
     assert not one.proven
     assert one.twice == Ranges(4, ((0, 2), (3, 5)))
 
 
 def test_an_epoch_that_was_cut_short_passes_samples_over() -> None:
-    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
+    state = run_state(Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 1, first_step=3, draws_per_step=1))
     first, second = count_epochs(traced(state, facts(12)))[0]
     assert (first.proven, first.missing) == (False, Ranges(6, ((6, 12),)))
     assert (second.proven, second.to_come) == (True, Ranges(8, ((2, 3), (5, 12))))
@@ -138,21 +138,21 @@ def test_ranges_go_on_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranges_where(8, lambda first, last: picked[first:last]) == Ranges(5, ((1, 5), (7, 8)))
 
 
-A = run_state(PartState(4, 1, 10, draws_per_step=1), PartState(2, 1, 3, first_step=10, draws_per_step=1))
+A = run_state(Part(4, 1, 10, draws_per_step=1), Part(2, 1, 3, first_step=10, draws_per_step=1))
 
 
 @pytest.mark.parametrize(
     ("other", "fork"),
     [
         (A, Fork(1, 3)),
-        (run_state(PartState(4, 1, 7, draws_per_step=1)), Fork(0, 7)),
-        (run_state(PartState(4, 1, 12, draws_per_step=1)), Fork(0, 10)),
-        (run_state(PartState(4, 1, 10), PartState(3, 1, 5)), Fork(1, 0)),
-        (run_state(PartState(4, 1, 10), PartState(2, 1, 5, skip=((1, 2),))), Fork(1, 0)),
-        (run_state(PartState(4, 2, 10)), Fork(0, 0)),
+        (run_state(Part(4, 1, 7, draws_per_step=1)), Fork(0, 7)),
+        (run_state(Part(4, 1, 12, draws_per_step=1)), Fork(0, 10)),
+        (run_state(Part(4, 1, 10), Part(3, 1, 5)), Fork(1, 0)),
+        (run_state(Part(4, 1, 10), Part(2, 1, 5, skip=((1, 2),))), Fork(1, 0)),
+        (run_state(Part(4, 2, 10)), Fork(0, 0)),
         # Nothing is drawn in its last part yet, so it decides nothing.
-        (run_state(PartState(4, 1, 10), PartState(3)), Fork(0, 10)),
-        (run_state(PartState(4)), Fork(0, 0)),
+        (run_state(Part(4, 1, 10), Part(3)), Fork(0, 10)),
+        (run_state(Part(4)), Fork(0, 0)),
     ],
 )
 def test_forks(other: RunState, fork: Fork) -> None:
@@ -173,21 +173,21 @@ def test_behind_a_fork_two_states_share_nothing_and_before_it_all(
 
 def test_relations() -> None:
     epoch = range(1)
-    shorter, longer = run_state(PartState(4, 1, 7)), run_state(PartState(4, 1, 12, draws_per_step=1))
+    shorter, longer = run_state(Part(4, 1, 7)), run_state(Part(4, 1, 12, draws_per_step=1))
     assert relate(A, A, epoch, epoch).relation == "head"
     assert relate(shorter, A, epoch, epoch) == Related("on the course", Fork(0, 7))
     assert relate(A, shorter, epoch, epoch).relation == "beyond"
     assert relate(longer, A, epoch, epoch) == Related("abandoned", Fork(0, 10), (Span(0, 10, 12),))
     assert relate(replace(A, seed=3), A, epoch, epoch) == Related("other settings", differs=("seed",))
     assert relate(replace(A, stream_id="1" * 32), A, epoch, epoch).relation == "other stream"
-    later = run_state(PartState(4, 1, 2, 1))
+    later = run_state(Part(4, 1, 2, 1))
     assert relate(later, A, range(1, 2), epoch).relation == "another epoch"
 
 
 def test_what_a_branch_trained_is_compared_with_the_course() -> None:
     """The branch: lanes 0 1 2 | 6 7 and 3 4 5 | 9 10. The course goes on after 3 draws with one rank: 6 7 8."""
-    head = run_state(PartState(2, 1, 3), PartState(1, 1, 2))
-    branch = run_state(PartState(2, 1, 5))
+    head = run_state(Part(2, 1, 3), Part(1, 1, 2))
+    branch = run_state(Part(2, 1, 5))
     related = relate(branch, head, range(1), range(1))
     _, [left] = count_epochs(traced(head, facts(12)), [Branch(traced(branch, facts(12)), related.beyond)])
     assert left.trained == 4

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Manifest
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.band import CLOSE_UP, Band, Cell, ChunkStretch, OpenWindow, Reader, make_band, open_window
 from lazyshard.inspection.disk_use import canonical_names
 from lazyshard.inspection.survey import Census
+from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 from lazyshard.stream.run_state import course_of
 from tests.cli.looks import ID, consumer, told
@@ -149,7 +150,7 @@ def census_of(chunks: int, *, ended: bool = False, short: int = 0) -> Census:
     )
 
 
-def run_of(*parts: PartState, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:
+def run_of(*parts: Part, unit: int = PER_CHUNK, window: int = 0, limit: int | None = None) -> RunState:
     return RunState(STREAM, PER_CHUNK, unit, window, 7, limit, parts, sum(part.dp * part.draws for part in parts))
 
 
@@ -164,26 +165,26 @@ def marked(run: RunState, window: int, needs: int, *, done: int = 0, dp: int | N
 
 
 def test_chunk_k_is_read_by_rank_k_modulo_their_number() -> None:
-    run = run_of(PartState(3))
+    run = run_of(Part(3))
     found = open_window(marked(run, 2, 9), census_of(20))
     assert found is not None
     assert (found.first, found.stop, [found.rank(chunk) for chunk in range(6, 9)]) == (6, 9, [0, 1, 2])
 
 
 def test_shuffled_window_of_two_chunks_a_rank() -> None:
-    found = open_window(marked(run_of(PartState(2), window=2 * PER_CHUNK), 3, 16), census_of(20))
+    found = open_window(marked(run_of(Part(2), window=2 * PER_CHUNK), 3, 16), census_of(20))
     assert found == OpenWindow(12, 16, 2, 1, 0, None)
     assert [found.rank(chunk) for chunk in range(12, 16)] == [0, 1, 0, 1]
 
 
 def test_smaller_units_are_shared() -> None:
-    found = open_window(marked(run_of(PartState(2), unit=1), 3, 2), census_of(20))
+    found = open_window(marked(run_of(Part(2), unit=1), 3, 2), census_of(20))
     assert found is not None
     assert found.rank(found.first) is None
 
 
 def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
-    found = open_window(marked(run_of(PartState(2)), 2, 5), census_of(5, ended=True, short=1))
+    found = open_window(marked(run_of(Part(2)), 2, 5), census_of(5, ended=True, short=1))
     assert found is not None
     assert (found.first, found.stop, found.rank(4)) == (4, 5, None)
 
@@ -191,17 +192,17 @@ def test_rows_behind_the_last_whole_stripe_are_shared() -> None:
 @pytest.mark.parametrize(
     "consumer",
     [
-        marked(run_of(PartState(2)), 2, 6, dp=3),
-        marked(run_of(PartState(2)), 2, 60),
-        marked(run_of(PartState(2)), 9, 6),
-        marked(run_of(PartState(2)), 2, 6, done=6),
-        marked(run_of(PartState(2, skip=((1, 3),))), 2, 6),
-        marked(run_of(PartState(2**30)), 2, 3 * 2**30),
-        marked(run_of(*[PartState(2)] * 300), 2, 6),
-        marked(run_of(PartState(2)), 2**62, 6),
-        replace(marked(run_of(PartState(2)), 2, 6), reading=None),
-        replace(marked(run_of(PartState(2)), 2, 6), cursor=None),
-        replace(marked(run_of(PartState(2)), 2, 6), cursor=Cursor("sft", STREAM, 0, 0, {}, 1.0)),
+        marked(run_of(Part(2)), 2, 6, dp=3),
+        marked(run_of(Part(2)), 2, 60),
+        marked(run_of(Part(2)), 9, 6),
+        marked(run_of(Part(2)), 2, 6, done=6),
+        marked(run_of(Part(2, skip=((1, 3),))), 2, 6),
+        marked(run_of(Part(2**30)), 2, 3 * 2**30),
+        marked(run_of(*[Part(2)] * 300), 2, 6),
+        marked(run_of(Part(2)), 2**62, 6),
+        replace(marked(run_of(Part(2)), 2, 6), reading=None),
+        replace(marked(run_of(Part(2)), 2, 6), cursor=None),
+        replace(marked(run_of(Part(2)), 2, 6), cursor=Cursor("sft", STREAM, 0, 0, {}, 1.0)),
     ],
     ids=["ranks", "mark ahead", "mark behind", "done", "gaps", "many ranks", "many parts", "far", "0", "1", "2"],
 )
@@ -210,7 +211,7 @@ def test_where_cursor_and_mark_contradict_or_do_not_tell_nothing_is_claimed(cons
 
 
 def test_past_the_first_epoch_nothing_is_claimed() -> None:
-    run = run_of(PartState(2, draws=8))
+    run = run_of(Part(2, draws=8))
     assert open_window(marked(run, 1, 4), census_of(4, ended=True)) is None
     assert open_window(marked(run, 1, 4), census_of(8)) is not None
 
@@ -226,8 +227,8 @@ def test_past_the_first_epoch_nothing_is_claimed() -> None:
 def test_what_is_drawn_from_a_mark_on_is_in_the_window_and_of_the_rank_named(
     data: st.DataObject, history: list[tuple[int, int]], dp: int, unit: int, windows: int, position: int
 ) -> None:
-    parts = [PartState(ranks, draws=draws) for ranks, draws in history]
-    run = run_of(*parts, PartState(dp), unit=unit, window=windows * unit)
+    parts = [Part(ranks, draws=draws) for ranks, draws in history]
+    run = run_of(*parts, Part(dp), unit=unit, window=windows * unit)
     course = course_of(run)
     # As `lazyshard.data.commits` tells it.
     needs = -(-course.needed(position) // PER_CHUNK)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Head, Manifest, ProducerState
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.disk_use import DiskUse, canonical_names
 from lazyshard.inspection.outlook import (
     Growth,
@@ -25,6 +25,7 @@ from lazyshard.inspection.outlook import (
     remainder,
 )
 from lazyshard.inspection.survey import Census, Survey
+from lazyshard.part import Part
 from lazyshard.stream.consumers import Consumer
 
 NOW: Final = 1_700_000_000.0
@@ -291,7 +292,7 @@ SAMPLES, CHUNKS = 43, 11
 
 def told(draws: int, done: int, draws_per_step: int = 0, limit: int | None = None) -> Cursor:
     """The cursor of 2 ranks with micro batches of 2, which says in its state where they are."""
-    part = PartState(2, 2, draws, draws_per_step=draws_per_step)
+    part = Part(2, 2, draws, draws_per_step=draws_per_step)
     state = RunState(STREAM, 4, 4, 0, 0, limit, (part,), 2 * draws)
     plan = {"dp_size": 2, "batch_size": 2, "unit": 4, "window": 0, "seed": 0}
     return Cursor("sft", STREAM, 2 * draws, done, plan, 1.0, state)

@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 
 from lazyshard.errors import StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.tracing import Became, Fate, StreamFacts, TracedDraw, Tracing
 from lazyshard.inspection.tracing_states import SavedState, checkpoint_files, read_state, state_of_cursor
+from lazyshard.part import Part
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 
 ID = "0" * 32
 
 
-def run_state(*parts: PartState, per_chunk: int = 3, unit: int = 3, window: int = 0, seed: int = 0) -> RunState:
+def run_state(*parts: Part, per_chunk: int = 3, unit: int = 3, window: int = 0, seed: int = 0) -> RunState:
     consumed = sum(part.dp * part.draws for part in parts if part.trained)
     return RunState(ID, per_chunk, unit, window, seed, None, parts, consumed)
 
@@ -49,7 +50,7 @@ def states(draw: st.DrawFn) -> tuple[RunState, int]:
             start = draw(st.integers(0, total - 1))
             skip = ((start, start + draw(st.integers(1, 4))),)
         trained = number == 0 or draw(st.integers(0, 2)) > 0
-        parts.append(PartState(dp, batch, draws, None, trained, skip, first, batch * accumulation))
+        parts.append(Part(dp, batch, draws, None, trained, skip, first, batch * accumulation))
         first += draws // (batch * accumulation) if trained else 0
     window, seed = unit * draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return run_state(*parts, unit=unit, window=window, seed=seed), total
@@ -109,7 +110,7 @@ def test_fates_are_what_the_oracle_draws_and_all_else_has_a_reason(case: tuple[R
     )
 
 
-TWO_PARTS = run_state(PartState(2, 1, 4, draws_per_step=2), PartState(3, 1, 2, first_step=2, draws_per_step=1))
+TWO_PARTS = run_state(Part(2, 1, 4, draws_per_step=2), Part(3, 1, 2, first_step=2, draws_per_step=1))
 """Part 0: [0, 1, 2, 6], [3, 4, 5, 9]; part 1: [7, 8, ...], [10, 15, ...], [11, 18, ...]."""
 
 
@@ -122,9 +123,9 @@ def test_fates_by_hand() -> None:
 
 def test_left_out_skipped_and_left_over_are_told_apart() -> None:
     state = run_state(
-        PartState(2, 2, 2, draws_per_step=2),
-        PartState(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
-        PartState(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
+        Part(2, 2, 2, draws_per_step=2),
+        Part(2, 2, 2, trained=False, first_step=1, draws_per_step=2),
+        Part(2, 2, 6, skip=((8, 9),), first_step=1, draws_per_step=2),
     )
     tracing = traced(state, facts(24))
     # 0 1 and 3 4 are trained, 2 6 and 5 9 skipped; 8 is left out of 7 10 12 13 14 18 and 11 15 16 17 21 22.
@@ -147,7 +148,7 @@ def test_a_live_stream_tells_what_is_certain() -> None:
 
 
 def test_an_epoch_that_is_begun_anew_cuts_the_one_before_short() -> None:
-    state = run_state(PartState(2, 1, 3, draws_per_step=1), PartState(2, 1, 2, 1, first_step=3, draws_per_step=1))
+    state = run_state(Part(2, 1, 3, draws_per_step=1), Part(2, 1, 2, 1, first_step=3, draws_per_step=1))
     tracing = traced(state, facts(12))
     assert [section.last_epoch for section in tracing.sections] == [0, 1]
     assert [(fate.epoch, fate.became) for fate in tracing.fates(0)] == [(0, "trained"), (1, "trained")]
@@ -162,7 +163,7 @@ def test_max_total_samples_is_the_end() -> None:
 
 def test_steps_that_end_with_epochs_are_known_by_the_number_that_the_file_says() -> None:
     """12 samples, 2 ranks: epochs of 6 positions, steps of 4 and 2."""
-    state = run_state(PartState(2, 1, 12, draws_per_step=4))
+    state = run_state(Part(2, 1, 12, draws_per_step=4))
     even, cut = traced(state, facts(12), step=3), traced(state, facts(12), step=4)
     assert [(even.place(2).start, even.place(2).stop), (cut.place(1).start, cut.place(1).stop)] == [(8, 12), (4, 6)]
     assert cut.steps.trained == 4
@@ -184,7 +185,7 @@ def test_a_state_that_does_not_fit_the_stream_is_refused(
 
 
 def test_a_state_that_does_not_know_its_steps_says_so() -> None:
-    state = run_state(PartState(2, 1, 4), PartState(3, 1, 2, first_step=2, draws_per_step=1))
+    state = run_state(Part(2, 1, 4), Part(3, 1, 2, first_step=2, draws_per_step=1))
     tracing = traced(state, facts(60))
     assert [drawn.sample for drawn in tracing.at_step(2)] == [7, 10, 11]
     with pytest.raises(StateMismatch, match="does not tell what step 2 took: part 0 of 2 does not say how many"):
@@ -194,14 +195,12 @@ def test_a_state_that_does_not_know_its_steps_says_so() -> None:
 
 def test_what_a_later_epoch_leaves_out_was_left_over_before() -> None:
     """13 samples, 2 ranks: 12 is left over in epoch 0, and left out from the middle of epoch 1 on."""
-    state = run_state(
-        PartState(2, 1, 8, draws_per_step=1), PartState(2, 1, 1, skip=((12, 13),), first_step=8, draws_per_step=1)
-    )
+    state = run_state(Part(2, 1, 8, draws_per_step=1), Part(2, 1, 1, skip=((12, 13),), first_step=8, draws_per_step=1))
     fates = list(traced(state, facts(13)).fates(12))
     assert [(fate.epoch, fate.became) for fate in fates] == [(0, "left over"), (1, "skipped")]
 
 
-STATE = run_state(PartState(2, 1, 6, draws_per_step=2))
+STATE = run_state(Part(2, 1, 6, draws_per_step=2))
 
 FORMAT_1 = {"format": 1, "stream": ID, "samples_per_chunk": 3, "consumed": 12, "step": 3, "dp_size": 2, "batch_size": 1}
 FORMAT_1 |= {"layout": "strided", "window": 2, "seed": 7, "consumer": "sft", "saved_at": 5.0}
@@ -238,7 +237,7 @@ def test_a_state_alone(tmp_path: Path) -> None:
 
 def test_the_state_of_format_1_follows_from_its_numbers(tmp_path: Path) -> None:
     state = read_state(save(tmp_path, FORMAT_1)).state
-    assert state == run_state(PartState(2, 1, 6, draws_per_step=2), window=6, seed=7)
+    assert state == run_state(Part(2, 1, 6, draws_per_step=2), window=6, seed=7)
     # Seven steps cannot have taken as many positions each: one at an epoch's end was shorter.
     save(tmp_path, FORMAT_1 | {"step": 4})
     assert read_state(tmp_path).state.parts[0].draws_per_step == 0

@@ -25,6 +25,7 @@ LAYERS: Final = {
     "lazyshard.examination": "examination",
     "lazyshard.lazy": "lazy",
     "lazyshard.memory": "memory",
+    "lazyshard.part": "part",
     "lazyshard.format": "format",
     "lazyshard.plan": "plan",
     "lazyshard.config": "config",
@@ -47,16 +48,17 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
     "examination": set(),
     "lazy": set(),
     "memory": set(),
-    "format": {"memory", "errors"},
-    "plan": {"errors"},
+    "part": {"errors"},
+    "format": {"part", "memory", "errors"},
+    "plan": {"part", "errors"},
     "config": {"lazy", "memory", "errors"},
     "store": {"format", "memory", "errors"},
-    "stream": {"lazy", "store", "format", "plan", "memory", "errors"},
-    "inspection": {"stream", "store", "format", "plan", "memory", "errors"},
+    "stream": {"part", "lazy", "store", "format", "plan", "memory", "errors"},
+    "inspection": {"part", "stream", "store", "format", "plan", "memory", "errors"},
     "conversion": {"stream", "store", "format", "memory", "errors"},
-    "data": {"lazy", "stream", "store", "config", "format", "plan", "memory", "errors"},
+    "data": {"part", "lazy", "stream", "store", "config", "format", "plan", "memory", "errors"},
     "filesystem": set(),
-    "simulation": {"stream", "format", "plan"},
+    "simulation": {"part", "stream", "format", "plan"},
     "facade": {"lazy", "data", "config", "inspection", "stream", "format", "plan", "errors"},
     "cli": {
         *(
@@ -76,7 +78,7 @@ MAY_IMPORT: Final[dict[str, set[str]]] = {
         "errors",
     },
     "producer": {"facade", "conversion", "inspection", "stream", "store", "format", "plan", "memory", "errors"},
-    "swift": {"facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
+    "swift": {"part", "facade", "data", "stream", "store", "format", "plan", "examination", "memory", "errors"},
 }
 
 # Public names whose home is lazyshard.data: taking them from the facade is importing it.
@@ -85,7 +87,7 @@ NAMES_OF_DATA: Final = {"LazyShardedDataset", "streaming_shard"}
 TORCH_LAYERS: Final = {"data", "swift"}
 SWIFT_LAYERS: Final = {"swift"}
 
-PURE_LAYERS: Final = {"format", "plan"}
+PURE_LAYERS: Final = {"format", "part", "plan"}
 NOT_PURE_MODULES: Final = {
     *("asyncio", "concurrent", "datetime", "fcntl", "filelock", "glob", "io", "logging", "mmap", "multiprocessing"),
     *("os", "pathlib", "random", "secrets", "select", "shutil", "signal", "socket", "subprocess", "tempfile"),

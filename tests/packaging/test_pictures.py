@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
 from scripts.pictures.draw_pictures import PICTURES
 from tests.packaging.test_import_directions import ROOT
 

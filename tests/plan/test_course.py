@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Draw, Plan
-from lazyshard.plan.part import Part
-from lazyshard.plan.places import Place
-from lazyshard.plan.segment import Rules
+from lazyshard.part import Part
+from lazyshard.plan.course import Course, Draw, Place, Run
+from lazyshard.plan.deal import Rules
 from tests.plan import oracle
-from tests.plan.cases import PROPERTY
+from tests.plan.cases import PROPERTY, Case, cases
 
 
 @dataclass(frozen=True)
@@ -94,25 +92,85 @@ GOLDEN = [
 ]
 
 
+def of_epoch(course: Course, lane: int, total: int, turn: int = 0) -> list[int]:
+    length = course.full_epoch_length(total)
+    return [course.draw(lane, turn * length + p, total).sample for p in range(length)]
+
+
+def test_draws_golden_of_two_epochs_and_in_order_cut_to_whole_batches() -> None:
+    course = Course(Rules(4, window=8), [Part(2)])
+    assert of_epoch(course, 0, 27) == [9, 2, 3, 10, 0, 1, 8, 11, 16, 17, 18, 19, 24]
+    assert of_epoch(course, 1, 27) == [13, 15, 12, 4, 5, 14, 6, 7, 21, 20, 22, 23, 25]
+    assert of_epoch(course, 0, 27, turn=1) == [2, 10, 8, 9, 1, 3, 11, 0, 26, 18, 19, 17, 24]
+    assert of_epoch(course, 1, 27, turn=1) == [14, 7, 12, 4, 6, 5, 13, 15, 25, 20, 23, 22, 21]
+    assert course.leftover(27) == 1
+    course = Course(Rules(3), [Part(2, batch_size=2)])
+    assert of_epoch(course, 0, 19) == [0, 1, 2, 6, 7, 8, 12, 13]
+    assert of_epoch(course, 1, 19) == [3, 4, 5, 9, 10, 11, 15, 16]
+    assert course.leftover(19) == 3
+
+
+def test_order_of_a_window_is_that_of_seed_epoch_lane_and_window() -> None:
+    # oracle.permutation(4, (9, 5, 1, 2)) is [1, 0, 2, 3]; samples of window 2 of lane 1 are 20 to 23.
+    course = Course(Rules(4, window=4, seed=9), [Part(2, epoch=5)])
+    assert [course.draw(1, 8 + p, None).sample for p in range(4)] == [21, 20, 22, 23]
+
+
 @PROPERTY
-@given(chains(), st.integers(0, 3))
-def test_a_single_part_draws_as_a_plan_does(chain: Chain, epoch: int) -> None:
-    rules, part = chain.rules, chain.parts[0]
-    plan = Plan(Deal(part.dp, rules.unit), part.batch_size, rules.window, rules.seed)
-    course = Course(rules, [Part(part.dp, part.batch_size, epoch=epoch)])
-    total = chain.total
-    assert course.epoch_length(total) == course.full_epoch_length(total) == plan.epoch_length(total)
-    assert course.leftover(total) == plan.leftover(total)
-    for position in range(2 * plan.epoch_length(total) + 3):
-        assert course.needed(position) == plan.needed(position)
-        if position != plan.epoch_length(total) or not plan.leftover(total):
-            assert course.done_before(position, total) == plan.done_before(position, total)
-        assert course.done_before(position, None) == plan.done_before(position, None)
-        for lane in range(part.dp):
-            assert course.draw(lane, position, total) == plan.draw(lane, position, total, epoch)
-            assert course.draw(lane, position, None) == plan.draw(lane, position, None, epoch)
-            assert course.run(lane, position, total) == plan.run(lane, position, total, epoch)
-            assert course.run(lane, position, None) == plan.run(lane, position, None, epoch)
+@given(cases(filled=True), st.integers(0, 3))
+def test_any_epoch_is_that_of_the_oracle_begun_there_or_met_on_the_way(case: Case, epoch: int) -> None:
+    expected, total = case.drawn(epoch), case.total
+    begun, first = case.course(epoch), case.course()
+    assert [of_epoch(begun, lane, total) for lane in range(case.part.dp)] == expected
+    assert [of_epoch(first, lane, total, epoch) for lane in range(case.part.dp)] == expected
+    assert begun.epoch_length(total) == first.epoch_length(total) == len(expected[0])
+    assert begun.leftover(total) == total - sum(map(len, expected)) < case.part.dp * case.part.batch_size
+
+
+@PROPERTY
+@given(cases(), st.integers(0, 30))
+def test_needed_is_what_window_and_batch_ask_for_and_no_more(case: Case, position: int) -> None:
+    dp, batch, span = case.part.dp, case.part.batch_size, case.rules.window or case.rules.unit
+    assert case.course().needed(position) == dp * max((position // size + 1) * size for size in (span, batch))
+
+
+@pytest.mark.parametrize(
+    ("rules", "part", "needed"),
+    [
+        (Rules(3), Part(2), [6, 6, 6, 12, 12, 12, 18]),
+        (Rules(3), Part(2, 4), [8, 8, 8, 12, 16, 16, 18]),
+        (Rules(3, window=6), Part(2), [12, 12, 12, 12, 12, 12, 24]),
+        (Rules(3, window=6), Part(2, 4), [12, 12, 12, 12, 16, 16, 24]),
+    ],
+)
+def test_needed_golden(rules: Rules, part: Part, needed: list[int]) -> None:
+    assert [Course(rules, [part]).needed(p) for p in range(7)] == needed
+
+
+@pytest.mark.parametrize(
+    ("rules", "part", "position", "total", "run"),
+    [
+        (Rules(4), Part(2), 5, None, Run(4, 8, 12, 0)),
+        (Rules(4), Part(2), 5, 27, Run(4, 8, 12, 0)),
+        (Rules(4), Part(2), 12, 27, Run(12, 13, 25, 0)),
+        (Rules(4), Part(2), 14, 27, Run(13, 17, 4, 1)),
+        (Rules(4), Part(2, 3), 5, None, Run(4, 6, 12, 0)),
+        (Rules(4), Part(2, 3), 6, None, Run(4, 8, 12, 0)),
+        (Rules(4), Part(2, 7), 5, 16, Run(4, 7, 12, 0)),
+        (Rules(4, window=4), Part(2), 5, 27, Run(5, 6, 12, 0)),
+        (Rules(4), Part(1), 5, 27, Run(4, 8, 4, 0)),
+    ],
+)
+def test_run_golden(rules: Rules, part: Part, position: int, total: int | None, run: Run) -> None:
+    assert Course(rules, [part]).run(part.dp - 1, position, total) == run
+
+
+def test_stream_too_short_for_one_batch_a_lane_is_refused_past_its_first_epoch() -> None:
+    course = Course(Rules(4), [Part(2, 3)])
+    assert (course.epoch_length(5), course.leftover(5)) == (0, 5)
+    for call in (lambda: course.draw(0, 0, 5), lambda: course.draws(0, [0], 5), lambda: course.run(0, 0, 5)):
+        with pytest.raises(IndexError, match="an epoch is empty"):
+            call()
 
 
 @PROPERTY
@@ -358,10 +416,13 @@ def test_a_part_that_begins_an_epoch_does_not_depend_on_those_before() -> None:
     ("make", "expected"),
     [
         (lambda: Course(Rules(1), []), "a course has at least one part"),
-        (lambda: Part(0), "dp must be an int >= 1, got 0"),
-        (lambda: Part(1, draws=-1), "draws must be an int >= 0, got -1"),
-        (lambda: Part(1, skip=((3, 3),)), "stop of a range must be an int >= 4, got 3"),
+        (lambda: Part(0), "field 'dp': expected an integer from 1"),
+        (lambda: Part(1, draws=-1), "field 'draws'"),
+        (lambda: Part(1, skip=((3, 3),)), r"skip\[0\]\[1\]"),
         (lambda: Rules(2, 3), "window must be a multiple of unit = 2, got 3"),
+        (lambda: Rules(4, -4), "window must be an int >= 0, got -4"),
+        (lambda: Rules(4, seed=2**63), r"seed must be an int in \[0, 9223372036854775808\), got 9223372036854775808"),
+        (lambda: Rules(4, seed=cast(int, 1.0)), "seed must be an int in .*, got 1.0"),
         (lambda: Course(Rules(1), [Part(2, draws=9), Part(1)]).draw(0, 0, 0), "9 positions of 2 lanes were drawn, but"),
     ],
 )

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
-from tests.plan.cases import PROPERTY, Case, cases, plans
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
+from tests.plan.cases import PROPERTY, Case, cases
 
 
 def length(case: Case) -> int:
@@ -23,85 +24,64 @@ def still_drawn(case: Case, position: int) -> list[int]:
 
 def still_kept(case: Case, position: int) -> list[int]:
     """The same, with open windows and stripes that are dealt out in part whole, and what is left over with them."""
-    plan, deal = case.plan, case.plan.deal
-    if position >= length(case):
+    if position > length(case):
         return []
-    span = plan.window or deal.unit
-    lanes = case.lanes()
-    in_stripes = (case.total - deal.start) // (deal.dp * deal.unit) * deal.unit
-    row_by_row = not plan.window and position >= in_stripes
-    first = position if row_by_row else position - position % span
-    return [sample for lane in lanes for sample in lane[first:]]
-
-
-def positions(case: Case) -> range:
-    return range(length(case) + 3)
+    dp, unit, window = case.part.dp, case.rules.unit, case.rules.window
+    in_stripes = case.total // (dp * unit) * unit
+    row_by_row = not window and position >= in_stripes
+    first = position if row_by_row else position - position % (window or unit)
+    left_over = position < length(case) or any(lane[position:] for lane in case.lanes())
+    return [sample for lane in case.lanes() for sample in lane[first:]] if left_over else []
 
 
 @PROPERTY
 @given(cases())
-def test_no_sample_below_it_is_drawn_later(case: Case) -> None:
-    for position in positions(case):
-        done = case.plan.done_before(position, case.total)
+def test_it_is_the_first_sample_that_is_still_kept_and_never_falls(case: Case) -> None:
+    course = case.course()
+    found = [course.done_before(position, case.total) for position in range(length(case) + 3)]
+    for position, done in enumerate(found):
+        assert done == min(still_kept(case, position), default=case.total)
         assert min(still_drawn(case, position), default=done) >= done
-
-
-@PROPERTY
-@given(cases())
-def test_it_is_the_first_sample_that_is_still_kept(case: Case) -> None:
-    for position in positions(case):
-        assert case.plan.done_before(position, case.total) == min(still_kept(case, position), default=case.total)
-
-
-@PROPERTY
-@given(cases())
-def test_it_never_falls_and_ends_at_the_total(case: Case) -> None:
-    found = [case.plan.done_before(position, case.total) for position in positions(case)]
     assert found == sorted(found)
     assert found[-1] == case.total
-    assert found[0] == (case.plan.deal.start if length(case) else case.total)
 
 
 @PROPERTY
-@given(plans(), st.integers(0, 30), st.integers(0, 40))
-def test_what_is_said_live_holds_after_the_end(plan: Plan, position: int, more: int) -> None:
+@given(cases(), st.integers(0, 30), st.integers(0, 40))
+def test_what_is_said_live_holds_after_the_end(case: Case, position: int, more: int) -> None:
+    course = case.course()
     # Everything up to the position was certain when it was drawn.
-    certain = plan.needed(position - 1) if position else plan.deal.start
-    live = plan.done_before(position, None)
-    assert plan.deal.start <= live <= certain
+    certain = course.needed(position - 1) if position else 0
+    live = course.done_before(position, None)
+    assert 0 <= live <= certain
     total = certain + more
-    assert live <= plan.done_before(position, total)
-    if total >= plan.needed(position):
-        assert live == plan.done_before(position, total)
-    assert min(still_drawn(Case(plan, total), position), default=live) >= live
+    assert live <= course.done_before(position, total)
+    if total >= course.needed(position):
+        assert live == course.done_before(position, total)
+    assert min(still_drawn(Case(case.rules, case.part, total), position), default=live) >= live
 
 
 @pytest.mark.parametrize(
-    ("plan", "total", "expected"),
+    ("rules", "part", "total", "expected"),
     [
-        (Plan(Deal(2, 3)), None, [0, 0, 0, 6, 6, 6, 12, 12, 12, 18]),
-        (Plan(Deal(2, 3)), 16, [0, 0, 0, 6, 6, 6, 12, 14, 16, 16]),
-        (Plan(Deal(2, 3)), 17, [0, 0, 0, 6, 6, 6, 12, 14, 17, 17]),
-        (Plan(Deal(2, 3, start=10)), 26, [10, 10, 10, 16, 16, 16, 22, 24, 26, 26]),
-        (Plan(Deal(2, 3), batch_size=2), 19, [0, 0, 0, 6, 6, 6, 12, 12, 19, 19]),
-        (Plan(Deal(2, 3), window=6), 16, [0, 0, 0, 0, 0, 0, 12, 12, 16, 16]),
-        (Plan(Deal(2, 3), window=6), None, [0, 0, 0, 0, 0, 0, 12, 12, 12, 12]),
-        (Plan(Deal(4, 5)), 3, [3, 3]),
+        (Rules(3), Part(2), None, [0, 0, 0, 6, 6, 6, 12, 12, 12, 18]),
+        (Rules(3), Part(2), 16, [0, 0, 0, 6, 6, 6, 12, 14, 16, 16]),
+        (Rules(3), Part(2), 17, [0, 0, 0, 6, 6, 6, 12, 14, 16, 17]),
+        (Rules(3), Part(2, 2), 19, [0, 0, 0, 6, 6, 6, 12, 12, 12, 19]),
+        (Rules(3, 6), Part(2), 16, [0, 0, 0, 0, 0, 0, 12, 12, 16, 16]),
+        (Rules(3, 6), Part(2), None, [0, 0, 0, 0, 0, 0, 12, 12, 12, 12]),
+        (Rules(5), Part(4), 3, [0, 3]),
     ],
 )
-def test_done_golden(plan: Plan, total: int | None, expected: list[int]) -> None:
-    assert [plan.done_before(position, total) for position in range(len(expected))] == expected
+def test_done_golden(rules: Rules, part: Part, total: int | None, expected: list[int]) -> None:
+    course = Course(rules, [part])
+    assert [course.done_before(position, total) for position in range(len(expected))] == expected
 
 
 def test_far_position_is_no_more_work() -> None:
-    assert Plan(Deal(8, 1000), window=4000).done_before(2**60, None) == 2**60 // 4000 * 4000 * 8
+    assert Course(Rules(1000, 4000), [Part(8)]).done_before(2**59, None) == 2**59 // 4000 * 4000 * 8
 
 
 def test_position_outside_is_refused() -> None:
     with pytest.raises(IndexError, match=r"position must be >= 0, got -1"):
-        Plan(Deal(2, 3)).done_before(-1, None)
-
-
-def test_total_before_the_start_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"total must be >= start = 10, got 9"):
-        Plan(Deal(2, 3, start=10)).done_before(0, 9)
+        Course(Rules(3), [Part(2)]).done_before(-1, None)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.ending import AtEnd, Ending
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.steps import AtEnd, Ending
 from tests.plan import oracle
 from tests.plan.cases import PROPERTY
 from tests.plan.test_course import Chain, chains

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Gaps
 from tests.plan.cases import PROPERTY
 
 RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0], sum(pair))), max_size=5)

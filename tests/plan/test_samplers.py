@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
-from lazyshard.plan.layout import make_layout
-from tests.plan.cases import PROPERTY, Case, filled_cases
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
+from lazyshard.plan.layout import Layout
+from tests.plan.cases import PROPERTY, Case, cases
 
 
 def sharded_blocks(rank: int, dp: int, block: int) -> list[int]:
@@ -38,33 +39,26 @@ SAMPLERS: list[Sampler] = [sharded_blocks, in_turn, in_turn_from_random]
 
 
 @PROPERTY
-@given(filled_cases(), st.sampled_from(["block", "strided"]), st.sampled_from(SAMPLERS), st.integers(0, 2))
-def test_ranks_together_meet_every_sample_once(case: Case, name: str, sampler: Sampler, epoch: int) -> None:
-    plan, total, dp = case.plan, case.total, case.plan.deal.dp
-    layout = make_layout(name, dp, plan.epoch_length(total))
+@given(cases(filled=True), st.booleans(), st.sampled_from(SAMPLERS), st.integers(0, 2))
+def test_ranks_together_meet_every_sample_once(case: Case, strided: bool, sampler: Sampler, epoch: int) -> None:
+    course, total, dp = case.course(epoch), case.total, case.part.dp
+    layout = Layout(dp, course.epoch_length(total), strided)
     samples = [
-        plan.draw(*layout.locate(index), total, epoch).sample
+        course.draw(*layout.locate(index), total).sample
         for rank in range(dp)
         for index in sampler(rank, dp, layout.block)
     ]
     assert sorted(samples) == sorted(chain.from_iterable(case.drawn(epoch)))
-    assert len(set(samples)) == len(samples) == case.total - plan.deal.start - plan.leftover(total)
+    assert len(set(samples)) == len(samples) == total - course.leftover(total)
 
 
-@pytest.mark.parametrize(("name", "sampler"), [("block", sharded_blocks), ("strided", in_turn)])
+@pytest.mark.parametrize(("strided", "sampler"), [(False, sharded_blocks), (True, in_turn)])
 @pytest.mark.parametrize("window", [0, 8])
-def test_rank_meets_only_its_own_chunks_with_the_matching_layout(name: str, sampler: Sampler, window: int) -> None:
+def test_rank_meets_only_its_own_chunks_with_the_matching_layout(strided: bool, sampler: Sampler, window: int) -> None:
     dp, chunk, total = 3, 4, 48
-    plan = Plan(Deal(dp, chunk), batch_size=2, window=window)
-    layout = make_layout(name, dp, plan.epoch_length(total))
+    course = Course(Rules(chunk, window), [Part(dp, 2)])
+    layout = Layout(dp, course.epoch_length(total), strided)
     for rank in range(dp):
         places = [layout.locate(index) for index in sampler(rank, dp, layout.block)]
-        chunks = {plan.draw(lane, p, total).sample // chunk for lane, p in places}
+        chunks = {course.draw(lane, p, total).sample // chunk for lane, p in places}
         assert chunks == set(range(rank, 12, dp))
-
-
-def test_strided_rank_in_turn_walks_its_lane_in_order() -> None:
-    plan = Plan(Deal(2, 3))
-    layout = make_layout("strided", 2, plan.epoch_length(12))
-    samples = [plan.draw(*layout.locate(index), 12).sample for index in in_turn(1, 2, layout.block)]
-    assert samples == [3, 4, 5, 9, 10, 11]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.plan.sharding import Sharding
+from lazyshard.plan.layout import Sharding
 
 
 def dealt(total: int, shards: int, batch_size: int, **options: Any) -> list[list[int]]:

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyshard
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Deal, window_positions
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
-from lazyshard.plan.shuffle_distance import expected_neighbours, largest_distance, window_for_distance
+from lazyshard.plan.deal import Deal, Rules, window_positions
+from lazyshard.plan.shuffle import expected_neighbours, largest_distance, window_for_distance
 from tests.plan.distances import neighbours
 
 

@@ -19,11 +19,12 @@ from lazyshard.errors import ChunkCorrupt, FileRefused, FormatInvalid, LazyShard
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection import inspection
 from lazyshard.inspection.inspection import overview
 from lazyshard.inspection.tracing import MAX_EPOCHS, MAX_PARTS, MAX_STEP_DRAWS, StreamFacts, Tracing
 from lazyshard.inspection.tracing_states import SavedState
+from lazyshard.part import Part
 from lazyshard.store.files import MAX_PLAIN_BYTES, read_file
 from lazyshard.stream.cursor import write_cursor
 from lazyshard_producer.sources.decompression import BLOCK_BYTES, open_text
@@ -148,7 +149,7 @@ def consumed(place: Path) -> Path:
     """A stream with a cursor."""
     stream = write_stream(place / "stream")
     identity = Manifest.decode((stream / "stream.json").read_bytes()).stream_id
-    state = RunState(identity, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2)
+    state = RunState(identity, 2, 2, 0, 0, None, (Part(1, 1, 2),), 2)
     write_cursor(stream, Cursor("sft", identity, 2, 0, {}, 1.0, state))
     return stream
 
@@ -198,29 +199,29 @@ def tracing(facts_samples: int = 6, **values: Any) -> Tracing:
 @pytest.mark.parametrize(
     "parts",
     [
-        (PartState(2**31, 1, 2**30),),
-        (PartState(1, 2**61, 2**61),),
-        (PartState(1, 1, 2**61),),
-        (PartState(1, 1, 6 * (MAX_EPOCHS + 1)),),
-        (PartState(1, 1, 2, skip=((0, 2**62),)),),
-        (PartState(1, 1, 1),) * (MAX_PARTS + 1),
+        (Part(2**31, 1, 2**30),),
+        (Part(1, 2**61, 2**61),),
+        (Part(1, 1, 2**61),),
+        (Part(1, 1, 6 * (MAX_EPOCHS + 1)),),
+        (Part(1, 1, 2, skip=((0, 2**62),)),),
+        (Part(1, 1, 1),) * (MAX_PARTS + 1),
     ],
     ids=["ranks", "batch", "draws", "epochs", "skip", "parts"],
 )
-def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[PartState, ...]) -> None:
+def test_state_that_no_run_can_have_is_refused_before_it_is_walked_through(parts: tuple[Part, ...]) -> None:
     with pytest.raises(StateMismatch, match="the state cannot be of this stream"):
         tracing(parts=parts)
 
 
 def test_step_of_more_draws_than_memory_holds_is_refused() -> None:
-    state = PartState(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS)
+    state = Part(2**31, 1, 0, draws_per_step=MAX_STEP_DRAWS)
     with pytest.raises(StateMismatch, match="draws"):
         list(tracing(2**60, parts=(state,)).at_step(0))
 
 
 @pytest.mark.parametrize("number", [-1, 2**63, 1.5, 1e308, "1", None, True])
 def test_numbers_of_a_state_are_refused_beyond_their_bounds(number: Any) -> None:
-    values = RunState("0" * 32, 2, 2, 0, 0, None, (PartState(1, 1, 2),), 2).to_dict()
+    values = RunState("0" * 32, 2, 2, 0, 0, None, (Part(1, 1, 2),), 2).to_dict()
     for name in ("samples_per_chunk", "unit", "window", "seed", "consumed"):
         with pytest.raises(StateInvalid):
             RunState.from_dict(values | {name: number}, "file")

@@ -20,8 +20,9 @@ import pytest
 
 from lazyshard.errors import CursorTaken, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.inspection.verification_files import gather_facts
+from lazyshard.part import Part
 from lazyshard.stream import CursorOwner, forget_consumer, list_consumers, read_cursor, write_cursor
 from tests.stream.streams import DEADLINE_S, HERE, forked, names, produce, reap, wait_until
 
@@ -31,7 +32,7 @@ START = "import sys\nfrom lazyshard.stream import CursorOwner\nowner = CursorOwn
 
 def at(consumed: int, *, updated_at: float = 1700000000.0) -> Cursor:
     """The cursor of a run of one rank at that many samples."""
-    state = RunState(None, 2, 2, 0, 0, None, (PartState(1, 1, consumed),), consumed)
+    state = RunState(None, 2, 2, 0, 0, None, (Part(1, 1, consumed),), consumed)
     return Cursor("sft", None, consumed, consumed // 2, {"dp_size": 1}, updated_at, state)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lazyshard.errors import StateMismatch
-from lazyshard.format.state import PartState, RunState
-from lazyshard.plan.part import Part
-from lazyshard.plan.segment import Rules
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
+from lazyshard.plan.deal import Rules
 from lazyshard.stream import run_state
 from lazyshard.stream.run_state import (
     check_fits,
@@ -25,24 +25,22 @@ from lazyshard.stream.run_state import (
 )
 
 
-def state(*parts: PartState, **settings: Any) -> RunState:
+def state(*parts: Part, **settings: Any) -> RunState:
     consumed = sum(part.dp * part.draws for part in parts if part.trained)
     known: dict[str, Any] = {"stream_id": "f" * 32, "samples_per_chunk": 4, "unit": 4, "window": 0, "seed": 0}
     return RunState(**known | {"max_total_samples": None} | settings, parts=parts, consumed=consumed)
 
 
 # 12 samples on two ranks, then 9 on three.
-BEFORE = PartState(2, 1, draws=6, draws_per_step=2)
-NOW = PartState(3, 1, draws=3, first_step=3, draws_per_step=1)
+BEFORE = Part(2, 1, draws=6, draws_per_step=2)
+NOW = Part(3, 1, draws=3, first_step=3, draws_per_step=1)
 
 
 def test_course_has_the_rules_and_parts_of_the_state() -> None:
     skip = ((3, 5),)
-    course = course_of(state(BEFORE, replace(NOW, skip=skip), window=8, seed=7))
-    assert course.rules == Rules(4, 8, 7)
-    assert course.parts == (Part(2, draws=6), Part(3, draws=3, skip=skip))
-    course = course_of(state(replace(BEFORE, epoch=2, trained=False, batch_size=3)))
-    assert course.parts == (Part(2, 3, draws=6, epoch=2, trained=False),)
+    parts = (BEFORE, replace(NOW, skip=skip))
+    course = course_of(state(*parts, window=8, seed=7))
+    assert (course.rules, course.parts) == (Rules(4, 8, 7), parts)
 
 
 @pytest.mark.parametrize(("consumed", "draws"), [(12, 0), (15, 1), (21, 3), (30, 6)])
@@ -76,20 +74,20 @@ def test_what_was_passed_over_is_not_consumed() -> None:
         (3, 1, 0, (BEFORE, NOW)),
         (3, 1, 1, (BEFORE, NOW)),
         # By steps of one draw, three of them behind step 3.
-        (4, 1, 2, (BEFORE, NOW, PartState(4, 1, first_step=6, draws_per_step=2))),
-        (4, 1, 0, (BEFORE, NOW, PartState(4, 1, first_step=6))),
-        (3, 2, 0, (BEFORE, NOW, PartState(3, 2, first_step=6))),
-        (3, 1, 2, (BEFORE, NOW, PartState(3, 1, first_step=6, draws_per_step=2))),
+        (4, 1, 2, (BEFORE, NOW, Part(4, 1, first_step=6, draws_per_step=2))),
+        (4, 1, 0, (BEFORE, NOW, Part(4, 1, first_step=6))),
+        (3, 2, 0, (BEFORE, NOW, Part(3, 2, first_step=6))),
+        (3, 1, 2, (BEFORE, NOW, Part(3, 1, first_step=6, draws_per_step=2))),
     ],
 )
 def test_run_goes_on_in_the_same_part_or_in_a_new_one(
-    dp: int, batch_size: int, draws_per_step: int, parts: tuple[PartState, ...]
+    dp: int, batch_size: int, draws_per_step: int, parts: tuple[Part, ...]
 ) -> None:
     assert resumed(state(BEFORE, NOW), dp, batch_size, draws_per_step=draws_per_step) == state(*parts)
 
 
 def test_part_that_has_drawn_nothing_is_not_kept_but_what_it_leaves_out_is() -> None:
-    nothing = PartState(3, 1, skip=((1, 2), (8, 9)), epoch=2, first_step=3)
+    nothing = Part(3, 1, skip=((1, 2), (8, 9)), epoch=2, first_step=3)
     assert resumed(state(BEFORE, nothing), 4, 1).parts == (BEFORE, replace(nothing, dp=4))
     more = without_samples(state(BEFORE, nothing), [(2, 4)])
     assert more.parts == (BEFORE, replace(nothing, skip=((1, 4), (8, 9))))
@@ -109,7 +107,7 @@ def test_step_that_the_caller_knows_counts() -> None:
         (replace(NOW, draws=0), 3),
     ],
 )
-def test_steps_by_the_end_of_a_part(part: PartState, steps: int) -> None:
+def test_steps_by_the_end_of_a_part(part: Part, steps: int) -> None:
     assert steps_of(part) == steps
 
 
@@ -118,7 +116,7 @@ def test_samples_are_left_out_from_here_on() -> None:
     assert without_samples(run, []) is run
     assert without_samples(run, [(8, 9), (2, 4), (4, 6)]).parts == (
         BEFORE,
-        PartState(2, 1, skip=((2, 6), (8, 9)), first_step=3, draws_per_step=2),
+        Part(2, 1, skip=((2, 6), (8, 9)), first_step=3, draws_per_step=2),
     )
     for wrong in ((3, 3), (-1, 2)):
         with pytest.raises(ValueError, match="of a range must be an int"):
@@ -141,7 +139,7 @@ def test_samples_of_steps_to_come(start: int, stop: int, total: int | None, rang
 
 
 def test_next_steps_are_passed_over_as_a_part_of_their_own() -> None:
-    following = PartState(2, 1, first_step=3, draws_per_step=2)
+    following = Part(2, 1, first_step=3, draws_per_step=2)
     assert without_steps(state(BEFORE), 4, 6, None).parts == (
         BEFORE,
         replace(following, draws=4, trained=False),
@@ -152,7 +150,7 @@ def test_next_steps_are_passed_over_as_a_part_of_their_own() -> None:
 def test_samples_of_later_steps_are_left_out() -> None:
     assert without_steps(state(BEFORE), 5, 6, None).parts == (
         BEFORE,
-        PartState(2, 1, skip=((16, 18), (20, 22)), first_step=3, draws_per_step=2),
+        Part(2, 1, skip=((16, 18), (20, 22)), first_step=3, draws_per_step=2),
     )
 
 
@@ -193,9 +191,9 @@ def test_more_steps_than_can_be_looked_up_are_refused(monkeypatch: pytest.Monkey
 )
 def test_state_that_does_not_fit_is_refused_by_the_field_that_differs(field: str, value: Any, message: str) -> None:
     run = state(BEFORE, NOW)
-    check_fits(run, state(PartState(7, 5)), "/data/s")
+    check_fits(run, state(Part(7, 5)), "/data/s")
     with pytest.raises(StateMismatch, match=message) as caught:
-        check_fits(run, state(PartState(2), **{field: value}), "/data/s")
+        check_fits(run, state(Part(2), **{field: value}), "/data/s")
     error = caught.value
     assert str(error).startswith(
         f"/data/s: the state was saved with {field} {getattr(run, field)}, here it is {value}: "

@@ -19,7 +19,8 @@ from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired
 from lazyshard.format.blend_state import BlendShare, BlendState, blend_shares
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.store.urls import stream_name
 from lazyshard_swift import parallel, settings
 from lazyshard_swift.encoded import Encode, for_stream
@@ -311,7 +312,7 @@ def units_of(args: Any, streams: Streams, plan: RunPlan) -> tuple[int, ...]:
     """Returns how many samples of each stream a rank is dealt in a row: those with which it began, if it did."""
     units, dp_size = [], plan.rank.dp_size
     batch_size, global_batch = batch_sizes(args, dp_size)
-    part = PartState(dp_size, batch_size, draws_per_step=global_batch // dp_size)
+    part = Part(dp_size, batch_size, draws_per_step=global_batch // dp_size)
     for directory, facts in zip(streams.directories, streams.facts, strict=True):
         name = stream_id_of(facts.stream) or stream_name(directory)
         begun = None if plan.saved is None else member_of(plan.saved, name)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from lazyshard.data.rank import Rank
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.plan.deal import auto_unit, named_unit, window_positions
 from lazyshard.stream.run_state import course_of
 from lazyshard_swift import settings
@@ -62,7 +63,7 @@ def decide(args: Any, directory: str, facts: Facts, rank: Rank, lengths: str | N
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         most = None if progress.steps is None else progress.steps * global_batch
         check_distance_reach(args.sharded_lazy_shuffle_distance, directory, total, most, rank.dp_size)
-    part = PartState(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
+    part = Part(rank.dp_size, batch_size, draws_per_step=global_batch // rank.dp_size)
     unit = unit_of(args, facts, part, progress, (layout, window), saved)
     if saved is None and args.sharded_lazy_shuffle_distance is not None:
         notice(distance_told(args.sharded_lazy_shuffle_distance, size, total, rank.dp_size, unit))
@@ -150,7 +151,7 @@ def _without_skipped(plan: RunPlan, args: Any) -> RunPlan:
     return replace(plan, state=state, skipped=(*done, *map(str, new)))
 
 
-def _gone_on(plan: RunPlan, part: PartState, global_batch: int, megatron: bool) -> RunPlan:
+def _gone_on(plan: RunPlan, part: Part, global_batch: int, megatron: bool) -> RunPlan:
     """Returns the plan with the course as it goes on with the ranks of this start, and what the trainer is told."""
     saved, state = plan.saved, plan.state
     micro, accumulation = plan.batch_size * plan.rank.dp_size, global_batch // (plan.batch_size * plan.rank.dp_size)
@@ -319,7 +320,7 @@ def order_of(args: Any, live: bool, saved: Position | None, facts: Facts) -> tup
 def unit_of(
     args: Any,
     facts: Facts,
-    part: PartState,
+    part: Part,
     progress: settings.Progress,
     order: tuple[str, int],
     saved: Position | None,
@@ -343,7 +344,7 @@ def unit_of(
 
 
 def stream_unit(
-    args: Any, facts: Facts, part: PartState, progress: settings.Progress, window: int, begun: RunState | None
+    args: Any, facts: Facts, part: Part, progress: settings.Progress, window: int, begun: RunState | None
 ) -> int:
     """Returns how many samples of a stream a rank is dealt in a row: what was begun goes on; else by the arguments.
 

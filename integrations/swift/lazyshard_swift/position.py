@@ -15,8 +15,9 @@ import orjson
 
 from lazyshard.errors import StateInvalid, VersionUnsupported
 from lazyshard.format.blend_state import BLEND, BlendState
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
 from lazyshard.memory import loads
+from lazyshard.part import Part
 from lazyshard.plan.deal import window_positions
 from lazyshard_swift.errors import PositionInvalid, ResumeRefused
 from lazyshard_swift.parallel import FOREIGN, stream_id_of
@@ -174,7 +175,7 @@ def _only_part(position: Position) -> RunState | None:
     if more:
         raise ValueError(f"consumed is {position.consumed}, expected a multiple of dp_size {position.dp_size}")
     per_step, more = divmod(draws, position.step) if position.step else (0, 0)
-    part = PartState(position.dp_size, position.batch_size, draws, draws_per_step=0 if more else per_step)
+    part = Part(position.dp_size, position.batch_size, draws, draws_per_step=0 if more else per_step)
     size = position.samples_per_chunk
     stream_id = stream_id_of(position.stream)
     return RunState(stream_id, size, size, position.window * size, position.seed, None, (part,), position.consumed)

@@ -18,9 +18,10 @@ from lazyshard.data.rank import Rank
 from lazyshard.errors import redact
 from lazyshard.format.blend_state import BlendShare, BlendState
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.gaps import Gaps
+from lazyshard.plan.deal import Gaps
 from lazyshard.stream.run_state import (
     course_of,
     draws_of,
@@ -326,7 +327,7 @@ def consumed_after(step: int, epoch_samples: int, micro_samples: int, accumulati
     return epoch * epoch_samples + min(within * accumulation_steps, batches) * micro_samples
 
 
-def goes_straight_on(state: RunState, saved: Position, part: PartState, counted: int) -> bool:
+def goes_straight_on(state: RunState, saved: Position, part: Part, counted: int) -> bool:
     """Returns whether the trainer's own counts fit: the ranks and batches have been the same since the run began.
 
     Args:
@@ -343,7 +344,7 @@ def goes_straight_on(state: RunState, saved: Position, part: PartState, counted:
     )
 
 
-def gone_on(state: RunState, saved: Position, part: PartState, straight: bool) -> RunState:
+def gone_on(state: RunState, saved: Position, part: Part, straight: bool) -> RunState:
     """Returns the state with which a run goes on.
 
     Args:

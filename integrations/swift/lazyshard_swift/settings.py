@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from lazyshard.plan.deal import UNIT_NAMES, window_positions
-from lazyshard.plan.shuffle_distance import expected_neighbours, largest_distance, window_for_distance
+from lazyshard.plan.shuffle import expected_neighbours, largest_distance, window_for_distance
 from lazyshard_swift.errors import SettingsRefused, each_of, refused
 
 OnEnd = Literal["stop", "repeat"]

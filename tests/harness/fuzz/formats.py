@@ -30,7 +30,8 @@ from lazyshard.errors import (
 from lazyshard.format.cursor import Cursor, CursorToken, ReadingMark
 from lazyshard.format.records import STATES, End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from tests.harness.fuzz.mutations import alter_json, spoil_more
 
 __all__ = ["FORMATS", "FileFormat", "check_bytes", "check_value", "mutated", "same"]
@@ -184,7 +185,7 @@ def _state(random: Random) -> RunState:
         skip = tuple((start, start + random.randint(1, 3)) for start in range(0, 12, 4) if random.randrange(2))
         epoch = random.choice((None, None, number, 2**62))
         parts.append(
-            PartState(
+            Part(
                 random.choice((1, 2, 8, 2**31)),
                 _number(random, 2**62, 1),
                 random.choice((0, 1, 256, 10**6)),

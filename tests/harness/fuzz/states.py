@@ -17,7 +17,8 @@ import torch
 
 from lazyshard import BlendedDataset, LazyShardedDataset
 from lazyshard.errors import LazyShardError, StateInvalid
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from tests.harness.fuzz.mutations import alter_json
 from tests.harness.fuzz.streams import STREAMS, Known
 
@@ -145,10 +146,10 @@ def check_row(known: Known, sample: int, row: Any) -> None:
     assert row == orjson.loads(known.rows[sample] or b"null"), f"sample {sample} is {str(row)[:80]}"
 
 
-def _part(random: Random, number: int) -> PartState:
+def _part(random: Random, number: int) -> Part:
     skip = tuple((start, start + random.randint(1, 2)) for start in (0, 3, 10**9) if not random.randrange(4))
     wild = not random.randrange(6)
-    return PartState(
+    return Part(
         random.choice((2**31, 2**20 + 1, 1000, 3)) if wild else random.choice((1, 2)),
         random.choice((1, 2, 2**62)) if wild else 1,
         random.choice((2**29, 10**9, 5)) if wild and random.randrange(2) else random.randint(0, 3),

@@ -18,7 +18,8 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Head, Manifest, Owner, Retired
 from lazyshard.format.seal import Seal, SealedArrays
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 
 __all__ = ["ARRAYS", "ID", "STREAMS", "Known"]
 
@@ -102,7 +103,7 @@ def _stream(name: str, count: int, per_chunk: int, *, ended: bool = True, retire
         files["retired.json"] = Retired(ID, retired, AT).encode()
     for number in range(cursors):
         consumer, draws = f"run{number}", per_chunk * (retired + number)
-        state = RunState(ID, per_chunk, per_chunk, 0, 0, None, (PartState(1, 1, draws),), draws)
+        state = RunState(ID, per_chunk, per_chunk, 0, 0, None, (Part(1, 1, draws),), draws)
         files[f"cursors/{consumer}.json"] = Cursor(
             consumer,
             ID,

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard.format.cursor import Cursor, ReadingMark
-from lazyshard.plan.deal import Deal
-from lazyshard.plan.lane import Plan
+from lazyshard.part import Part
+from lazyshard.plan.course import Course
+from lazyshard.plan.deal import Rules
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Amount, Limits
 from lazyshard_producer.holding.holdback import retry_s
@@ -241,11 +242,11 @@ def test_the_documented_room_covers_what_a_plan_needs_from_one_checkpoint_to_the
     dp: int, samples_per_chunk: int, shuffle_window: int, batch_size: int, steps: int, checkpoint: int
 ) -> None:
     window = shuffle_window * samples_per_chunk
-    plan = Plan(Deal(dp, samples_per_chunk), batch_size=batch_size, window=window, seed=1)
+    course = Course(Rules(samples_per_chunk, window, 1), [Part(dp, batch_size)])
     interval = -(-steps * batch_size * dp // samples_per_chunk)
     room = interval + 2 * dp * max(1, shuffle_window)
     at = checkpoint * batch_size
-    first = plan.done_before(at, None) // samples_per_chunk
+    first = course.done_before(at, None) // samples_per_chunk
     # The last position before the next checkpoint needs most.
-    needs = -(-plan.needed(at + steps * batch_size - 1) // samples_per_chunk)
+    needs = -(-course.needed(at + steps * batch_size - 1) // samples_per_chunk)
     assert needs - first <= room

@@ -16,7 +16,8 @@ import pytest
 from lazyshard import StreamReader
 from lazyshard.data.index_lengths import lengths_by_sample
 from lazyshard.data.rank import Rank
-from lazyshard.format.state import PartState, RunState
+from lazyshard.format.state import RunState
+from lazyshard.part import Part
 from lazyshard_swift import parallel
 from lazyshard_swift.checkpoints import save_position
 from lazyshard_swift.opening import GroupedStream, open_train_stream, read_lengths
@@ -123,7 +124,7 @@ def position(**changes: Any) -> Position:
         return found
     size, draws = found.samples_per_chunk, found.consumed // found.dp_size
     per_step = 0 if not found.step or draws % found.step else draws // found.step
-    part = PartState(found.dp_size, found.batch_size, draws, draws_per_step=per_step)
+    part = Part(found.dp_size, found.batch_size, draws, draws_per_step=per_step)
     state = RunState(found.stream, size, size, found.window * size, found.seed, None, (part,), draws * found.dp_size)
     return replace(found, state=state)
 

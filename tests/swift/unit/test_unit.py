@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.plan.segment import Rules
+from lazyshard.plan.deal import Rules
 from lazyshard_swift.checkpoints import load_position
 from lazyshard_swift.errors import ResumeRefused
 from lazyshard_swift.position import Position, parse

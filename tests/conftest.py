@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,11 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests import tiers
 
+# What is compiled is kept, whatever is set where the tests were started: else every child that imports torch or ms-swift
+# compiles them again, which takes longer than all else that it does.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Time says nothing here: cores are shared, and Hypothesis' first imports count as slow generation.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -25,6 +31,9 @@ settings.load_profile("any machine")
 EXAMPLES_FACTOR: Final = "PROPERTY_EXAMPLES"
 """Environment variable: so many times the examples of each property are tried, drawn anew in each run. What fails is
 tried first in the next one, until it is fixed. `scripts/test_faults properties` sets it."""
+
+QUICK_EXAMPLES: Final = 10
+"""The quick tier tries a quarter of the examples that a property asks for, and at least so many."""
 
 _LONG = ("swift", "crash", "faults", "objects", "packaging", "producer")
 """Folders whose files take longest, first of all. Where files are dealt out to several processes, one that takes
@@ -70,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = Path(__file__).parent
     tiers.mark_trainings(items)
     config.hook.pytest_deselected(items=tiers.select(items, config.getoption("--tier")))
-    _scale({item.obj for item in items if isinstance(item, pytest.Function)}, int(os.environ.get(EXAMPLES_FACTOR, "1")))
+    _scale({item.obj for item in items if isinstance(item, pytest.Function)}, config.getoption("--tier") == "quick")
 
     def turn(item: pytest.Item) -> int:
         folder = item.path.relative_to(here).parts[0]
@@ -99,14 +108,17 @@ def _signals_of_children() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _scale(tests: set[Any], factor: int) -> None:
-    """Has the properties among the tests tried on so many times the examples that each asks for."""
-    if factor == 1:
-        return
+def _scale(tests: set[Any], quick: bool) -> None:
+    """Sets on how many examples the properties among the tests are tried: see `EXAMPLES_FACTOR` and `QUICK_EXAMPLES`."""
+    factor = int(os.environ.get(EXAMPLES_FACTOR, "1"))
     found = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
     for test in filter(is_hypothesis_test, tests):
         # Of what a test asks for by its decorator no profile has a say.
         own = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(
-            own, max_examples=own.max_examples * factor, derandomize=False, database=found, print_blob=True
-        )
+        if factor > 1:
+            own = settings(
+                own, max_examples=own.max_examples * factor, derandomize=False, database=found, print_blob=True
+            )
+        elif quick:
+            own = settings(own, max_examples=min(own.max_examples, max(QUICK_EXAMPLES, own.max_examples // 4)))
+        test._hypothesis_internal_use_settings = own

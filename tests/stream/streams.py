@@ -106,7 +106,7 @@ def python(source: str, *arguments: object, before: Iterable[str] = ()) -> subpr
     """Runs a program in a fresh interpreter, `before` being a command that starts it."""
     return subprocess.run(
         [*before, sys.executable, "-c", source, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(HERE)},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

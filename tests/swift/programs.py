@@ -25,7 +25,7 @@ def environment(*paths: Path, **variables: str) -> dict[str, str]:
     for name in _RANKS:
         inherited.pop(name, None)
     path = os.pathsep.join(map(str, paths or PATHS))
-    return inherited | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    return inherited | {"PYTHONPATH": path} | variables
 
 
 def offline(folder: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ Nor does it matter which signals were ignored where the tests were started.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -72,6 +73,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     return _OptionalModule.from_parent(parent, path=module_path)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Has the quick tier import no file of which it takes no test."""
+    quick = config.getoption("--tier") == "quick" and collection_path.suffix == ".py"
+    return True if quick and tiers.is_full(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Has no collection of garbage look through the tests and all that they have imported, ten thousand times."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

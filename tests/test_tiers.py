@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import TIERS, is_taken
+from tests.tiers import TIERS, is_full, is_taken
 
 PROGRAM = """
 import time, pytest
@@ -45,6 +45,21 @@ def pytest_collection_modifyitems(config, items):
 )
 def test_a_test_belongs_to_tiers_by_one_marker(markers: list[str], tiers: list[str]) -> None:
     assert [tier for tier in TIERS if is_taken(tier, markers)] == tiers
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("pytestmark = pytest.mark.full", True),
+        ("pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]", True),
+        ("pytestmark = [\n    pytest.mark.root,\n    pytest.mark.full,\n]\n", True),
+        ("pytestmark = [\n    pytest.mark.root,\n]\n\n\n@pytest.mark.full\ndef test_full(): pass", False),
+        ("pytestmark = pytest.mark.root\n\n\n@pytest.mark.full\ndef test_full(): pass", False),
+        ("@pytest.mark.full\ndef test_full(): pass", False),
+    ],
+)
+def test_a_file_of_which_the_quick_tier_takes_nothing_is_known_by_its_text(text: str, full: bool) -> None:
+    assert is_full(f"import pytest\n\n{text}") is full
 
 
 @pytest.mark.parametrize(

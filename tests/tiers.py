@@ -44,6 +44,15 @@ def is_taken(tier: Tier, markers: Iterable[str]) -> bool:
     return own == tier or (tier == "full" and own == "quick")
 
 
+_FILE_MARKS: Final = re.compile(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", re.MULTILINE | re.DOTALL)
+
+
+def is_full(text: str) -> bool:
+    """Whether all tests of a file with this text are marked as full."""
+    marks = _FILE_MARKS.search(text)
+    return marks is not None and "pytest.mark.full" in marks[1]
+
+
 def mark_trainings(items: Iterable[pytest.Item]) -> None:
     """Marks the tests that train a model with the real ms-swift as full, but for `TRAININGS`."""
     for item in items:

@@ -20,8 +20,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests import tiers
 
-# What is compiled is kept, whatever is set where the tests were started: else every child that imports torch or ms-swift
-# compiles them again, which takes longer than all else that it does.
+# What is compiled is kept, whatever is set where the tests were started: else every child that imports torch or
+# ms-swift compiles them again, which takes longer than all else that it does.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -126,7 +126,7 @@ def _signals_of_children() -> Iterator[None]:
 
 
 def _scale(tests: set[Any], quick: bool) -> None:
-    """Sets on how many examples the properties among the tests are tried: see `EXAMPLES_FACTOR` and `QUICK_EXAMPLES`."""
+    """Sets how many examples of the properties are tried: see `EXAMPLES_FACTOR` and `QUICK_EXAMPLES`."""
     factor = int(os.environ.get(EXAMPLES_FACTOR, "1"))
     found = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
     for test in filter(is_hypothesis_test, tests):

@@ -43,6 +43,13 @@ def test_every_path_on_the_page_is_there() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_every_module_that_contributing_names_is_there() -> None:
+    named = [code for code in code_of((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) if code.endswith(".py")]
+    assert len(named) >= 12
+    folders = (ROOT, ROOT / "lazyshard", ROOT / "integrations" / "swift")
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
+
+
 def test_every_package_and_room_is_on_the_page() -> None:
     paths = set(named_paths(PAGE.read_text(encoding="utf-8")))
     rooms = [f"lazyshard/{path.name}" for path in sorted((ROOT / "lazyshard").iterdir()) if path.suffix != ".typed"]

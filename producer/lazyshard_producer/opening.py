@@ -19,14 +19,14 @@ from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.following.listing import NameRules
 from lazyshard_producer.position import plain_name
-from lazyshard_producer.sources.source import Context, Source
-from lazyshard_producer.sources.source_file import (
+from lazyshard_producer.sources.files import (
     check_distinct,
     open_source_file,
     read_magic,
     refuse_os_error,
     refuse_source,
 )
+from lazyshard_producer.sources.source import Context, Source
 
 STANDARD_INPUT: Final = "-"
 PYTHON: Final = "python:"
@@ -108,7 +108,7 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
     # Each kind is imported only where it is used: some take long, some need packages of their own.
     match source_kind(settings):
         case "jsonl":
-            from lazyshard_producer.sources.jsonl import JsonLinesFile
+            from lazyshard_producer.sources.lines import JsonLinesFile
 
             return JsonLinesFile(settings, position, context)
         case "jsonl.gz" | "jsonl.zst":
@@ -123,18 +123,10 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
             from lazyshard_producer.following.directory import FollowedDirectory
 
             return FollowedDirectory(settings, position, context)
-        case "parquet":
-            from lazyshard_producer.sources.parquet import open_parquet
+        case "parquet" | "arrow" | "huggingface" as kind:
+            from lazyshard_producer.sources.arrow import open_tables
 
-            return open_parquet(settings, position, context)
-        case "arrow":
-            from lazyshard_producer.sources.arrow import open_arrow
-
-            return open_arrow(settings, position, context)
-        case "huggingface":
-            from lazyshard_producer.sources.huggingface import open_hugging_face
-
-            return open_hugging_face(settings, position, context)
+            return open_tables(kind, settings.path, position, context)
         case "megatron":
             from lazyshard_producer.sources.indexed import IndexedSource
 
@@ -240,7 +232,7 @@ def source_size(settings: SourceSettings) -> int | None:
 
 
 def _directory_kind(path: str) -> str:
-    from lazyshard_producer.sources.huggingface import is_hugging_face
+    from lazyshard_producer.sources.arrow import is_hugging_face
     from lazyshard_producer.sources.stream import is_stream
 
     try:

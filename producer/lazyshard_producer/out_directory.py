@@ -43,8 +43,8 @@ from lazyshard_producer.position import (
 )
 from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.pipeline import changes
+from lazyshard_producer.sources.files import file_size
 from lazyshard_producer.sources.source import Context
-from lazyshard_producer.sources.source_file import file_size
 from lazyshard_producer.wording import count
 
 

@@ -13,8 +13,10 @@ its kind. Unknown fields are ignored, a later version is refused. O(sources) a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, NamedTuple
+
+import xxhash
 
 from lazyshard.errors import StreamMismatch, redact
 from lazyshard_producer.errors import SourceRefused
@@ -163,14 +165,14 @@ def resume(position: RunPosition, committed: Sequence[str], given: Sequence[str]
             actual=actual,
         )
     more = len(given) - len(committed)
-    values = {entry.name: getattr(position, entry.name) for entry in fields(position)}
-    values["sources"] = (*position.sources, *[None] * more)
-    if position.unit:
-        values["unit"] = (*position.unit, *[0] * more)
-    if position.drawn:
-        values["drawn"] = (*position.drawn, *[0] * more)
-        values["finished"] = (*position.finished, *[False] * more)
-    return RunPosition(**values)
+    mixed = more if position.drawn else 0
+    return replace(
+        position,
+        sources=(*position.sources, *[None] * more),
+        unit=(*position.unit, *[0] * (more if position.unit else 0)),
+        drawn=(*position.drawn, *[0] * mixed),
+        finished=(*position.finished, *[False] * mixed),
+    )
 
 
 def compare_sources(committed: Sequence[str], given: Sequence[str]) -> tuple[int, str, str] | None:
@@ -182,50 +184,110 @@ def compare_sources(committed: Sequence[str], given: Sequence[str]) -> tuple[int
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilePosition:
-    """How far a file of JSON lines has been read: its committed part is the bytes of the half-open range [0, offset).
+EMPTY: Final = xxhash.xxh3_64_hexdigest(b"")
+
+PLAIN_FIELDS: Final = ("offset", "line", "blank", "head", "tail", "open_end")
+TEXT_FIELDS: Final = ("offset", "line", "blank", "digest", "open_end")
+"""What the entries of a plain file keep of its position, and those of a text that is only read from its start."""
+
+
+class LinePosition(NamedTuple):
+    """Where a text stands between two lines.
 
     Attributes:
-        path: as the user gave it; bytes that are no UTF-8 as backslash escapes.
-        offset: bytes read.
-        line: lines read, blank ones included.
+        offset: bytes before it, a byte order mark included.
+        line: lines before it, blank ones included.
         blank: blank lines among them, which are no rows.
-        head: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
-        tail: the same of its last bytes.
-        open_end: the last line had no newline (yet).
+        open_end: the last of them had no newline (yet).
     """
 
-    path: str
     offset: int = 0
     line: int = 0
     blank: int = 0
-    head: str = ""
-    tail: str = ""
     open_end: bool = False
 
-    def encode(self, kind: str) -> dict[str, Any]:
-        """Returns the entry of a source of this kind."""
-        return {"kind": kind} | asdict(self)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePosition:
+    """How far a file has been read: its committed part is the bytes (of a compressed one: of its text) [0, offset).
+
+    Attributes:
+        offset, line, blank, open_end: see `LinePosition`.
+        seen: bytes that were there of a plain file that is followed; else 0.
+        head: of a plain file: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
+        tail: the same of its last bytes.
+        digest: of a compressed file: XXH3 of the whole committed part; empty where nothing was read.
+    """
+
+    offset: int = 0
+    line: int = 0
+    blank: int = 0
+    open_end: bool = False
+    seen: int = 0
+    head: str = ""
+    tail: str = ""
+    digest: str = ""
+
+    @property
+    def lines(self) -> LinePosition:
+        """Where its text stands."""
+        return LinePosition(self.offset, self.line, self.blank, self.open_end)
+
+    def encode(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns these fields as an entry has them."""
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def decode(cls, entry: dict[str, Any], kind: str) -> FilePosition:
+    def decode(cls, entry: dict[str, Any], kinds: Sequence[str], name: str, names: Sequence[str]) -> FilePosition:
         """Reads what `encode` returned.
 
         Raises:
             SourceRefused: the source was of another kind, or a field is missing or wrong.
         """
-        name = str(entry.get("path"))
-        if entry.get("kind") != kind:
-            raise refuse_position(name, f"a source of kind {kind!r}", repr(entry.get("kind"))[:120])
-        values: dict[str, Any] = {}
-        for known in fields(cls):
-            expected: type = {"int": int, "bool": bool}.get(str(known.type), str)
-            value = entry.get(known.name)
-            if type(value) is not expected or (type(value) is int and value < 0):
-                raise refuse_position(name, f"{known.name} of a source of kind {kind!r}", repr(value)[:120])
-            values[known.name] = value
-        return cls(**values)
+        check_entry(entry, name, *kinds)
+        try:
+            return cls.of({known: entry.get(known) for known in names})
+        except ValueError as cause:
+            raise refuse_position(name, f"fields of a source of kind {kinds[0]!r}", str(cause)[:120]) from cause
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> FilePosition:
+        """Returns the position of such fields, those that are not there being 0, empty or false.
+
+        Raises:
+            ValueError: a field is of another type, or below 0.
+        """
+        known = {field.name: field.default for field in fields(cls) if field.name in values}
+        for name, default in known.items():
+            value = values[name]
+            if type(value) is not type(default) or (type(value) is int and value < 0):
+                raise ValueError(f"{name} = {value!r}")
+        return cls(**{name: values[name] for name in known})
+
+
+def check_entry(entry: dict[str, Any], name: str, *kinds: str) -> None:
+    """Checks that an entry is that of a source of one of these kinds, and of this name.
+
+    Raises:
+        SourceRefused: it is another one's.
+    """
+    if entry.get("kind") not in kinds:
+        kind = " or ".join(map(repr, kinds))
+        raise refuse_position(name, f"a source of kind {kind}", repr(entry.get("kind"))[:120])
+    if entry.get("path") != name:
+        raise refuse_position(name, f"path {name!r}", repr(entry.get("path"))[:120])
+
+
+def read_count(entry: dict[str, Any], field: str, name: str) -> int:
+    """Returns a count of the entry of the source of this name.
+
+    Raises:
+        SourceRefused: there is none.
+    """
+    count = entry.get(field)
+    if type(count) is not int or count < 0:
+        raise refuse_position(name, f"{field}: a count", repr(count)[:120])
+    return count
 
 
 def plain_name(path: str) -> str:

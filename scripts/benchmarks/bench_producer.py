@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import ChunkWriter
-from lazyshard_producer.sources.allocator import keep_freed_memory
+from lazyshard_producer.run import keep_freed_memory
 from scripts.benchmarks.bench_data import SAMPLES_PER_CHUNK, chunk_files, make_stream
 from scripts.benchmarks.bench_harness import Benchmark, Failed, Figures, Row, Setting, Side, bound, child
 from scripts.benchmarks.bench_harness import variables as child_variables

@@ -7,6 +7,7 @@ import pytest
 from lazyshard.errors import StreamMismatch
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import (
+    PLAIN_FIELDS,
     FilePosition,
     RunPosition,
     decode_position,
@@ -15,7 +16,9 @@ from lazyshard_producer.position import (
     source_names,
 )
 
-A = FilePosition(path="a", offset=10, line=3, blank=1, head="0" * 16, tail="1" * 16, open_end=True).encode("jsonl")
+A = {"kind": "jsonl", "path": "a"} | FilePosition(
+    offset=10, line=3, blank=1, head="0" * 16, tail="1" * 16, open_end=True
+).encode(PLAIN_FIELDS)
 PLAIN = RunPosition(sources=(A, None), rows=2, duplicate=1)
 MIXED = RunPosition(
     sources=(A, None),
@@ -106,7 +109,7 @@ def test_a_value_that_is_no_position_is_refused(value: Any) -> None:
 )
 def test_a_source_with_a_position_of_another_kind_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SourceRefused, match="a: the stream's last seal holds no position to go on from: expected "):
-        FilePosition.decode(A | change, "jsonl")
+        FilePosition.decode(A | change, ("jsonl",), "a", PLAIN_FIELDS)
 
 
 def test_resume_starts_appended_sources_at_their_beginning() -> None:

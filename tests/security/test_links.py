@@ -18,11 +18,12 @@ from lazyshard.stream import CursorOwner
 from lazyshard.stream.consumers import forget_consumer, list_consumers, read_reading, write_reading
 from lazyshard.stream.cursor import lock_name, read_cursor, write_cursor
 from lazyshard.stream.retire import retire
-from lazyshard_producer.following.journal import FileState, Journal, Spot, list_journals, read_journal
+from lazyshard_producer.following.journal import Journal, JournalPosition, list_journals, read_journal
 from lazyshard_producer.following.reading import PlainFile
+from lazyshard_producer.position import FilePosition
 from lazyshard_producer.ray.pieces import PieceReader, list_pieces
 from lazyshard_producer.rows.refusals import Quarantine
-from lazyshard_producer.sources.regular_file import open_regular
+from lazyshard_producer.sources.files import open_regular
 from lazyshard_producer.sources.source import Place
 from tests.security.hostile import SECRET, command, link_to, outside, producer, second_name_of, unchanged, write_stream
 
@@ -170,7 +171,7 @@ def test_journals_are_read_and_made_in_the_stream_alone(tmp_path: Path, elsewher
         path = folder / f"{number}.jsonl"
         plant(path)
         with pytest.raises(LazyShardError, match="the journal"):
-            read_journal(path, Spot(3, "0"), "in")
+            read_journal(path, JournalPosition(3, "0"), "in")
     assert unchanged(elsewhere)
 
 
@@ -179,7 +180,7 @@ def test_followed_file_that_became_a_link_is_not_read(tmp_path: Path, elsewhere:
     path.parent.mkdir()
     path.symlink_to(elsewhere / "secret")
     with pytest.raises(LazyShardError, match="a link"):
-        PlainFile(str(path), "a.jsonl", 1000, FileState()).read()
+        PlainFile(str(path), "a.jsonl", 1000, FilePosition()).read()
     with pytest.raises(LazyShardError, match="a link"):
         open_regular(str(path), links_out=False)
     # A source that the user names may be a link to anywhere.

@@ -28,10 +28,10 @@ from watchdog.observers.api import BaseObserver
 
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.files import FollowedFiles
-from lazyshard_producer.following.journal import DIRECTORY, FileState, decode_name, finished_size, list_journals
-from lazyshard_producer.following.ledger import FollowMark, FollowRows, Ledger, resume
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.source import Context
+from lazyshard_producer.following.journal import DIRECTORY, decode_name, finished_size, list_journals
+from lazyshard_producer.following.ledger import FollowPosition, Ledger, resume
+from lazyshard_producer.position import FilePosition, plain_name, refuse_position
+from lazyshard_producer.sources.source import Context, Rows, Source
 from lazyshard_producer.wording import count
 
 FIRST_PAUSE_S: Final = 0.2
@@ -123,8 +123,8 @@ _STEPS: Final = 64
 _log = logging.getLogger("lazyshard")
 
 
-class FollowedDirectory:
-    """A source of rows: a directory.
+class FollowedDirectory(Source):
+    """A directory as a source of rows.
 
     Memory: some MiB, 64 bytes for each file that was read to its end, about 1 KiB for each that was not.
 
@@ -137,7 +137,7 @@ class FollowedDirectory:
         SourceRefused: the directory cannot be read, or a file that is not read to its end is not what it was.
     """
 
-    live: Final = True
+    live = True
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class FollowedDirectory:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = plain_name(settings.path)
-        self.start: Final = FollowMark(0)
+        self.start = FollowPosition(0)
         self._path = settings.path
         self._end_marker = settings.end_marker
         journals = context.out / DIRECTORY
@@ -173,7 +173,7 @@ class FollowedDirectory:
             self._files.begin()
 
     @property
-    def reached(self) -> FollowMark:
+    def reached(self) -> FollowPosition:
         """Where it stands after all that was given."""
         return self._ledger.reached
 
@@ -187,7 +187,7 @@ class FollowedDirectory:
         """(bytes of text read, None): nobody knows how much will come."""
         return self._ledger.totals.size, None
 
-    def read(self) -> FollowRows | None:
+    def read(self) -> Rows | None:
         """Returns the next rows, none where there are none now; None where the directory has ended.
 
         Raises:
@@ -199,13 +199,13 @@ class FollowedDirectory:
             else:
                 self._look()
                 if not self._files.has_turns:
-                    return None if self._last else FollowRows(0, None)
+                    return None if self._last else Rows()
                 found = self._files.step()
             if found is not None:
                 self._watch.active()
                 if found.lines:
                     return found
-        return FollowRows(0, None)
+        return Rows()
 
     def wait(self, seconds: float) -> None:
         """Returns when something has happened in the directory, when it is time to look, or after so many seconds."""
@@ -217,13 +217,13 @@ class FollowedDirectory:
         unfinished = count(self._files.unfinished, "file")
         return f"new lines in {self.name} ({unfinished} unfinished), or {self._end_marker} there"
 
-    def position(self, mark: FollowMark) -> dict[str, Any]:
-        """Returns the position at a mark; all that was read so far is in the journal then.
+    def entry(self, position: FollowPosition) -> dict[str, Any]:
+        """Returns the entry of a position; all that was read so far is in the journal then.
 
         Raises:
             OSError: the journal cannot be written.
         """
-        return self._ledger.position(mark)
+        return self._ledger.entry(position)
 
     def end(self) -> None:
         """Asks it to finish: what is there by now is given; of files that are not complete the complete lines."""
@@ -248,12 +248,12 @@ class FollowedDirectory:
             self._last = True
             self._files.complete_all(asked=self._asked and not self._marker_seen)
 
-    def _replay(self) -> FollowRows | None:
+    def _replay(self) -> Rows | None:
         """Returns what an earlier run read next."""
         line = self._plan[0]
         try:
             name = decode_name(line.get("file"))
-            size, until = finished_size(line), FileState.decode(line)
+            size, until = finished_size(line), FilePosition.of(line)
         except ValueError as cause:
             raise refuse_position(self.name, "a line of a journal", str(cause)[:120]) from cause
         rows = None

@@ -19,12 +19,13 @@ from itertools import islice
 from typing import Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.journal import FileState, FollowState
-from lazyshard_producer.following.ledger import FollowRows, Ledger
+from lazyshard_producer.following.journal import FollowState
+from lazyshard_producer.following.ledger import Ledger
 from lazyshard_producer.following.listing import DirectoryListing, Finished, FinishedWatch, Look, NameRules, is_packed
 from lazyshard_producer.following.reading import Completion, PackedFile, Piece, PlainFile, refuse_growth
-from lazyshard_producer.position import plain_name
+from lazyshard_producer.position import FilePosition, plain_name
+from lazyshard_producer.sources.files import refuse_source
+from lazyshard_producer.sources.source import Rows
 
 SETTLE_S: Final = 1.0
 """A file that is complete by its name but whose last line has no newline is watched for so long: it may be one that is
@@ -101,7 +102,7 @@ class FollowedFiles:
         """Whether there is a file that may have something to read."""
         return bool(self._turns or self._backlog)
 
-    def step(self) -> FollowRows | None:
+    def step(self) -> Rows | None:
         """Returns the next rows of the file whose turn it is; None if it has no lines now.
 
         Raises:
@@ -109,7 +110,7 @@ class FollowedFiles:
         """
         if self._current is None and self._backlog:
             name = self._current = self._backlog.popleft()
-            self._entries[name] = _Entry(self._new_file(name, FileState(), complete=True), 0, self._clock())
+            self._entries[name] = _Entry(self._new_file(name, FilePosition(), complete=True), 0, self._clock())
             self._take_turn(name)
         name = self._turns.popleft()
         entry = self._entries[name]
@@ -132,7 +133,7 @@ class FollowedFiles:
             entry.size, entry.still_since = file.seen, self._clock()
         return rows
 
-    def read(self, name: str, until: FileState) -> FollowRows | None:
+    def read(self, name: str, until: FilePosition) -> Rows | None:
         """Returns the next rows of a file on the way to where an earlier run came; None if it is there.
 
         Raises:
@@ -142,10 +143,11 @@ class FollowedFiles:
         if file.state.offset >= until.offset:
             return None
         try:
-            return self._record(name, file.read(until)) or FollowRows(0, None)
+            return self._record(name, file.read(until)) or Rows()
         except FileNotFoundError as cause:
             expected = f"the file of which {until.offset} bytes were read, and not all is published"
-            raise self._refuse(name, expected, "none; put it back, or choose another --out") from cause
+            path = os.path.join(self._path, name)
+            raise refuse_source(path, expected, "none", "; put it back, or choose another --out") from cause
 
     def has_diverged(self, name: str) -> bool:
         """Returns whether a file is not what an earlier run has read: it was changed behind what is published of it."""
@@ -205,13 +207,13 @@ class FollowedFiles:
             if entry.file is not None:
                 entry.file.close()
 
-    def _record(self, name: str, piece: Piece | None) -> FollowRows | None:
+    def _record(self, name: str, piece: Piece | None) -> Rows | None:
         """Returns the rows of a piece, noted in the ledger, unless it holds no line."""
         if piece is None or piece.end == piece.begin:
             return None
-        return FollowRows(self._ledger.add_piece(name, piece), piece)
+        return self._ledger.add_piece(name, piece)
 
-    def _restore(self, name: str, state: FileState) -> None:
+    def _restore(self, name: str, state: FilePosition) -> None:
         file = self._new_file(name, state)
         self._entries[name] = _Entry(file, state.seen, self._clock())
         if isinstance(file, PlainFile):
@@ -226,7 +228,7 @@ class FollowedFiles:
         if self._settings.finished_by == "rename" or self._is_marked(name, look):
             self._start(name, entry)
         elif not is_packed(name):
-            entry.file = self._new_file(name, FileState())
+            entry.file = self._new_file(name, FilePosition())
             self._take_turn(name)
 
     def _complete(self, look: Look, now: float) -> None:
@@ -293,8 +295,8 @@ class FollowedFiles:
         marked = os.path.lexists(os.path.join(self._path, self._rules.marker_of(name)))
         if not marked and not (all_taken and self._settings.finished_by != "rename"):
             marker = self._rules.marker_of(name)
-            raise self._refuse(
-                name,
+            raise refuse_source(
+                path,
                 f"the file that was read up to byte {file.state.offset}",
                 f"none of this name: it was deleted or renamed before its end was met; put it back, or, to go on "
                 f"without the rest of it, make a file {marker}",
@@ -308,7 +310,7 @@ class FollowedFiles:
             _log.warning("%s: its last line is incomplete and left out", os.path.join(self._path, name))
         state, size = file.state, file.size if size is None else size
         self._forget(name)
-        self._finished.add(name, Finished(size, state.line, int(state.tail or "0", 16), state.open_end))
+        self._finished.add(name, Finished.at(state, size))
         self._ledger.add_finished(name, size)
 
     def _forget(self, name: str) -> None:
@@ -331,11 +333,11 @@ class FollowedFiles:
         if entry is not None and entry.file is not None:
             return entry.file
         known = self._finished.get(name)
-        file = self._new_file(name, FileState() if known is None else _state_at_end(known))
+        file = self._new_file(name, FilePosition() if known is None else known.position)
         self._entries[name] = _Entry(file, file.state.seen, self._clock())
         return file
 
-    def _new_file(self, name: str, state: FileState, complete: bool = False) -> PlainFile | PackedFile:
+    def _new_file(self, name: str, state: FilePosition, complete: bool = False) -> PlainFile | PackedFile:
         path = os.path.join(self._path, name)
         shown = plain_name(path)
         if is_packed(name):
@@ -348,15 +350,3 @@ class FollowedFiles:
         elif complete:
             file.completion = Completion.FINAL
         return file
-
-    def _refuse(self, name: str, expected: str, actual: str) -> SourceRefused:
-        path = os.path.join(self._path, name)
-        return SourceRefused(
-            f"{path}: expected {expected}, found {actual}", file=path, expected=expected, actual=actual
-        )
-
-
-def _state_at_end(known: Finished) -> FileState:
-    return FileState(
-        offset=known.size, line=known.line, open_end=known.open_end, seen=known.size, tail=f"{known.tail:016x}"
-    )

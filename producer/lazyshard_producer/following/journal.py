@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 from collections.abc import Container, Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,68 +35,10 @@ from lazyshard.memory import loads
 from lazyshard.store.durable import NEW_FILE_MODE, remove, sync, sync_directory, write_all
 from lazyshard.store.files import check_folder, read_file
 from lazyshard_producer.following.listing import Finished, FinishedFiles
-from lazyshard_producer.position import refuse_position
-from lazyshard_producer.sources.digested_text import EMPTY, TextPosition
-from lazyshard_producer.sources.lines import LineMark
+from lazyshard_producer.position import FilePosition, refuse_position
 
 _BYTES: Final = "\0"
 """Begins a name that is no UTF-8, its bytes in hexadecimal behind it: no name of a file holds a NUL."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileState:
-    """How far a file has been read: its committed part is the bytes (of a compressed one: of its text) [0, offset).
-
-    Attributes:
-        offset: bytes read.
-        line: lines read, blank ones included.
-        blank: blank lines among them.
-        open_end: the last line had no newline.
-        seen: bytes that were there; 0 for a compressed file.
-        head: of a plain file: XXH3 (64 bits, hexadecimal) of the committed part's first bytes, 4 KiB at the most.
-        tail: the same of its last bytes.
-        digest: of a compressed file: XXH3 of the whole committed part.
-    """
-
-    offset: int = 0
-    line: int = 0
-    blank: int = 0
-    open_end: bool = False
-    seen: int = 0
-    head: str = ""
-    tail: str = ""
-    digest: str = ""
-
-    @property
-    def mark(self) -> LineMark:
-        """Where its text stands."""
-        return LineMark(self.offset, self.line, self.blank, self.open_end)
-
-    @property
-    def text(self) -> TextPosition:
-        """The position in a compressed file."""
-        digest = self.digest or EMPTY
-        return TextPosition(offset=self.offset, line=self.line, blank=self.blank, open_end=self.open_end, digest=digest)
-
-    def encode(self) -> dict[str, Any]:
-        """Returns the fields as JSON, without those that say nothing."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name))}
-
-    @classmethod
-    def decode(cls, value: dict[str, Any]) -> FileState:
-        """Reads what `encode` returned.
-
-        Raises:
-            ValueError: a field is of another type, or below 0.
-        """
-        values: dict[str, Any] = {}
-        for known in fields(cls):
-            assert known.default is not MISSING
-            found = value.get(known.name, known.default)
-            if type(found) is not type(known.default) or (type(found) is int and found < 0):
-                raise ValueError(f"{known.name} = {found!r}")
-            values[known.name] = found
-        return cls(**values)
 
 
 class FollowState:
@@ -108,7 +50,7 @@ class FollowState:
     """
 
     def __init__(self) -> None:
-        self.files: dict[str, FileState] = {}
+        self.files: dict[str, FilePosition] = {}
         self.finished = FinishedFiles()
 
     def apply(self, line: dict[str, Any]) -> None:
@@ -125,18 +67,17 @@ class FollowState:
         if size is not None:
             self.finish(name, size)
             return
-        self.files[name] = FileState.decode(line)
+        self.files[name] = FilePosition.of(line)
 
     def finish(self, name: str, size: int) -> None:
         """Takes notice that a file was read to its end, being of this size in bytes."""
-        state = self.files.pop(name, FileState())
-        self.finished.add(name, Finished(size, state.line, int(state.tail or "0", 16), state.open_end))
+        self.finished.add(name, Finished.at(self.files.pop(name, FilePosition()), size))
 
     def lines(self) -> Iterable[dict[str, Any]]:
         """Returns lines that say all this."""
         yield {"finished_files": self.finished.encode()}
-        for name, state in self.files.items():
-            yield segment_line(name, state.offset, state)
+        for name, at in self.files.items():
+            yield segment_line(name, at.offset, at)
 
 
 def finished_size(line: dict[str, Any]) -> int | None:
@@ -151,9 +92,9 @@ def finished_size(line: dict[str, Any]) -> int | None:
     return size
 
 
-def segment_line(name: str, begin: int, state: FileState) -> dict[str, Any]:
-    """Returns the line that says that a file was read from byte `begin` up to a state."""
-    return {"file": encode_name(name), "from": begin} | state.encode()
+def segment_line(name: str, begin: int, end: FilePosition) -> dict[str, Any]:
+    """Returns the line that says that a file was read from byte `begin` up to a position."""
+    return {"file": encode_name(name), "from": begin} | {field: value for field, value in asdict(end).items() if value}
 
 
 def finished_line(name: str, size: int) -> dict[str, Any]:
@@ -193,7 +134,7 @@ _MAX_BYTES: Final = 4 << 30
 """Far more than any journal has: a line is some 200 bytes, and it is begun anew at twice what is known."""
 
 
-class Spot(NamedTuple):
+class JournalPosition(NamedTuple):
     """A place between two lines of a journal.
 
     Attributes:
@@ -216,7 +157,7 @@ class Journal:
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, NEW_FILE_MODE)
         self._failure: OSError | None = None
 
-    def append(self, lines: Iterable[dict[str, Any]]) -> list[Spot]:
+    def append(self, lines: Iterable[dict[str, Any]]) -> list[JournalPosition]:
         """Adds lines durably; returns the place after each.
 
         Raises:
@@ -224,13 +165,13 @@ class Journal:
         """
         if self._failure is not None:
             raise self._failure
-        begun, spots, encoded = self.size == 0, [], []
+        begun, positions, encoded = self.size == 0, [], []
         for line in lines:
             data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
             self._digest.update(data)
             self.size += len(data)
             encoded.append(data)
-            spots.append(Spot(self.size, self._digest.hexdigest()))
+            positions.append(JournalPosition(self.size, self._digest.hexdigest()))
         try:
             if encoded:
                 write_all(self._fd, b"".join(encoded))
@@ -241,7 +182,7 @@ class Journal:
             cause.filename = str(self.path)
             self._failure = cause
             raise
-        return spots
+        return positions
 
     def close(self) -> None:
         """Closes the file. May be called twice."""
@@ -273,6 +214,7 @@ def remove_journals(directory: Path, kept: Container[str] = ()) -> None:
     """
     for path in _list(directory):
         if path.name not in kept:
+            # A power cut may bring it back, which harms nobody.
             remove(path)
     if not kept:
         directory.rmdir()
@@ -293,17 +235,14 @@ def _list(directory: Path) -> list[Path]:
         return []
 
 
-def remove_journal(path: Path) -> None:
-    """Deletes a journal that no seal names, if it is there. A power cut may bring it back, which harms nobody."""
-    remove(path)
-
-
 def is_journal_name(name: str) -> bool:
     """Returns whether a journal can be called so. Others are never made a path of: it is read, and deleted later."""
     return _NAME.fullmatch(name) is not None
 
 
-def read_journal(path: Path, spot: Spot, source: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_journal(
+    path: Path, position: JournalPosition, source: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the lines before a place, and those after it that are whole.
 
     Raises:
@@ -314,15 +253,15 @@ def read_journal(path: Path, spot: Spot, source: str) -> tuple[list[dict[str, An
     except (OSError, LazyShardError) as cause:
         found = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else str(cause)
         raise refuse_position(source, f"the journal {path}", found) from cause
-    before = data[: spot.size]
+    before = data[: position.size]
     actual = xxhash.xxh3_64_hexdigest(before)
-    if (len(before), actual) != (spot.size, spot.digest):
-        expected = f"XXH3 {spot.digest} of the first {spot.size} bytes of the journal {path}"
+    if (len(before), actual) != (position.size, position.digest):
+        expected = f"XXH3 {position.digest} of the first {position.size} bytes of the journal {path}"
         raise refuse_position(source, expected, f"{actual} of {len(before)} bytes")
     lines = _whole(before)
     if len(lines) != before.count(b"\n"):
         raise refuse_position(source, f"lines of JSON in the journal {path}", f"another one as line {len(lines) + 1}")
-    return lines, _whole(data[spot.size :])
+    return lines, _whole(data[position.size :])
 
 
 def _whole(data: bytes) -> list[dict[str, Any]]:

@@ -14,40 +14,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.errors import RowInvalid
+from lazyshard.store.durable import remove
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.journal import (
-    FileState,
     FollowState,
     Journal,
-    Spot,
+    JournalPosition,
     finished_line,
     is_journal_name,
     read_journal,
-    remove_journal,
     segment_line,
 )
 from lazyshard_producer.following.listing import DirectoryListing, NameRules, is_packed
 from lazyshard_producer.following.reading import Piece
-from lazyshard_producer.position import plain_name, refuse_position
+from lazyshard_producer.position import (
+    FilePosition,
+    LinePosition,
+    check_entry,
+    plain_name,
+    read_count,
+    refuse_position,
+)
 from lazyshard_producer.sources.decompression import BLOCK_BYTES
-from lazyshard_producer.sources.lines import LineMark, LineSplitter, is_row
-from lazyshard_producer.sources.regular_file import open_regular
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.files import open_regular
+from lazyshard_producer.sources.lines import LineSplitter, is_row
+from lazyshard_producer.sources.source import Rows
 
 KIND: Final = "follow"
 
 _LONG_BYTES: Final = 4 << 20
 """A journal is begun anew at twice the size of what is known at its start, but not below this."""
 
-_KEPT_POSITIONS: Final = 16
-"""A journal that was replaced is deleted after so many further positions: by then a seal names the new one."""
+_KEPT_ENTRIES: Final = 16
+"""A journal that was replaced is deleted after so many further entries: by then a seal names the new one."""
 
 
-_START: Final = Spot(0, "")
+_START: Final = JournalPosition(0, "")
 
 
-class FollowMark(NamedTuple):
+class FollowPosition(NamedTuple):
     """A place between two rows.
 
     Attributes:
@@ -59,29 +64,6 @@ class FollowMark(NamedTuple):
     serial: int
     piece: Piece | None = None
     row: int = -1
-
-
-class FollowRows:
-    """Rows of one file; see `lazyshard_producer.sources.source.Rows`."""
-
-    __slots__ = ("_piece", "_serial", "lines")
-
-    def __init__(self, serial: int, piece: Piece | None) -> None:
-        self.lines: Sequence[bytes | RowInvalid] = () if piece is None else piece.lines
-        self._serial = serial
-        self._piece = piece
-
-    def mark(self, index: int) -> FollowMark:
-        """Returns where the source stands after the row of this index."""
-        index = range(len(self.lines))[index]
-        if index == len(self.lines) - 1:
-            return FollowMark(self._serial)
-        return FollowMark(self._serial, self._piece, index)
-
-    def place(self, index: int) -> Place:
-        """Returns where the row of this index comes from."""
-        assert self._piece is not None
-        return self._piece.place(index)
 
 
 class Totals(NamedTuple):
@@ -102,16 +84,16 @@ class _Line:
         finished: size of the file of which the end was met.
         ends: of each piece its serial, how far the file was read with it, and the sums then.
         last_rows: serial of the last piece with rows, -1 if none has any.
-        spot: the place in the journal behind the line.
+        position: that in the journal behind the line.
     """
 
     name: str
     begin: int
     totals: Totals
     finished: int | None = None
-    ends: list[tuple[int, FileState, Totals]] = field(default_factory=list)
+    ends: list[tuple[int, FilePosition, Totals]] = field(default_factory=list)
     last_rows: int = -1
-    spot: Spot = _START
+    position: JournalPosition = _START
 
     def encode(self) -> dict[str, Any]:
         """Returns the line's JSON."""
@@ -119,9 +101,9 @@ class _Line:
             return finished_line(self.name, self.finished)
         return segment_line(self.name, self.begin, self.ends[-1][1])
 
-    def before(self, mark: FollowMark) -> bool:
-        """Returns whether all rows of the line are before a mark."""
-        return self.last_rows < mark.serial or (self.last_rows == mark.serial and mark.piece is None)
+    def before(self, position: FollowPosition) -> bool:
+        """Returns whether all rows of the line are before a position."""
+        return self.last_rows < position.serial or (self.last_rows == position.serial and position.piece is None)
 
 
 class Ledger:
@@ -131,7 +113,7 @@ class Ledger:
         directory: where journals are kept; made when the first one is written.
         state: how far all files are read at the start.
         totals: sums up to there.
-        position: the position of the start; None if it is the very start.
+        entry: that of the start; None if it is the very start.
         replaced: the journal that it names.
         stale: journals that no seal names, unless another producer has the stream by now.
         check_owner: raises `ProducerFenced` where it has.
@@ -143,7 +125,7 @@ class Ledger:
         name: str,
         state: FollowState,
         totals: Totals,
-        position: dict[str, Any] | None,
+        entry: dict[str, Any] | None,
         *,
         replaced: Path | None,
         stale: list[Path],
@@ -154,28 +136,28 @@ class Ledger:
         self._name = name
         self._committed = state
         self._committed_totals = totals
-        self._position = position
+        self._entry = entry
         self._begun = False  # something was read in this run
         self._serial = 0
         self._open: list[_Line] = []  # read since the last position
         self._lines: deque[_Line] = deque()  # in the journal, and behind the last mark
-        self._spot = _START
+        self._at = _START
         self._journal: Journal | None = None
         self._begun_bytes = 0
         self._stale = stale
         self._check_owner = check_owner
         self._replaced = deque([(replaced, 0)] if replaced else [])
-        self._positions = 0
+        self._entries = 0
 
     @property
-    def reached(self) -> FollowMark:
+    def reached(self) -> FollowPosition:
         """The place after all that was read."""
-        return FollowMark(self._serial)
+        return FollowPosition(self._serial)
 
-    def add_piece(self, name: str, piece: Piece) -> int:
-        """Takes notice of a piece of a file; returns its serial."""
+    def add_piece(self, name: str, piece: Piece) -> Rows:
+        """Takes notice of a piece of a file; returns its rows."""
         self._begun = True
-        self._serial += 1
+        serial = self._serial = self._serial + 1
         begin, end = piece.begin, piece.end
         size, blank = self.totals
         self.totals = Totals(size + end.offset - begin.offset, blank + end.blank - begin.blank)
@@ -183,34 +165,40 @@ class Ledger:
         if line is None or line.name != name or line.finished is not None:
             line = _Line(name, begin.offset, self.totals)
             self._open.append(line)
-        line.ends.append((self._serial, end, self.totals))
+        line.ends.append((serial, end, self.totals))
         line.totals = self.totals
-        if piece.lines:
-            line.last_rows = self._serial
-        return self._serial
+        lines = piece.rows.lines
+        if lines:
+            line.last_rows = serial
+
+        def position(index: int) -> FollowPosition:
+            index = range(len(lines))[index]
+            return FollowPosition(serial) if index == len(lines) - 1 else FollowPosition(serial, piece, index)
+
+        return Rows(lines, position, piece.rows.place)
 
     def add_finished(self, name: str, size: int) -> None:
         """Takes notice that a file was read to its end, being of this size in bytes."""
         self._begun = True
         self._open.append(_Line(name, 0, self.totals, finished=size))
 
-    def position(self, mark: FollowMark) -> dict[str, Any]:
-        """Returns the position at a mark, with all that was read so far durable in the journal.
+    def entry(self, position: FollowPosition) -> dict[str, Any]:
+        """Returns the entry of a position, with all that was read so far durable in the journal.
 
         Raises:
             ProducerFenced: another producer has taken the stream over, and journals were to be deleted.
             OSError: the journal cannot be written.
         """
-        self._positions += 1
+        self._entries += 1
         new, self._open = self._open, []
         if self._journal is not None:
             self._append(new)
         self._lines.extend(new)
-        while self._lines and self._lines[0].before(mark):
+        while self._lines and self._lines[0].before(position):
             self._commit(self._lines.popleft())
-        at, totals = self._within(mark)
+        at, totals = self._within(position)
         if self._journal is None and not self._begun:
-            return self._encode(None, totals) if self._position is None else self._position
+            return self._encode(None, totals) if self._entry is None else self._entry
         if self._journal is None or self._journal.size > max(_LONG_BYTES, 2 * self._begun_bytes):
             self._begin()
         self._clear()
@@ -223,45 +211,45 @@ class Ledger:
 
     def _append(self, lines: Sequence[_Line]) -> None:
         assert self._journal is not None
-        for line, spot in zip(lines, self._journal.append(line.encode() for line in lines), strict=True):
-            line.spot = spot
+        for line, at in zip(lines, self._journal.append(line.encode() for line in lines), strict=True):
+            line.position = at
 
     def _commit(self, line: _Line) -> None:
-        """Takes notice that all of a line is before the mark."""
-        self._spot = line.spot
+        """Takes notice that all of a line is before the position."""
+        self._at = line.position
         self._committed_totals = line.totals
         if line.finished is not None:
             self._committed.finish(line.name, line.finished)
         else:
             self._committed.files[line.name] = line.ends[-1][1]
 
-    def _within(self, mark: FollowMark) -> tuple[tuple[str, FileState] | None, Totals]:
-        """Returns the file and how far it is read where a mark is within the first line behind it, and the sums."""
+    def _within(self, position: FollowPosition) -> tuple[tuple[str, FilePosition] | None, Totals]:
+        """Returns the file and how far it is read where a position is within the first line behind it, and the sums."""
         totals = self._committed_totals
-        found: FileState | None = None
+        found: FilePosition | None = None
         for serial, end, sums in self._lines[0].ends if self._lines else ():
-            if serial == mark.serial and mark.piece is not None:
-                found, begin = mark.piece.state(mark.row), mark.piece.begin
+            if serial == position.serial and position.piece is not None:
+                found, begin = position.piece.at(position.row), position.piece.begin
                 totals = Totals(totals.size + found.offset - begin.offset, totals.blank + found.blank - begin.blank)
-            elif serial <= mark.serial:
+            elif serial <= position.serial:
                 found, totals = end, sums
         return None if found is None else (self._lines[0].name, found), totals
 
     def _begin(self) -> None:
-        """Begins a new journal with all that is known before the first line behind the mark, and the lines from there.
+        """Begins a new journal with all that is known before the first line behind the position, and what is behind.
 
-        How far the mark is within that line is in every position, so a journal does not have to say it.
+        How far the position is within that line is in every entry, so a journal does not have to say it.
         """
         journal = Journal(self._directory, self._name)
         try:
-            spot = journal.append(self._committed.lines())[-1]
+            at = journal.append(self._committed.lines())[-1]
         except BaseException:
             journal.close()
             raise
         if self._journal is not None:
             self._journal.close()
-            self._replaced.append((self._journal.path, self._positions))
-        self._journal, self._spot, self._begun_bytes = journal, spot, spot.size
+            self._replaced.append((self._journal.path, self._entries))
+        self._journal, self._at, self._begun_bytes = journal, at, at.size
         self._append(self._lines)
 
     def _clear(self) -> None:
@@ -270,30 +258,27 @@ class Ledger:
             # They were listed before: whoever takes the stream over from here on has none among them.
             self._check_owner()
         for path in self._stale:
-            remove_journal(path)
+            remove(path)
         self._stale = []
-        while self._replaced and self._positions - self._replaced[0][1] > _KEPT_POSITIONS:
-            remove_journal(self._replaced.popleft()[0])
+        while self._replaced and self._entries - self._replaced[0][1] > _KEPT_ENTRIES:
+            remove(self._replaced.popleft()[0])
 
-    def _encode(self, at: tuple[str, FileState] | None, totals: Totals) -> dict[str, Any]:
+    def _encode(self, at: tuple[str, FilePosition] | None, totals: Totals) -> dict[str, Any]:
         journal = "" if self._journal is None else self._journal.path.name
         value = {
             "kind": KIND,
             "path": self._name,
             "journal": journal,
-            "bytes": self._spot.size,
-            "digest": self._spot.digest,
+            "bytes": self._at.size,
+            "digest": self._at.digest,
             "read": totals.size,
             "blank": totals.blank,
         }
         return value if at is None else value | {"at": segment_line(at[0], at[1].offset, at[1])}
 
 
-_COUNTS: Final = ("bytes", "read", "blank")
-
-
 class Resumed(NamedTuple):
-    """What a position says.
+    """What an entry says.
 
     Attributes:
         state: how far all files are read.
@@ -308,22 +293,30 @@ class Resumed(NamedTuple):
     journal: Path | None
 
 
-def resume(position: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
-    """Returns what a position says, None for the very start.
+def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
+    """Returns what an entry says, None for the very start.
 
     Raises:
         SourceRefused: it says nothing that can be gone on from, or its journal is missing or damaged.
     """
     state = FollowState()
-    if position is None:
+    if entry is None:
         return Resumed(state, Totals(0, 0), [], None)
-    _check_position(position, name)
-    totals = Totals(position["read"], position["blank"])
-    if not position["journal"]:
+    check_entry(entry, name, KIND)
+    size, read, blank = (read_count(entry, field, name) for field in ("bytes", "read", "blank"))
+    digest, journal, at = entry.get("digest"), entry.get("journal"), entry.get("at", {})
+    if not isinstance(digest, str):
+        raise refuse_position(name, "digest: a text", repr(digest)[:120])
+    if not isinstance(journal, str) or (journal and not is_journal_name(journal)):
+        raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
+    if not isinstance(at, dict):
+        raise refuse_position(name, "at: an object", repr(at)[:120])
+    totals = Totals(read, blank)
+    if not journal:
         return Resumed(state, totals, [], None)
-    path = directory / position["journal"]
-    before, behind = read_journal(path, Spot(position["bytes"], position["digest"]), name)
-    _apply(state, [*before, *([position["at"]] if "at" in position else [])], name)
+    path = directory / journal
+    before, behind = read_journal(path, JournalPosition(size, digest), name)
+    _apply(state, [*before, *([at] if at else [])], name)
     return Resumed(state, totals, behind, path)
 
 
@@ -336,7 +329,7 @@ def _apply(state: FollowState, lines: Iterable[dict[str, Any]], name: str) -> No
 
 
 def list_unread(
-    settings: SourceSettings, position: dict[str, Any], directory: Path, max_row_bytes: int
+    settings: SourceSettings, entry: dict[str, Any], directory: Path, max_row_bytes: int
 ) -> list[tuple[str, int, int]]:
     """Returns what a directory holds behind all that was read of it: (path, bytes read, bytes there) of each file.
 
@@ -345,7 +338,7 @@ def list_unread(
     Raises:
         SourceRefused: as `resume`, or the directory or a file cannot be read.
     """
-    known = resume(position, directory, plain_name(settings.path))
+    known = resume(entry, directory, plain_name(settings.path))
     _apply(known.state, known.plan, plain_name(settings.path))
     begun, finished = known.state.files, known.state.finished
     rules = NameRules(settings.pattern, settings.marker, settings.end_marker)
@@ -363,25 +356,10 @@ def list_unread(
 
 def _holds_row(path: str, offset: int, max_row_bytes: int) -> bool:
     """Returns whether there is a row behind a place in a plain file."""
-    splitter = LineSplitter(path, max_row_bytes, LineMark(offset, 0, 0))
+    splitter = LineSplitter(path, max_row_bytes, LinePosition(offset))
     with open_regular(path, links_out=False) as file:
         file.seek(offset)
         while block := file.read(BLOCK_BYTES):
             if splitter.feed(block).lines:
                 return True
     return bool(splitter.finish_if(is_row).lines)
-
-
-def _check_position(position: dict[str, Any], name: str) -> None:
-    if position.get("kind") != KIND:
-        raise refuse_position(name, f"a source of kind {KIND!r}", repr(position.get("kind"))[:120])
-    for count in _COUNTS:
-        if type(value := position.get(count)) is not int or value < 0:
-            raise refuse_position(name, f"{count}: a count", repr(value)[:120])
-    if not isinstance(value := position.get("digest"), str):
-        raise refuse_position(name, "digest: a text", repr(value)[:120])
-    journal = position.get("journal")
-    if not isinstance(journal, str) or (journal and not is_journal_name(journal)):
-        raise refuse_position(name, "journal: the name of one, or none", repr(journal)[:120])
-    if not isinstance(at := position.get("at", {}), dict):
-        raise refuse_position(name, "at: an object", repr(at)[:120])

@@ -27,7 +27,8 @@ import numpy.typing as npt
 import pybase64
 import xxhash
 
-from lazyshard_producer.sources.source_file import refuse_os_error
+from lazyshard_producer.position import FilePosition
+from lazyshard_producer.sources.files import refuse_os_error
 
 PACKED: Final = (".gz", ".zst")
 """Endings of compressed files."""
@@ -108,6 +109,18 @@ class Finished(NamedTuple):
     line: int
     tail: int
     open_end: bool
+
+    @classmethod
+    def at(cls, position: FilePosition, size: int) -> Finished:
+        """Returns the file that was read to its end at this position, being of this size in bytes."""
+        return cls(size, position.line, int(position.tail or "0", 16), position.open_end)
+
+    @property
+    def position(self) -> FilePosition:
+        """How far it was read."""
+        return FilePosition(
+            offset=self.size, line=self.line, open_end=self.open_end, seen=self.size, tail=f"{self.tail:016x}"
+        )
 
 
 class FinishedFiles:

@@ -10,57 +10,42 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, NamedTuple
 
-from lazyshard.errors import RowInvalid
 from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.following.journal import FileState
-from lazyshard_producer.sources.decompression import BLOCK_BYTES, CompressedText, open_text
-from lazyshard_producer.sources.digested_text import DigestedText, TextMark, TextRows
-from lazyshard_producer.sources.lines import LineMark, LineRows, LineSplitter, is_row
-from lazyshard_producer.sources.read_ahead import ReadAhead
-from lazyshard_producer.sources.regular_file import open_regular
-from lazyshard_producer.sources.source import Place
-from lazyshard_producer.sources.source_file import FINGERPRINT_BYTES, digest, refuse_os_error
-
-_AHEAD_BYTES: Final = 4 * BLOCK_BYTES
-"""Compressed size from which on a thread is worth its start."""
+from lazyshard_producer.position import FilePosition, LinePosition
+from lazyshard_producer.sources.compressed import DigestedText, TextPosition
+from lazyshard_producer.sources.decompression import BLOCK_BYTES, PackedText
+from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest, refuse_os_error, refuse_source, refuse_truncated
+from lazyshard_producer.sources.lines import LineSplitter, is_row
+from lazyshard_producer.sources.source import Rows
 
 
-class Piece:
+class Piece(NamedTuple):
     """Lines that follow each other in a file.
 
     Attributes:
-        lines: the rows among them; there may be none.
+        rows: the rows among them; there may be none.
         begin: how far the file was read before.
         end: how far it is read with these.
+        of: returns how far it is read at a position that the rows give.
     """
 
-    __slots__ = ("_rows", "_state", "begin", "end", "lines")
+    rows: Rows
+    begin: FilePosition
+    end: FilePosition
+    of: Callable[[Any], FilePosition]
 
-    def __init__(
-        self, rows: LineRows | TextRows, begin: FileState, end: FileState, state: Callable[..., FileState]
-    ) -> None:
-        self.lines: Sequence[bytes | RowInvalid] = rows.lines
-        self.begin = begin
-        self.end = end
-        self._rows = rows
-        self._state = state
-
-    def state(self, index: int) -> FileState:
+    def at(self, index: int) -> FilePosition:
         """Returns how far it is read with the row of this index, and with the blank lines behind the last one."""
-        return self._state(self._rows.mark(index))
-
-    def place(self, index: int) -> Place:
-        """Returns where the row of this index begins; in a compressed file, in its text."""
-        return self._rows.place(index)
+        return self.of(self.rows.position(index))
 
 
 class _Reading:
@@ -78,12 +63,12 @@ class _Reading:
 
     def __init__(self, splitter: LineSplitter, before: bytes, identity: tuple[int, int]) -> None:
         self.splitter = splitter
-        self.fed = splitter.mark.offset
+        self.fed = splitter.position.offset
         self.before = before
         self.head = before if self.fed < FINGERPRINT_BYTES else b""
         self.identity = identity
 
-    def feed(self, data: bytes) -> LineRows:
+    def feed(self, data: bytes) -> Rows:
         """Returns the rows of the lines that end in this data."""
         if self.fed < FINGERPRINT_BYTES:
             self.head = (self.head + data)[:FINGERPRINT_BYTES]
@@ -119,7 +104,7 @@ class PlainFile:
             run is what it holds now.
     """
 
-    def __init__(self, path: str, name: str, max_row_bytes: int, state: FileState) -> None:
+    def __init__(self, path: str, name: str, max_row_bytes: int, state: FilePosition) -> None:
         self.state = state
         self.completion: Completion | None = None
         self.finished = False
@@ -152,7 +137,7 @@ class PlainFile:
         with self._opened() as fd:
             self._check_part(fd)
 
-    def read(self, until: FileState | None = None) -> Piece | None:
+    def read(self, until: FilePosition | None = None) -> Piece | None:
         """Returns the next lines, of about 1 MiB, up to a place that an earlier run came to; None where nothing is new.
 
         Raises:
@@ -187,7 +172,7 @@ class PlainFile:
             raise refuse_os_error(self._path, cause) from cause
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise self._refuse("the plain file that it was", "something else")
+                raise refuse_source(self._path, "the plain file that it was", "something else")
             yield fd
         except OSError as cause:
             raise refuse_os_error(self._path, cause) from cause
@@ -200,7 +185,7 @@ class PlainFile:
         What is missing of those lines themselves is found where the part that was read is checked.
         """
         if self._end is not None:
-            raise self._truncated(self._end, size)
+            raise refuse_truncated(self._path, self._end, size)
         self._reading = None
         self._looked = self.state.offset
         self.state = replace(self.state, seen=max(size, self.state.offset))
@@ -222,9 +207,9 @@ class PlainFile:
         before = self._check_part(fd)
         if self.state.open_end:
             before = self._close_line(fd, before)
-        return _Reading(LineSplitter(self._name, self._max_row_bytes, self.state.mark), before, identity)
+        return _Reading(LineSplitter(self._name, self._max_row_bytes, self.state.lines), before, identity)
 
-    def _read_on(self, fd: int, reading: _Reading, until: FileState | None) -> Piece | None:
+    def _read_on(self, fd: int, reading: _Reading, until: FilePosition | None) -> Piece | None:
         wanted = BLOCK_BYTES if until is None else min(BLOCK_BYTES, until.offset - reading.fed)
         data = os.pread(fd, wanted, reading.fed)
         self.at_end = until is None and len(data) < wanted
@@ -234,9 +219,9 @@ class PlainFile:
             self._grow(reading.fed + len(data))
         rows = reading.feed(data) if data else self._last_line(reading, until)
         text = reading.before + data
-        state = partial(_plain_state, self.state, text, reading.fed, reading.head)
-        mark = reading.splitter.mark
-        piece = Piece(rows, self.state, self.state if mark == self.state.mark else state(mark), state)
+        of = partial(_plain_position, self.state, text, reading.fed, reading.head)
+        at = reading.splitter.position
+        piece = Piece(rows, self.state, self.state if at == self.state.lines else of(at), of)
         reading.before = text[-FINGERPRINT_BYTES:]
         self.state = piece.end
         self._looked = reading.fed
@@ -246,7 +231,7 @@ class PlainFile:
             self._meet_end(reading, bool(data))
         return piece
 
-    def _last_line(self, reading: _Reading, until: FileState | None) -> LineRows:
+    def _last_line(self, reading: _Reading, until: FilePosition | None) -> Rows:
         """Returns the row of a last line without newline, if it is to be taken."""
         if until is not None:
             # Of another text it would be a line that is cut.
@@ -270,12 +255,12 @@ class PlainFile:
             self._reading = None
         self.at_end = self.finished or settling
 
-    def _arrive(self, until: FileState) -> None:
+    def _arrive(self, until: FilePosition) -> None:
         """Looks, at the place where an earlier run was, whether it was there."""
         if self.state.offset < until.offset:
             return
         self._reading = None
-        self.diverged = self.state.mark != until.mark or self.state.tail != until.tail
+        self.diverged = self.state.lines != until.lines or self.state.tail != until.tail
 
     def _grow(self, size: int) -> None:
         """Takes notice that a file that was taken for complete goes on."""
@@ -291,7 +276,7 @@ class PlainFile:
         count = min(state.offset, FINGERPRINT_BYTES)
         tail = os.pread(fd, count, state.offset - count)
         if len(tail) < count:
-            raise self._truncated(state.offset, os.fstat(fd).st_size)
+            raise refuse_truncated(self._path, state.offset, os.fstat(fd).st_size)
         if count:
             head = tail if state.offset == count else os.pread(fd, count, 0)
             if not state.head:
@@ -322,21 +307,11 @@ class PlainFile:
             self.state = replace(state, offset=offset, open_end=False, tail=digest(before), head=head)
         return before
 
-    def _truncated(self, offset: int, size: int) -> SourceRefused:
-        return self._refuse(f"at least the {offset} bytes that were read", f"{size}: it was truncated or replaced")
-
-    def _changed(self, state: FileState, where: str, expected: str, actual: str) -> SourceRefused:
+    def _changed(self, state: FilePosition, where: str, expected: str, actual: str) -> SourceRefused:
         count = min(state.offset, FINGERPRINT_BYTES)
         part = f"the {where} {count} bytes of the part read ({state.offset} bytes, {state.line} lines)"
-        return self._refuse(f"XXH3 {expected} of {part}", actual, "; put the old file back (appending is fine)")
-
-    def _refuse(self, expected: str, actual: str, hint: str = "") -> SourceRefused:
-        return SourceRefused(
-            f"{self._path}: expected {expected}, found {actual}{hint}",
-            file=self._path,
-            expected=expected,
-            actual=actual,
-        )
+        hint = "; put the old file back (appending is fine)"
+        return refuse_source(self._path, f"XXH3 {expected} of {part}", actual, hint)
 
 
 def refuse_growth(path: str, expected: int, actual: int) -> SourceRefused:
@@ -365,7 +340,7 @@ class PackedFile:
         state, finished, at_end, diverged: see `PlainFile`.
     """
 
-    def __init__(self, path: str, name: str, max_row_bytes: int, state: FileState) -> None:
+    def __init__(self, path: str, name: str, max_row_bytes: int, state: FilePosition) -> None:
         self.state = state
         self.finished = False
         self.at_end = False
@@ -373,11 +348,11 @@ class PackedFile:
         self.size = 0
         self._path = path
         remedy = "put the old file back, or choose another --out"
-        self._lines = DigestedText(name, max_row_bytes, state.text, remedy)
-        self._text: CompressedText | None = None
+        self._lines = DigestedText(name, max_row_bytes, state, remedy)
+        self._text: PackedText | None = None
         self._left = b""
 
-    def read(self, until: FileState | None = None) -> Piece | None:
+    def read(self, until: FilePosition | None = None) -> Piece | None:
         """Returns the next lines; see `PlainFile.read`."""
         text = self._open() if self._text is None else self._text
         left = self._left or text.read()
@@ -391,51 +366,35 @@ class PackedFile:
         else:
             rows = self._lines.feed(b"")
             self.diverged = True
-        begin, self.state = self.state, _packed_state(self._lines.reached)
+        begin, self.state = self.state, self._lines.reached.digested()
         if until is not None and self.state.offset >= until.offset:
             self.diverged = self.state != until
-        return Piece(rows, begin, self.state, _packed_state)
+        return Piece(rows, begin, self.state, TextPosition.digested)
 
     def close(self) -> None:
         """Closes the file."""
-        if isinstance(self._text, ReadAhead):
-            self._text.close()
         if self._text is not None:
-            self._file.close()
+            self._text.close()
         self._text = None
 
-    def _open(self) -> CompressedText:
+    def _open(self) -> PackedText:
         try:
-            self._file = open_regular(self._path, links_out=False)
+            self._text = PackedText(self._path, links_out=False)
         except SourceRefused as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
             raise
-        try:
-            self.size = os.fstat(self._file.fileno()).st_size
-            text = open_text(self._file, self._path)
-        except BaseException:
-            self._file.close()
-            raise
-        self._text = ReadAhead(text) if self.size > _AHEAD_BYTES else text
+        self.size = self._text.size
         return self._text
 
 
-def _plain_state(begin: FileState, text: bytes, seen: int, head: bytes, mark: LineMark) -> FileState:
+def _plain_position(begin: FilePosition, text: bytes, seen: int, head: bytes, at: LinePosition) -> FilePosition:
     """Returns how far a file is read at a place in a text that ends where the file was read to, at byte `seen`."""
-    stop = len(text) - (seen - mark.offset)
+    stop = len(text) - (seen - at.offset)
     known = begin.offset >= FINGERPRINT_BYTES
-    return FileState(
-        offset=mark.offset,
-        line=mark.line,
-        blank=mark.blank,
-        open_end=mark.open_end,
+    return FilePosition(
+        **at._asdict(),
         seen=seen,
-        head=begin.head if known else digest(head[: mark.offset]),
+        head=begin.head if known else digest(head[: at.offset]),
         tail=digest(text[max(0, stop - FINGERPRINT_BYTES) : stop]),
     )
-
-
-def _packed_state(mark: TextMark) -> FileState:
-    at = mark.position()
-    return FileState(offset=at.offset, line=at.line, blank=at.blank, open_end=at.open_end, digest=at.digest)

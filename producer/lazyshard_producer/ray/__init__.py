@@ -33,9 +33,8 @@ from lazyshard.stream import ChunkWriter
 from lazyshard_producer.configuration.settings import MAX_ROW_BYTES
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.ray.pieces import Committer, PieceWriter
-from lazyshard_producer.sources.arrow_library import load_pyarrow
-from lazyshard_producer.sources.arrow_rows import RowEncoder
-from lazyshard_producer.sources.tables import PIECE_ROWS
+from lazyshard_producer.sources.arrow_rows import RowEncoder, load_pyarrow
+from lazyshard_producer.sources.source import PIECE_ROWS
 
 try:
     from ray.data import DataContext, Datasink

@@ -14,7 +14,7 @@ from typing import Final
 
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition
-from lazyshard_producer.rows.mixing import Piece, Position
+from lazyshard_producer.rows.mixing import MixPosition, Piece
 from lazyshard_producer.rows.reader import Batch, BegunUnit, MadeRow, Stats, Unit
 from lazyshard_producer.rows.recipe import Made, Maker, Work, Workers
 from lazyshard_producer.rows.sequences import Blocks, Splitter, Stripes, made_rows
@@ -195,7 +195,7 @@ class MakingReader:
     def _nothing(self) -> Batch:
         return self._batch(Unit(self._stats, (), self._before, {}), 0, self._before)
 
-    def _batch(self, unit: Unit, skipped: int, after: Position) -> Batch:
+    def _batch(self, unit: Unit, skipped: int, after: MixPosition) -> Batch:
         """Returns the rows of a unit without the first so many, which are published."""
         rows = unit.made[skipped:]
 

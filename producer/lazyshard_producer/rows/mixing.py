@@ -6,7 +6,6 @@ go on with their shares, and the counts start anew.
 
 A start in the middle of a unit (see `RunPosition`) first gives the rows of which that was made, whatever has been added
 to a source since, and in the order of then. A source that was finished and has grown comes back once that shows; within
-from lazyshard.format.encoded_row import EncodedRow
 a unit only when there is nothing else, so that the unit's order follows from its start and its numbers of rows.
 """
 
@@ -16,30 +15,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import RowInvalid
-from lazyshard.format.encoded_row import EncodedRow
 from lazyshard.plan.blend import next_stream, shares
 from lazyshard.stream.watchdog import Watchdog
 from lazyshard_producer.position import RunPosition, plain_name
-from lazyshard_producer.sources.source import Mark, Place, Rows, Source
+from lazyshard_producer.sources.source import Line, Place, Position, Rows, Source
 
 Opener = Callable[[int, "dict[str, Any] | None"], Source]
 """Opens the source of a number at a position, None for its start."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class MixPosition:
     """Where all sources stand between two rows, in memory; `Stats.position` makes what seals keep of it.
 
     Attributes:
-        marks: where each source stands.
+        each: where each source stands.
         drawn: where sources are mixed, rows drawn from each since one of them was finished the last time; else empty.
         finished: where sources are mixed, whether the end of each was met; else empty.
         again: whether it is in a unit that an earlier run has begun, or at its end: then the weights are those of then.
         counts: what was counted up to there, by its name in `RunPosition`.
     """
 
-    marks: tuple[Mark, ...]
+    each: tuple[Position, ...]
     drawn: tuple[int, ...]
     finished: tuple[bool, ...]
     again: bool
@@ -61,21 +58,21 @@ class Piece:
     source: int
     rows: Rows
     first: int
-    lines: Sequence[bytes | EncodedRow | RowInvalid]
-    before: Position
+    lines: Sequence[Line]
+    before: MixPosition
 
     def place(self, index: int) -> Place:
         """Returns where `lines[index]` comes from."""
         return self.rows.place(self.first + index)
 
-    def after(self, index: int, counts: Mapping[str, Any]) -> Position:
+    def after(self, index: int, counts: Mapping[str, Any]) -> MixPosition:
         """Returns where all sources stand after `lines[index]`, with so much counted up to there."""
         before = self.before
-        marks, drawn = list(before.marks), list(before.drawn)
-        marks[self.source] = self.rows.mark(self.first + index)
+        each, drawn = list(before.each), list(before.drawn)
+        each[self.source] = self.rows.position(self.first + index)
         if drawn:
             drawn[self.source] += index + 1
-        return Position(tuple(marks), tuple(drawn), before.finished, before.again, counts)
+        return MixPosition(tuple(each), tuple(drawn), before.finished, before.again, counts)
 
 
 class _Input:
@@ -84,7 +81,7 @@ class _Input:
     Attributes:
         source: the source, None where it is not open.
         rows: what it gave last, of which [0, next) of `stop` were given out; None before the first.
-        mark: where it stands after those given out, None before it was opened.
+        position: where it stands after those given out, None before it was opened.
     """
 
     def __init__(self, entry: dict[str, Any] | None, size: int | None) -> None:
@@ -94,16 +91,16 @@ class _Input:
         self.next = 0
         self.stop = 0
         self.is_empty = True
-        self.mark: Mark = None
-        self._known: tuple[Mark, dict[str, Any] | None] = (None, entry)
+        self.position: Position = None
+        self._known: tuple[Position, dict[str, Any] | None] = (None, entry)
         self._progress: tuple[tuple[int, int | None], int] = ((0, size), 0)
         self._read_before = self._read_after = 0  # bytes, without and with those of `rows`
 
     def open(self, source: Source) -> None:
         """Takes the source, just opened."""
         self.source = source
-        if self.mark is None:
-            self.mark = source.start
+        if self.position is None:
+            self.position = source.start
         self._read_before = source.progress[0]
 
     def hold(self, rows: Rows) -> None:
@@ -114,15 +111,15 @@ class _Input:
         self.is_empty &= not rows.lines
         self._read_after = self.source.progress[0] if self.source is not None else 0
 
-    def position(self, mark: Mark) -> dict[str, Any] | None:
-        """Returns the position at a mark, None for a source that is not begun. Raises as `Source.position` does."""
-        # By identity: marks are what a source likes, and one that has not moved is the same object. Of a live source a
-        # position also makes durable what lies behind the mark, so it is asked each time.
-        if self._known[0] is not mark or (self.source is not None and self.source.live):
-            if mark is None:
+    def entry_at(self, position: Position) -> dict[str, Any] | None:
+        """Returns the entry of a position, None for a source that is not begun. Raises as `Source.entry` does."""
+        # By identity: positions are what a source likes, and one that has not moved is the same object. Of a live
+        # source an entry also makes durable what lies behind the position, so it is asked each time.
+        if self._known[0] is not position or (self.source is not None and self.source.live):
+            if position is None:
                 return self.entry
             assert self.source is not None
-            self._known = (mark, self.source.position(mark))
+            self._known = (position, self.source.entry(position))
         return self._known[1]
 
     def progress(self) -> tuple[tuple[int, int | None], int]:
@@ -136,8 +133,8 @@ class _Input:
         return (read, there), self.source.blank
 
     def finish(self) -> None:
-        """Makes the last position and closes the source."""
-        self.position(self.mark)
+        """Makes the last entry and closes the source."""
+        self.entry_at(self.position)
         self.close()
 
     def close(self) -> None:
@@ -285,21 +282,21 @@ class Mixer:
             self._turns.set_finished(index, True)
             self._unsure.append(index)
 
-    def position(self, counts: Mapping[str, Any]) -> Position:
+    def position(self, counts: Mapping[str, Any]) -> MixPosition:
         """Returns where all sources stand after the last piece, with so much counted up to there."""
-        marks = tuple(one.mark for one in self._inputs)
+        each = tuple(one.position for one in self._inputs)
         turns, again = self._turns, self._again is not None
         if turns.weights is None:
-            return Position(marks, (), (), again, counts)
-        return Position(marks, tuple(turns.drawn), tuple(self._finished()), again, counts)
+            return MixPosition(each, (), (), again, counts)
+        return MixPosition(each, tuple(turns.drawn), tuple(self._finished()), again, counts)
 
-    def entries(self, position: Position) -> tuple[dict[str, Any] | None, ...]:
-        """Returns the position in each source, as seals keep it. Does I/O.
+    def entries(self, position: MixPosition) -> tuple[dict[str, Any] | None, ...]:
+        """Returns the entry of each source, as seals keep it. Does I/O.
 
         Raises:
             SourceRefused: what was read of a source is no longer there.
         """
-        return tuple(one.position(mark) for one, mark in zip(self._inputs, position.marks, strict=True))
+        return tuple(one.entry_at(at) for one, at in zip(self._inputs, position.each, strict=True))
 
     def wait(self, seconds: float) -> str:
         """Waits until the source that had nothing may have more, so many seconds at the most; says what for."""
@@ -372,7 +369,7 @@ class Mixer:
             source, rows = self._read(index)
             if rows is None:
                 self._unsure.remove(index)
-                one.mark = source.reached
+                one.position = source.reached
                 if not self._ahead:
                     one.finish()
                 return True
@@ -399,7 +396,7 @@ class Mixer:
         elif self._block:
             self._in_unit = (self._in_unit + count) % self._block
         one.next += count
-        one.mark = one.rows.mark(one.next - 1)
+        one.position = one.rows.position(one.next - 1)
         lines = one.rows.lines
         return Piece(index, one.rows, first, lines if count == len(lines) else lines[first : one.next], before)
 
@@ -410,7 +407,7 @@ class Mixer:
         if rows is None:
             if one.is_empty and one.entry is None:
                 self._empty(self.names[index])
-            one.mark = source.reached
+            one.position = source.reached
             if not self._ahead:
                 one.finish()
             self._turns.set_finished(index, True)

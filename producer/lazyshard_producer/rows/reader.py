@@ -13,7 +13,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard.format.encoded_row import EncodedRow
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import RunPosition
-from lazyshard_producer.rows.mixing import Mixer, Position
+from lazyshard_producer.rows.mixing import Mixer, MixPosition
 from lazyshard_producer.rows.refusals import Refusals
 from lazyshard_producer.sources.source import Place
 from lazyshard_producer.wording import count
@@ -74,11 +74,11 @@ class Stats:
             "quarantine_bytes": self.refusals.quarantine_bytes,
         }
 
-    def here(self) -> Position:
+    def here(self) -> MixPosition:
         """Returns the place after all that the mixer gave."""
         return self.mixer.position(self.counts())
 
-    def position(self, at: Position, **unit: Any) -> RunPosition:
+    def position(self, at: MixPosition, **unit: Any) -> RunPosition:
         """Returns what a seal keeps of a place; `unit` are the fields of one that is begun there. Does I/O."""
         self.refusals.sync()
         recipe = self._recipe_before if at.again else self._recipe
@@ -197,7 +197,7 @@ class Unit:
         of: how many source rows these are, by number of the source.
     """
 
-    def __init__(self, stats: Stats, made: Sequence[MadeRow], before: Position, of: Mapping[int, int]) -> None:
+    def __init__(self, stats: Stats, made: Sequence[MadeRow], before: MixPosition, of: Mapping[int, int]) -> None:
         self.made: Final = made
         self._stats = stats
         self._before = before

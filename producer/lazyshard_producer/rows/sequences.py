@@ -44,7 +44,7 @@ from lazyshard.plan.splitting import BEGINNING, Cut, SplitSequence, cut_after, p
 from lazyshard_producer.configuration.settings import SplitSettings
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.encoding import document_of, write_tokens
-from lazyshard_producer.rows.mixing import Position
+from lazyshard_producer.rows.mixing import MixPosition
 from lazyshard_producer.rows.reader import Batch, BegunUnit, Line, MadeRow, Stats, Unit
 from lazyshard_producer.rows.recipe import Made
 from lazyshard_producer.rows.refusals import locate
@@ -127,7 +127,7 @@ def _packed(rows: Sequence[MadeRow]) -> MadeRow:
 class _Start(NamedTuple):
     """Where a stripe begins: behind the `lead`, which was made of the first source row or block after the place."""
 
-    at: Position
+    at: MixPosition
     lead: Sequence[MadeRow] = ()
     of: Mapping[int, int] = {}
 
@@ -162,7 +162,7 @@ class Stripes:
         self._warn = warn
         self._first = samples - (0 if begun is None else begun.skip - lead)
         self._start: _Start | None = None
-        self._last: Position | None = None
+        self._last: MixPosition | None = None
         self._of: dict[int, int] = {}  # source rows of which `_rows` are made, by source
         self._rows: list[MadeRow] = []
 
@@ -171,7 +171,9 @@ class Stripes:
         """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
         return None if self._begun is None else self._begun.rows - sum(self._of.values())
 
-    def add(self, made: Sequence[MadeRow], of: Mapping[int, int], before: Position, after: Position) -> Iterator[Batch]:
+    def add(
+        self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
+    ) -> Iterator[Batch]:
         """Takes what was made of a source row or of a block of them, and yields the stripes that it fills.
 
         Args:
@@ -334,14 +336,16 @@ class Splitter:
         self._documents: list[_Document] = []
         self._at = BEGINNING
         self._left = 0  # tokens from there on
-        self._last: Position | None = None  # behind all of them
+        self._last: MixPosition | None = None  # behind all of them
 
     @property
     def source_rows_left(self) -> int | None:
         """Source rows still to come of the unit with which the run has begun; None where it is not in one."""
         return None if self._begun is None else self._begun.rows
 
-    def add(self, made: Sequence[MadeRow], of: Mapping[int, int], before: Position, after: Position) -> Iterator[Batch]:
+    def add(
+        self, made: Sequence[MadeRow], of: Mapping[int, int], before: MixPosition, after: MixPosition
+    ) -> Iterator[Batch]:
         """Yields the sequences that more rows fill; see `Stripes.add`.
 
         Raises:

@@ -1,10 +1,7 @@
 """Sources of rows: where each kind reads, in order, and how it goes on from a position.
 
-- `source`: what a source is; `source_file`, `regular_file`: opening files, knowing them again
-- `jsonl`, `lines`: JSON lines; `compressed`, `decompression`, `read_ahead`, `digested_text`: .gz and .zst;
-  `standard_input`: and pipes
-- `parquet`, `arrow`, `huggingface`, with `tables`, `table_files`, `arrow_*`: tables
-- `stream`: streams, native and foreign
-- `generator`, `function_rows`: Python
-- `allocator`: memory for blocks of text
+- `source`: what a source is; `files`: opening files, knowing them again
+- `lines`: plain JSON lines; `compressed`, with `decompression`: .gz and .zst; `standard_input`: and pipes
+- `arrow`, with `tables`, `arrow_rows`: Parquet, Arrow and Hugging Face `datasets`; `indexed`: Megatron's
+- `stream`: streams, native and foreign; `generator`: Python
 """

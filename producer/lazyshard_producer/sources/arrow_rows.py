@@ -1,14 +1,265 @@
-"""Batches of Arrow as lines of JSON: a row is an object by the names of the columns."""
+"""Batches of Arrow as lines of JSON: a row is an object by the names of the columns.
+
+    Arrow                                        JSON
+    null, booleans, integers, floats, text       the same; a NaN or an infinity is refused later, as JSON has none
+    timestamps                                   "2026-01-02T03:04:05.678", as many digits as the unit has; with a "Z"
+                                                 behind, and in UTC, where the column has a time zone
+    dates, times of day                          "2026-01-02", "03:04:05"
+    binary                                       base64 text
+    lists, structs                               arrays, objects
+    maps                                         objects where the keys are text, else arrays of {"key", "value"}
+    dictionary- and run-end-encoded              as what they stand for
+    extension types                              as their storage; arrow.uuid as text
+    decimals, durations, intervals, unions       refused: JSON has no such value, and readers would round the first
+
+What has no value in JSON becomes an `Unwritable` in its place, so that only its row is lost. Everything here goes by
+the column's type, never by what happens to be in it, so a column looks the same in every row and on every machine.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pybase64
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.row import encode_row
-from lazyshard_producer.sources.arrow_values import Unwritable, choose_reader
+from lazyshard_producer.errors import ExtraMissing
+
+
+def load_pyarrow(path: str, module: str = "pyarrow") -> Any:
+    """Returns pyarrow, or one of its modules.
+
+    Args:
+        path: the source that needs it, for the message.
+        module: the module's whole name.
+
+    Raises:
+        ExtraMissing: it is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        missing = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] == "pyarrow"
+        found = "it is not installed" if missing else f"importing it failed: {cause}"
+        raise ExtraMissing(
+            f"{path}: reading it needs pyarrow, and {found}: pip install 'lazyshard[arrow]'",
+            package="pyarrow",
+            extra="arrow",
+        ) from cause
+
+
+Reader = Callable[[Any], "list[Any]"]
+"""Takes an array of one type, returns its values; None for null."""
+
+_DATE_CHARACTERS: Final = len("2026-01-02")
+_SECONDS_CHARACTERS: Final = len("2026-01-02T03:04:05")
+_FRACTION_CHARACTERS: Final = {"s": 0, "ms": 4, "us": 7, "ns": 10}
+
+
+class Unwritable:
+    """Stands for a value that JSON cannot hold.
+
+    Attributes:
+        reason: what it is and what to do about it.
+    """
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def choose_reader(pa: Any, kind: Any) -> Reader:
+    """Returns the function that reads arrays of a type.
+
+    Args:
+        pa: the module pyarrow.
+        kind: a `pyarrow.DataType`.
+    """
+    slow = _by_structure(pa, kind)
+    if not _is_plain(pa, kind):
+        return slow
+
+    def read(array: Any) -> list[Any]:
+        try:
+            values: list[Any] = array.to_pylist()
+        except UnicodeDecodeError:  # one bad text; find out which
+            return slow(array)
+        return values
+
+    return read
+
+
+def _is_plain(pa: Any, kind: Any) -> bool:
+    """Whether pyarrow's own Python values are those of JSON."""
+    types = pa.types
+    if types.is_struct(kind):
+        return all(_is_plain(pa, field.type) for field in _fields(kind))
+    if _is_list(types, kind):
+        return _is_plain(pa, kind.value_type)
+    scalars = (types.is_null, types.is_boolean, types.is_integer, types.is_float32, types.is_float64)
+    return any(is_kind(kind) for is_kind in scalars) or _is_text(types, kind)
+
+
+def _by_structure(pa: Any, kind: Any) -> Reader:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extension(pa, kind)
+    if types.is_dictionary(kind):
+        values = choose_reader(pa, kind.value_type)
+        return lambda array: values(array.dictionary_decode())
+    if types.is_run_end_encoded(kind):
+        values = choose_reader(pa, kind.value_type)
+        return lambda array: values(pa.compute.run_end_decode(array))
+    if types.is_struct(kind):
+        return _struct(pa, kind)
+    if types.is_map(kind):
+        return _map(pa, kind)
+    if _is_list(types, kind):
+        return _list(pa, kind)
+    return _scalar(pa, kind)
+
+
+def _scalar(pa: Any, kind: Any) -> Reader:
+    types = pa.types
+    if _is_text(types, kind):
+        return lambda array: list(map(_text, array.cast(pa.large_binary()).to_pylist()))
+    if types.is_float16(kind):
+        # Numbers of numpy in older releases of pyarrow.
+        return lambda array: [None if value is None else float(value) for value in array.to_pylist()]
+    if types.is_timestamp(kind):
+        return _timestamp(pa, kind)
+    if types.is_date(kind):
+        return lambda array: [_dated(text, _DATE_CHARACTERS) for text in array.cast(pa.string()).to_pylist()]
+    if types.is_time(kind):
+        return lambda array: array.cast(pa.string()).to_pylist()
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return _base64
+    if hasattr(types, "is_binary_view") and types.is_binary_view(kind):
+        return _base64
+    if _is_plain(pa, kind):
+        return lambda array: array.to_pylist()
+    return _refuse(kind, "a decimal, which JSON readers round" if types.is_decimal(kind) else "not a value of JSON")
+
+
+def _struct(pa: Any, kind: Any) -> Reader:
+    fields = _fields(kind)
+    names = [field.name for field in fields]
+    readers = [choose_reader(pa, field.type) for field in fields]
+
+    def read(array: Any) -> list[Any]:
+        if not names:
+            return [{} if valid else None for valid in array.is_valid().to_pylist()]
+        columns = [reader(child) for reader, child in zip(readers, array.flatten(), strict=True)]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        if not array.null_count:
+            return rows
+        return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+    return read
+
+
+def _list(pa: Any, kind: Any) -> Reader:
+    values = choose_reader(pa, kind.value_type)
+    list_value_length = pa.compute.list_value_length
+
+    def read(array: Any) -> list[Any]:
+        items = values(array.flatten())  # without what null lists may hide
+        lists: list[Any] = []
+        start = 0
+        for length in list_value_length(array).to_pylist():
+            if length is None:
+                lists.append(None)
+            else:
+                lists.append(items[start : start + length])
+                start += length
+        return lists
+
+    return read
+
+
+def _map(pa: Any, kind: Any) -> Reader:
+    entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+    as_lists = pa.list_(entry)
+    lists = _list(pa, as_lists)
+    if not _is_text(pa.types, kind.key_type):
+        return lambda array: lists(array.cast(as_lists))
+    return lambda array: [_as_object(entries) for entries in lists(array.cast(as_lists))]
+
+
+def _as_object(entries: list[dict[str, Any]] | None) -> Any:
+    if entries is None:
+        return None
+    for entry in entries:
+        if isinstance(entry["key"], Unwritable):
+            return entry["key"]
+    found = {entry["key"]: entry["value"] for entry in entries}
+    return found if len(found) == len(entries) else Unwritable("a map that names a key twice")
+
+
+def _extension(pa: Any, kind: Any) -> Reader:
+    if kind.extension_name == "arrow.uuid":
+        return lambda array: [
+            None if value is None else str(uuid.UUID(bytes=value)) for value in array.storage.to_pylist()
+        ]
+    storage = choose_reader(pa, kind.storage_type)
+    return lambda array: storage(array.storage)
+
+
+def _timestamp(pa: Any, kind: Any) -> Reader:
+    zone = "Z" if kind.tz is not None else ""
+    length = _SECONDS_CHARACTERS + _FRACTION_CHARACTERS[kind.unit]
+
+    def read(array: Any) -> list[Any]:
+        # Without its zone it is in UTC, and needs no data base of zones, which not every machine has.
+        texts = array.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()
+        return [_dated(None if text is None else text.replace(" ", "T", 1), length, zone) for text in texts]
+
+    return read
+
+
+def _dated(text: str | None, length: int, zone: str = "") -> Any:
+    if text is None:
+        return None
+    # ISO 8601 has four digits for the year.
+    return text + zone if len(text) == length else Unwritable(f"a date outside the years 0 to 9999 ({text})")
+
+
+def _text(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        return Unwritable(f"text that is not UTF-8 (byte 0x{value[bad.start]:02x} at {bad.start})")
+
+
+def _base64(array: Any) -> list[Any]:
+    return [None if value is None else pybase64.b64encode(value).decode("ascii") for value in array.to_pylist()]
+
+
+def _refuse(kind: Any, what: str) -> Reader:
+    unwritable = Unwritable(f"a value of type {kind}, {what}; cast the column to text or float64, or leave it out")
+    return lambda array: [unwritable if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def _is_text(types: Any, kind: Any) -> bool:
+    view = hasattr(types, "is_string_view") and types.is_string_view(kind)
+    return types.is_string(kind) or types.is_large_string(kind) or view
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    names = ("is_list", "is_large_list", "is_fixed_size_list", "is_list_view", "is_large_list_view")
+    return any(hasattr(types, name) and getattr(types, name)(kind) for name in names)
+
+
+def _fields(kind: Any) -> Sequence[Any]:
+    return [kind.field(index) for index in range(kind.num_fields)]
 
 
 class RowEncoder:
@@ -41,13 +292,13 @@ class RowEncoder:
         try:
             line = encode_row(row)
         except RowInvalid as error:
-            return _refuse(next(_culprits(row), None) or error.reason or str(error))
+            return _bad_row(next(_culprits(row), None) or error.reason or str(error))
         if len(line) - 1 > self._max_row_bytes:
-            return _refuse(f"longer than the {self._max_row_bytes} bytes of --max-row-bytes, as JSON")
+            return _bad_row(f"longer than the {self._max_row_bytes} bytes of --max-row-bytes, as JSON")
         return line
 
 
-def _refuse(reason: str) -> RowInvalid:
+def _bad_row(reason: str) -> RowInvalid:
     return RowInvalid(f"not a row: {reason}", reason=reason)
 
 

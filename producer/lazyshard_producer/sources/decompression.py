@@ -7,16 +7,23 @@ the text before it was given. Memory: a few MiB, however much the file expands t
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import threading
 import zlib
 from types import ModuleType
 from typing import Any, BinaryIO, Final, Protocol
 
 from lazyshard.memory import raise_if_short
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.source_file import refuse_os_error
+from lazyshard_producer.sources.files import open_regular, refuse_os_error
 
 BLOCK_BYTES: Final = 1 << 20
 """Text is given in blocks of about this size; the bytes read at a time are fewer."""
+
+_AHEAD_BYTES: Final = 4 * BLOCK_BYTES
+"""Compressed size from which on a thread is worth its start."""
 
 _SLICE_BYTES: Final = 256 << 10
 _FIRST_SLICE_BYTES: Final = 4096
@@ -276,3 +283,104 @@ def _refuse(path: str, byte: int, expected: str, actual: str) -> SourceRefused:
         expected=expected,
         actual=actual,
     )
+
+
+_BLOCKS: Final = 4
+"""Blocks that wait: enough to ride over a publish, some MiB."""
+
+_LOOK_S: Final = 0.5
+"""How soon the thread of a reader that was closed ends, where closing could not wake it."""
+
+
+class ReadAhead:
+    """Reads a text in a thread. To be used by one thread, and closed; it is a `CompressedText` itself.
+
+    Args:
+        text: what is read; nobody else may read it from now on.
+    """
+
+    def __init__(self, text: CompressedText) -> None:
+        self._text = text
+        self._blocks: queue.Queue[bytes | BaseException] = queue.Queue(_BLOCKS)
+        self._closed = threading.Event()
+        self._end: bytes | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="lazyshard-decompress", daemon=True)
+        self._thread.start()
+
+    @property
+    def consumed(self) -> int:
+        """Compressed bytes that were read, ahead of what was taken."""
+        return self._text.consumed
+
+    def read(self) -> bytes:
+        """Returns the next block of text, as soon as it is there; nothing at the end. Raises as the text does."""
+        block = self._blocks.get() if self._end is None else self._end
+        if isinstance(block, BaseException):
+            self._end = block
+            raise block
+        if not block:
+            self._end = block
+        return block
+
+    def close(self) -> None:
+        """Ends the thread. May be called twice."""
+        self._closed.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._blocks.get(timeout=0.01)
+        self._thread.join()
+
+    def _run(self) -> None:
+        block: bytes | BaseException = b"-"
+        while isinstance(block, bytes) and block and not self._closed.is_set():
+            try:
+                block = self._text.read()
+            except BaseException as error:
+                block = error
+            self._put(block)
+
+    def _put(self, block: bytes | BaseException) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._blocks.put(block, timeout=_LOOK_S)
+                return
+
+
+class PackedText:
+    """A compressed file that is open: its text, read ahead by a thread where the file is large enough for one.
+
+    Attributes:
+        size: compressed bytes of the file.
+        is_zstd: whether it is compressed by zstd.
+
+    Raises:
+        SourceRefused: it cannot be read, or is not compressed by gzip or zstd.
+        ExtraMissing: the package for zstd is not installed.
+    """
+
+    def __init__(self, path: str, *, links_out: bool = True) -> None:
+        self._file: BinaryIO = open_regular(path, links_out=links_out)
+        try:
+            self.size: Final = os.fstat(self._file.fileno()).st_size
+            self._text = open_text(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+        self.is_zstd: Final = isinstance(self._text, ZstdText)
+
+    @property
+    def consumed(self) -> int:
+        """Compressed bytes that were read, ahead of what was taken."""
+        return self._text.consumed
+
+    def read(self) -> bytes:
+        """Returns the next block of text; see `CompressedText`."""
+        if self.size > _AHEAD_BYTES and not isinstance(self._text, ReadAhead):
+            self._text = ReadAhead(self._text)
+        return self._text.read()
+
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        if isinstance(self._text, ReadAhead):
+            self._text.close()
+        self._file.close()

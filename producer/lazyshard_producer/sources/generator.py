@@ -1,24 +1,167 @@
 """A Python function of the user's as a source: `python:MODULE:FUNCTION`, found as `python -m` finds modules.
 
-What the function has to give is in `function_rows`. It may block for as long as it likes: it runs on a thread of its
-own, a little ahead of what is read, so signals are answered all the while. When the run stops, its iterator is closed
-(a generator gets its `finally`); one that does not come back is left alone after a moment.
+    def rows(position):
+        for number in range(position or 0, 1000):
+            yield {"id": number}, number + 1
+
+The protocol: the function is called once a run, with the position of the last published row, None at the start. It
+returns an iterator of pairs (row, position after it). A row is a dict, or the bytes of one line of JSON. A position is
+any value of JSON, and comes back as JSON has it (a tuple as a list). Called with a position, the function must give the
+rows that followed it, and the same ones: what was given and not published yet is lost in a crash and given again.
+
+The function may block for as long as it likes: it runs on a thread of its own, a little ahead of what is read, so
+signals are answered all the while. When the run stops, its iterator is closed (a generator gets its `finally`); one
+that does not come back is left alone after a moment.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from lazyshard.errors import RowInvalid
+from lazyshard.format.row import encode_row
+from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.function_rows import FunctionMark, decode_position, encode_position, function_rows
-from lazyshard_producer.sources.source import Context, Place
-from lazyshard_producer.user_functions import load_function
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.sources.source import Context, Place, Rows, Source
+from lazyshard_producer.user_functions import load_function, name_error, name_value
+
+_FRAMES: Final = 3
+"""So many of the user's lines are named when the function raises: where it went wrong, and from where it came there."""
+
+_SHOWN: Final = 120
+"""Characters of a value that are shown."""
+
+
+class GeneratorFailed(SourceRefused):
+    """The user's function raised, or gave what the protocol has no place for.
+
+    `frames` are the innermost lines of its traceback, ``file:line (function)``, the last one where it happened.
+    """
+
+    frames: tuple[str, ...] = ()
+
+
+class FunctionPosition(NamedTuple):
+    """Where the function stands between two rows.
+
+    Attributes:
+        rows: rows given, those of earlier runs included.
+        length: their bytes as lines.
+        position: what it gave with the last of them, as JSON text: the function may change its object later.
+    """
+
+    rows: int
+    length: int
+    position: bytes
+
+
+def encode_position(position: Any) -> bytes:
+    """Returns a position as JSON text.
+
+    Raises:
+        RowInvalid: it is no value of JSON.
+    """
+    return encode_row({"position": position})
+
+
+def decode_position(text: bytes) -> Any:
+    """Returns what `encode_position` was given, as JSON has it."""
+    return orjson.loads(text)["position"]
+
+
+def function_rows(
+    name: str, function: Callable[..., Any], start: FunctionPosition, max_row_bytes: int
+) -> Generator[tuple[bytes | RowInvalid, FunctionPosition], None, None]:
+    """Calls the function and yields its rows, each a line of JSON or why it is none, with the position after it.
+
+    Closing this iterator closes the function's.
+
+    Args:
+        name: the source, for messages.
+        function: the user's.
+        start: where to go on.
+        max_row_bytes: longest row, in bytes without its line end.
+
+    Raises:
+        GeneratorFailed: it raised or broke the protocol; the rows before that are yielded.
+    """
+    try:
+        rows = function(decode_position(start.position))
+    except BaseException as error:
+        raise _raised(name, error) from error
+    if not isinstance(rows, Iterator):
+        expected = "it to return an iterator of pairs (row, position), as a generator does"
+        raise _broke(name, expected, rows)
+    at = start
+    try:
+        while True:
+            try:
+                pair = next(rows)
+            except StopIteration:
+                return
+            except BaseException as error:
+                raise _raised(name, error) from error
+            line, written = _examine(name, at.rows + 1, pair, max_row_bytes)
+            length = len(line) if isinstance(line, bytes) else 0
+            at = FunctionPosition(at.rows + 1, at.length + length, written)
+            yield line, at
+    finally:
+        close = getattr(rows, "close", None)
+        if close is not None:
+            close()
+
+
+def name_frames(frames: TracebackType | None) -> tuple[str, ...]:
+    """Returns the innermost lines of a traceback, but for those of this module: ``file:line (function)``."""
+    found = [frame for frame in traceback.extract_tb(frames) if frame.filename != __file__]
+    return tuple(f"{os.path.basename(frame.filename)}:{frame.lineno} ({frame.name})" for frame in found[-_FRAMES:])
+
+
+def _examine(name: str, number: int, pair: Any, max_row_bytes: int) -> tuple[bytes | RowInvalid, bytes]:
+    """Returns the row's line and the position's text."""
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise _broke(name, f"a pair (row, position) as row {number}", pair)
+    row, position = pair
+    if not isinstance(row, (dict, bytes)):
+        raise _broke(name, f"a dict or the bytes of one line as row {number}", row)
+    try:
+        written = encode_position(position)
+    except RowInvalid as error:
+        expected = f"a value of JSON as the position after row {number}"
+        raise _broke(name, expected, position, f" ({error.reason})") from None
+    try:
+        line = row if isinstance(row, bytes) else encode_row(row)
+    except RowInvalid as error:
+        return error, written
+    if len(line) > max_row_bytes and len(line.rstrip(b"\r\n")) > max_row_bytes:
+        reason = f"longer than the {max_row_bytes} bytes of --max-row-bytes"
+        return RowInvalid(f"not a row: {reason}", reason=reason), written
+    return line, written
+
+
+def _raised(name: str, error: BaseException) -> GeneratorFailed:
+    raise_if_short(error)
+    frames = name_frames(error.__traceback__)
+    where = f" at {', called from '.join(reversed(frames))}" if frames else ""
+    hint = "mend it and run the same command again, nothing is lost"
+    return GeneratorFailed(f"{name}: raised {name_error(error)}{where}; {hint}", file=name, frames=frames)
+
+
+def _broke(name: str, expected: str, value: Any, more: str = "") -> GeneratorFailed:
+    actual = name_value(value, _SHOWN) + more
+    return GeneratorFailed(f"{name}: expected {expected}, found {actual}", file=name, expected=expected, actual=actual)
+
 
 PREFIX: Final = "python:"
 
@@ -30,30 +173,11 @@ chunk: where rows are dear to make, and the producer is held back, they are not 
 CLOSE_S: Final = 2.0
 """How long `close` waits for the function: for a clean end, not for a call that hangs."""
 
-_Given = tuple[bytes | RowInvalid, FunctionMark]
+_Given = tuple[bytes | RowInvalid, FunctionPosition]
 
 
-class GeneratorRows:
-    """Rows in order: see `lazyshard_producer.sources.source.Rows`."""
-
-    __slots__ = ("_marks", "_name", "lines")
-
-    def __init__(self, name: str, given: Sequence[_Given] = ()) -> None:
-        self.lines = [line for line, _ in given]
-        self._marks = [mark for _, mark in given]
-        self._name = name
-
-    def mark(self, index: int) -> FunctionMark:
-        """Returns where the function stands after the row of this index."""
-        return self._marks[index]
-
-    def place(self, index: int) -> Place:
-        """Returns the function, and the row's number from 1."""
-        return Place(self._name, self._marks[index].rows, None)
-
-
-class GeneratorSource:
-    """A source of rows: see `lazyshard_producer.sources.source.Source`. Live: nobody knows when the next row comes.
+class GeneratorSource(Source):
+    """Rows of a function. Live: nobody knows when the next row comes.
 
     The function is called at the first `read` or `wait`.
 
@@ -67,16 +191,15 @@ class GeneratorSource:
         SourceRefused: the position is none of such a source.
     """
 
-    live: Final = True
-    blank: Final = 0
+    live = True
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
-        self.start = FunctionMark(0, 0, encode_position(None)) if position is None else self._decode(position)
+        self.start = FunctionPosition(0, 0, encode_position(None)) if position is None else self._decode(position)
         self._function = load_function(settings.path[len(PREFIX) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
-        self._reached = self.start
+        self._reached: FunctionPosition = self.start
         self._bytes = self.start.length
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -89,7 +212,7 @@ class GeneratorSource:
         self._asked_at: float | None = None
 
     @property
-    def reached(self) -> FunctionMark:
+    def reached(self) -> FunctionPosition:
         """Where it stands after all that was given."""
         return self._reached
 
@@ -98,7 +221,7 @@ class GeneratorSource:
         """(bytes read, None)."""
         return self._bytes, None
 
-    def read(self) -> GeneratorRows | None:
+    def read(self) -> Rows | None:
         """Returns what rows there are; None when the function has no more.
 
         Raises:
@@ -112,10 +235,15 @@ class GeneratorSource:
         if given:
             self._reached = given[-1][1]
             self._bytes = self._reached.length
-            return GeneratorRows(self.name, given)
+            rows = list(given)
+            return Rows(
+                [line for line, _ in rows],
+                lambda index: rows[index][1],
+                lambda index: Place(self.name, rows[index][1].rows, None),
+            )
         if failure is not None:
             raise failure
-        return None if finished else GeneratorRows(self.name)
+        return None if finished else Rows()
 
     def wait(self, seconds: float) -> None:
         """Returns when there are rows, or none will come, or so many seconds have passed."""
@@ -130,10 +258,11 @@ class GeneratorSource:
         asked = "" if since is None else f", asked {time.monotonic() - since:.0f} s ago"
         return f"the next row of {self.name}{asked}"
 
-    def position(self, mark: FunctionMark) -> dict[str, Any]:
-        """Returns the position at a mark."""
-        position = decode_position(mark.position)
-        return {"kind": "python", "path": self.name, "rows": mark.rows, "bytes": mark.length, "position": position}
+    def entry(self, position: FunctionPosition) -> dict[str, Any]:
+        """Returns the entry of a position."""
+        rows, length, given = position
+        entry = {"kind": "python", "path": self.name, "rows": rows, "bytes": length}
+        return entry | {"position": decode_position(given)}
 
     def end(self) -> None:
         """Asks no more of the function: what it has given can be read, and then comes the end."""
@@ -177,17 +306,15 @@ class GeneratorSource:
         return self._given_bytes >= AHEAD_BYTES or len(self._given) >= self._ahead_rows
 
     def _give(self, given: _Given) -> None:
-        line, mark = given
+        line, position = given
         with self._changed:
             self._given.append(given)
-            self._given_bytes += len(mark.position) + (len(line) if isinstance(line, bytes) else 0)
+            self._given_bytes += len(position.position) + (len(line) if isinstance(line, bytes) else 0)
             self._changed.notify_all()
 
-    def _decode(self, position: dict[str, Any]) -> FunctionMark:
-        for field, expected in (("kind", "python"), ("path", self.name)):
-            if position.get(field) != expected:
-                raise refuse_position(self.name, f"{field} {expected!r}", repr(position.get(field))[:120])
-        rows, length = position.get("rows"), position.get("bytes")
-        if type(rows) is not int or type(length) is not int or rows < 0 or length < 0 or "position" not in position:
-            raise refuse_position(self.name, "numbers of rows and bytes, and a position", repr(position)[:120])
-        return FunctionMark(rows, length, encode_position(position["position"]))
+    def _decode(self, entry: dict[str, Any]) -> FunctionPosition:
+        check_entry(entry, self.name, "python")
+        rows, length = (read_count(entry, field, self.name) for field in ("rows", "bytes"))
+        if "position" not in entry:
+            raise refuse_position(self.name, "a position", repr(entry)[:120])
+        return FunctionPosition(rows, length, encode_position(entry["position"]))

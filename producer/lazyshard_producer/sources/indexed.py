@@ -1,46 +1,211 @@
 """Megatron's IndexedDataset as a source of rows: a row for each document, or for each sequence.
 
+document    {"input_ids": [the tokens of all its sequences]}, and where these are not just one, or have modes,
+            "lengths": [tokens of each sequence], "mode": [mode of each]
+sequence    {"input_ids": [...], "document": number of its document from 0}, and "mode" where it has one
+
 The position is the number of rows, and a fingerprint of both files, so a restart is a few reads however far it was.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
 
-from lazyshard.conversion.indexed_reader import IndexedReader, data_path
+import numpy as np
+import orjson
+
+from lazyshard.conversion.indexed_reader import IndexedReader, Sequences, data_path
 from lazyshard.errors import IndexedInvalid, RowInvalid
+from lazyshard.format.indexed import Ints
+from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.indexed_rows import RowMaker
-from lazyshard_producer.sources.source import Context, Place
-from lazyshard_producer.sources.source_file import refuse_os_error
-from lazyshard_producer.sources.table_files import Version, file_version, fingerprint, refuse_changed
+from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.sources.files import KnownFile, refuse_changed, refuse_os_error, refuse_source
+from lazyshard_producer.sources.source import PIECE_BYTES, PIECE_ROWS, Context, Place, Rows, Source
+from lazyshard_producer.wording import count
+
+_PIECE_SEQUENCES: Final = 64 << 10
+"""As many sequences at the most, unless one document has more: empty ones take no byte of the data file."""
+
+_LEAST_TOKEN_BYTES: Final = 2
+"""What a number takes in JSON at the least: a digit, and what parts it from the next."""
+
+
+class Piece(NamedTuple):
+    """Sequences that are read together.
+
+    Attributes:
+        first: the number of the first one.
+        bounds: shape (rows + 1,): row k is made of the sequences first + [bounds[k], bounds[k + 1]).
+    """
+
+    first: int
+    bounds: Ints
+
+
+class RowMaker:
+    """Makes rows of an open file.
+
+    Args:
+        reader: the file.
+        of: what makes a row.
+        most: longest row that is accepted, in bytes without its line end.
+
+    Attributes:
+        total: how many rows there are.
+    """
+
+    def __init__(self, reader: IndexedReader, of: Literal["document", "sequence"], most: int) -> None:
+        self._reader = reader
+        self._of = of
+        self._most = most
+        self._document = 0
+        self.total: Final = reader.header.documents if of == "document" else reader.header.sequences
+
+    def go_to(self, row: int) -> None:
+        """Finds the document of a row from which `make` is to go on, by halves: a few reads of 8 bytes.
+
+        Raises:
+            IndexedInvalid, OSError: as `IndexedReader.boundaries`.
+        """
+        self._document = self._document_of(row) if self._of == "sequence" else 0
+
+    def make(self, row: int) -> list[bytes | RowInvalid]:
+        """Returns the rows from this one on, at least one, about 1 MiB of tokens at the most, or one row.
+
+        Args:
+            row: below `total`; where it does not follow the last one, `go_to` has to be called before.
+
+        Raises:
+            IndexedInvalid: the files are damaged or were cut; the message names the document.
+            OSError: the filesystem failed.
+        """
+        piece = self._documents(row) if self._of == "document" else self._sequences(row)
+        sequences = int(piece.bounds[-1])
+        if len(piece.bounds) == 2 and _LEAST_TOKEN_BYTES * sequences > self._most:
+            # Not looked at: so much memory is only for those who have asked for it.
+            return [self._too_long(count(sequences, "sequence"))]
+        found: Sequences | None = None
+        try:
+            found = self._reader.sequences(piece.first, piece.first + sequences)
+            return self._lines(row, piece, found)
+        except IndexedInvalid as error:
+            raise self._in_document(error, piece, found) from error
+
+    def _documents(self, row: int) -> Piece:
+        bounds = self._reader.boundaries(row, min(row + PIECE_ROWS, self.total))
+        first = int(bounds[0])
+        # One document at least, whatever it holds.
+        documents = max(1, int(np.searchsorted(bounds, first + _PIECE_SEQUENCES, "right")) - 1)
+        return Piece(first, bounds[: documents + 1] - first)
+
+    def _sequences(self, row: int) -> Piece:
+        return Piece(row, np.arange(min(PIECE_ROWS, self.total - row) + 1))
+
+    def _lines(self, row: int, piece: Piece, found: Sequences) -> list[bytes | RowInvalid]:
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(found.lengths)])
+        counts = np.diff(ends[piece.bounds])
+        if _LEAST_TOKEN_BYTES * int(counts[0]) > self._most:
+            return [self._too_long(count(int(counts[0]), "token"))]
+        width = self._reader.header.token.itemsize
+        rows = max(1, int(np.searchsorted(np.cumsum(counts) * width, PIECE_BYTES, "right")))
+        bounds = piece.bounds[: rows + 1].tolist()
+        tokens = self._tokens(found, bounds[-1])
+        documents = self._number_documents(row, rows) if self._of == "sequence" else [None] * rows
+        return [
+            self._line(tokens[ends[low] : ends[high]], found, low, high, document)
+            for (low, high), document in zip(itertools.pairwise(bounds), documents, strict=True)
+        ]
+
+    def _tokens(self, found: Sequences, stop: int) -> Any:
+        """Returns the tokens of the first sequences: with one read where they lie one behind another."""
+        lengths, pointers = found.lengths[:stop], found.pointers[:stop]
+        ends = pointers + lengths * self._reader.header.token.itemsize
+        cuts = [0, *(np.flatnonzero(pointers[1:] != ends[:-1]) + 1).tolist(), stop]
+        parts = [
+            self._reader.tokens(int(pointers[low]), int(lengths[low:high].sum()))
+            for low, high in itertools.pairwise(cuts)
+            if high > low
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self._reader.header.token), *parts])
+
+    def _line(self, tokens: Any, found: Sequences, low: int, high: int, document: int | None) -> bytes | RowInvalid:
+        if self._reader.header.is_integral:
+            values = tokens.astype(np.int64)
+        else:
+            values = tokens.astype(np.float64)
+            if (bad := np.flatnonzero(~np.isfinite(values))).size:
+                kind = "NaN" if np.isnan(values[bad[0]]) else "an infinity"
+                return _bad_row(f"token {bad[0]} is {kind}, which JSON does not have")
+        row: dict[str, Any] = {"input_ids": values}
+        modes = None if found.modes is None else found.modes[low:high]
+        if document is not None:
+            row["document"] = document
+            if modes is not None:
+                row["mode"] = int(modes[0])
+        elif modes is not None or high - low != 1:
+            row["lengths"] = found.lengths[low:high]
+            if modes is not None:
+                row["mode"] = modes
+        line = dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+        if len(line) - 1 <= self._most:
+            return line
+        return self._too_long(f"{count(len(tokens), 'token')} in {count(high - low, 'sequence')}")
+
+    def _number_documents(self, row: int, rows: int) -> list[int | None]:
+        """Returns the document of each of the next sequences."""
+        numbers: list[int | None] = []
+        at = self._document
+        while len(numbers) < rows:
+            bounds = self._reader.boundaries(at, min(at + PIECE_ROWS, self._reader.header.documents))
+            sequences = np.arange(row + len(numbers), min(row + rows, int(bounds[-1])))
+            # The last boundary at or below a sequence is that of its document: those of empty ones are before it.
+            numbers += (at + np.searchsorted(bounds, sequences, "right") - 1).tolist()
+            at += len(bounds) - 1
+        self._document = numbers[-1] or 0
+        return numbers
+
+    def _document_of(self, sequence: int) -> int:
+        low, high = 0, self._reader.header.documents
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._reader.boundaries(middle, middle)[0] <= sequence else (low, middle)
+        return low
+
+    def _in_document(self, error: IndexedInvalid, piece: Piece, found: Sequences | None) -> IndexedInvalid:
+        """Returns the error with the document in which it is, if it is in one."""
+        sequence = error.sequence
+        if sequence is None and error.byte is not None and found is not None:
+            ends = found.pointers + found.lengths * self._reader.header.token.itemsize
+            sequence = piece.first + int(np.flatnonzero(ends > error.byte)[0])
+        if sequence is None:
+            return error
+        return IndexedInvalid(
+            f"{error}; that is sequence {sequence}, in document {self._document_of(sequence)}, both counted from 0",
+            file=error.file,
+            expected=error.expected,
+            actual=error.actual,
+            sequence=sequence,
+            byte=error.byte,
+        )
+
+    def _too_long(self, what: str) -> RowInvalid:
+        return _bad_row(f"{what}: longer than the {self._most} bytes of --max-row-bytes, as JSON")
+
+
+def _bad_row(reason: str) -> RowInvalid:
+    return RowInvalid(f"not a row: {reason}", reason=reason)
+
 
 KIND: Final = "megatron"
 
 
-class IndexedRows:
-    """Rows of one file, in order: see `lazyshard_producer.sources.source.Rows`."""
-
-    __slots__ = ("_before", "_name", "lines")
-
-    def __init__(self, name: str, before: int, lines: list[bytes | RowInvalid]) -> None:
-        self.lines = lines
-        self._name = name
-        self._before = before
-
-    def mark(self, index: int) -> int:
-        """Returns where the source stands after the row of this index: how many rows are before."""
-        return self._before + range(len(self.lines))[index] + 1
-
-    def place(self, index: int) -> Place:
-        """Returns the index file, and the number of the document or sequence in it from 1."""
-        return Place(self._name, self.mark(index), None)
-
-
-class IndexedSource:
-    """A source of rows: see `lazyshard_producer.sources.source.Source`. Never live: what it reads is complete.
+class IndexedSource(Source):
+    """An IndexedDataset. Never live: what it reads is complete.
 
     Args:
         settings: of which the path of the `.idx` file counts, and what makes a row.
@@ -52,141 +217,105 @@ class IndexedSource:
             tells, or is not what it was.
     """
 
-    live: Final = False
-    blank: Final = 0
-
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
         self._path = settings.path
         self._of = settings.indexed_rows
-        try:
-            self._files: Final = (self._path, data_path(self._path))
-        except IndexedInvalid as cause:
-            raise _refuse(cause) from cause
-        self.start: Final = 0 if position is None else self._decode(position)
+        self.start = 0 if position is None else self._decode(position)
         self._reader = self._open(position)
         self._maker = RowMaker(self._reader, self._of, context.max_row_bytes)
         if self.start > self._maker.total:
             raise refuse_position(self.name, f"at most {self._maker.total} rows", str(self.start))
-        self._mark = self.start
-        self._go_to()
+        self._position: int = self.start
+        with self._refusing():
+            self._maker.go_to(self._position)
 
     @property
     def reached(self) -> int:
         """How many rows it has given."""
-        return self._mark
+        return self._position
 
     @property
     def progress(self) -> tuple[int, int]:
         """(bytes read, bytes there are) of the data file; it goes by rows."""
         size = self._reader.data_size
-        return size * self._mark // max(1, self._maker.total), size
+        return size * self._position // max(1, self._maker.total), size
 
-    def read(self) -> IndexedRows | None:
+    def read(self) -> Rows | None:
         """Returns the next rows; None when all are read.
 
         Raises:
             SourceRefused: a file cannot be read, is damaged, or was changed.
         """
-        if self._mark == self._maker.total:
+        if self._position == self._maker.total:
             self._check_same()
             return None
-        try:
-            lines = self._maker.make(self._mark)
-        except IndexedInvalid as cause:
-            # A file that was replaced is not damaged: that it was is the better message.
-            self._check_same()
-            raise _refuse(cause) from cause
-        except OSError as cause:
-            raise refuse_os_error(self._path, cause) from cause
-        rows = IndexedRows(self.name, self._mark, lines)
-        self._mark += len(lines)
-        return rows
+        with self._refusing():
+            try:
+                lines = self._maker.make(self._position)
+            except IndexedInvalid:
+                # A file that was replaced is not damaged: that it was is the better message.
+                self._check_same()
+                raise
+        numbers = range(self._position + 1, self._position + len(lines) + 1)
+        self._position += len(lines)
+        return Rows(lines, lambda index: numbers[index], lambda index: Place(self.name, numbers[index], None))
 
-    def wait(self, seconds: float) -> None:
-        """Returns at once."""
-
-    def waits_for(self) -> str:
-        """Returns what it waits for: nothing."""
-        return "nothing"
-
-    def position(self, mark: int) -> dict[str, Any]:
-        """Returns the position at a mark.
+    def entry(self, position: int) -> dict[str, Any]:
+        """Returns the entry of a position, which is how many rows are before.
 
         Raises:
             SourceRefused: a file was changed since it was opened.
         """
-        if mark:
+        if position:
             self._check_same()
-        digests = self._digests if mark else []
-        return {"kind": KIND, "path": self.name, "rows": self._of, "row": mark, "xxh3": digests}
-
-    def end(self) -> None:
-        """Does nothing: it ends by itself."""
+        digests = [_hexadecimal(file) for file in self._known] if position else []
+        return {"kind": KIND, "path": self.name, "rows": self._of, "row": position, "xxh3": digests}
 
     def close(self) -> None:
         """Closes both files."""
         self._reader.close()
 
-    def _go_to(self) -> None:
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Has what the files raise say that they are refused as a source."""
         try:
-            self._maker.go_to(self._mark)
+            yield
         except IndexedInvalid as cause:
-            raise _refuse(cause) from cause
+            raise SourceRefused(str(cause), file=cause.file, expected=cause.expected, actual=cause.actual) from cause
         except OSError as cause:
-            raise refuse_os_error(self._path, cause) from cause
+            name = getattr(cause, "file", None) or cause.filename or self._path
+            raise refuse_os_error(name, cause) from cause
 
     def _open(self, position: dict[str, Any] | None) -> IndexedReader:
-        try:
-            found = [fingerprint(path) for path in self._files]
-            self._digests = [f"{digest:016x}" for digest, _ in found]
-            self._versions: list[Version] = [version for _, version in found]
-            for path, expected, digest in zip(self._files, self._expected(position), self._digests, strict=True):
-                if expected not in (None, digest):
-                    raise refuse_changed(path)
+        with self._refusing():
+            paths = (self._path, data_path(self._path))
+            self._known = [KnownFile(path) for path in paths]
+            if position is not None and self.start:
+                for file, expected in zip(self._known, position["xxh3"], strict=True):
+                    if expected != _hexadecimal(file):
+                        raise refuse_changed(file.path)
             reader = IndexedReader(self._path)
-        except IndexedInvalid as cause:
-            raise _refuse(cause) from cause
-        except OSError as cause:
-            raise refuse_os_error(getattr(cause, "file", None) or cause.filename or self._path, cause) from cause
         # What was opened is what the fingerprint is of.
         self._check_same()
         return reader
 
     def _check_same(self) -> None:
-        for number, path in enumerate(self._files):
-            version = file_version(path)
-            if self._versions[number] == version:
-                continue
-            digest, version = fingerprint(path)
-            if f"{digest:016x}" != self._digests[number]:
-                raise refuse_changed(path)
-            self._versions[number] = version
+        for file in self._known:
+            file.check()
 
-    def _expected(self, position: dict[str, Any] | None) -> list[str | None]:
-        return [None, None] if position is None or not self.start else list(position["xxh3"])
-
-    def _decode(self, position: dict[str, Any]) -> int:
-        for field, expected in (("kind", KIND), ("path", self.name)):
-            if position.get(field) != expected:
-                raise refuse_position(self.name, f"{field} {expected!r}", repr(position.get(field))[:120])
-        row, digests = position.get("row"), position.get("xxh3")
-        if type(row) is not int or row < 0:
-            raise refuse_position(self.name, "a number of rows", repr(row)[:120])
+    def _decode(self, entry: dict[str, Any]) -> int:
+        check_entry(entry, self.name, KIND)
+        row, digests = read_count(entry, "row", self.name), entry.get("xxh3")
         texts = isinstance(digests, list) and all(isinstance(digest, str) for digest in digests)
         if not texts or not isinstance(digests, list) or len(digests) != (2 if row else 0):
             raise refuse_position(self.name, "fingerprints of both files", repr(digests)[:120])
-        if row and position.get("rows") != self._of:
-            expected = f"--indexed-rows {position.get('rows')}, by which rows were published"
-            actual = f"--indexed-rows {self._of}"
-            raise SourceRefused(
-                f"{self.name}: expected {expected}, found {actual}; give that again, or choose another --out",
-                file=self.name,
-                expected=expected,
-                actual=actual,
-            )
+        if row and entry.get("rows") != self._of:
+            expected = f"--indexed-rows {entry.get('rows')}, by which rows were published"
+            hint = "; give that again, or choose another --out"
+            raise refuse_source(self.name, expected, f"--indexed-rows {self._of}", hint)
         return row
 
 
-def _refuse(cause: IndexedInvalid) -> SourceRefused:
-    return SourceRefused(str(cause), file=cause.file, expected=cause.expected, actual=cause.actual)
+def _hexadecimal(file: KnownFile) -> str:
+    return f"{file.digest:016x}"

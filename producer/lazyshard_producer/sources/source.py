@@ -1,21 +1,33 @@
 """What a source of rows is to the rest of the command.
 
-A source gives rows in pieces, and can say of any row that it gave where it stood after it. That place comes in two
-forms: a *mark*, cheap, opaque, for every row; and a *position*, a JSON object for the seals, made from a mark once a
-chunk, from which a later run goes on.
+A source gives rows in pieces, and can say of any row where it stood after it. That position comes in two forms: in
+memory cheap, opaque and for every row; and as the *entry* of a seal, a JSON object made of it once a chunk, from which
+a later run goes on.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.encoded_row import EncodedRow
 
-Mark: TypeAlias = Any
+PIECE_BYTES: Final = 1 << 20
+"""How much of a table is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
+
+PIECE_ROWS: Final = 512
+"""As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
+
+Position: TypeAlias = Any
 """Where a source stands between two rows. Only the source that gave it can read it."""
+
+Line: TypeAlias = bytes | EncodedRow | RowInvalid
+"""A row: the bytes of a line, with or without its line end, nothing checked; or an encoded row, where it comes with
+arrays or its length in tokens is known; or why the source could not give it (it is longer than `max_row_bytes`), so
+that the rows after it can still be had."""
 
 
 class Place(NamedTuple):
@@ -48,57 +60,56 @@ class Context(NamedTuple):
     check_owner: Callable[[], object] = lambda: None
 
 
-class Rows(Protocol):
-    """Rows that were read in one go, in order."""
-
-    @property
-    def lines(self) -> Sequence[bytes | EncodedRow | RowInvalid]:
-        """The rows: each the bytes of one line, with or without its line end, nothing checked; or why there is none.
-
-        One that comes with arrays, or of which the length in tokens is known, is an `EncodedRow`.
-
-        A `RowInvalid` stands for a row that the source itself could not give (longer than `max_row_bytes`), so that
-        the rows after it can still be had. Empty: there is nothing at the moment.
-        """
-
-    def mark(self, index: int) -> Mark:
-        """Returns where the source stands after the row of this index. May take O(index)."""
-
-    def place(self, index: int) -> Place:
-        """Returns where the row of this index comes from. May take O(index)."""
+def _of_no_row(index: int) -> Any:
+    raise IndexError(index)
 
 
-class Source(Protocol):
+class Rows(NamedTuple):
+    """Rows that were read in one go, in order.
+
+    Attributes:
+        lines: the rows; empty: there are none at the moment.
+        position: returns where the source stands after the row of an index. May take O(index).
+        place: returns where the row of an index comes from. May take O(index).
+    """
+
+    lines: Sequence[Line] = ()
+    position: Callable[[int], Position] = _of_no_row
+    place: Callable[[int], Place] = _of_no_row
+
+
+class Source(ABC):
     """Gives rows in order. One thread, one process.
 
     Opened at a position or at its start, and by then it has checked that what was read before is still there:
     `SourceRefused` is raised otherwise.
+
+    Attributes:
+        name: how entries, messages and metrics call it: the path as given, in plain text.
+        live: whether it may have nothing at the moment and more later.
+        start: where it stood when it was opened.
     """
 
-    @property
-    def name(self) -> str:
-        """How positions, messages and metrics call it: the path as given, in plain text."""
+    name: str
+    live: bool = False
+    start: Position
 
     @property
-    def live(self) -> bool:
-        """Whether it may have nothing at the moment and more later."""
-
-    @property
-    def start(self) -> Mark:
-        """Where it stood when it was opened."""
-
-    @property
-    def reached(self) -> Mark:
+    @abstractmethod
+    def reached(self) -> Position:
         """Where it stands after all that `read` gave, and after the blank lines behind that as far as they are read."""
 
     @property
     def blank(self) -> int:
         """Blank lines skipped so far, those of earlier runs included."""
+        return 0
 
     @property
+    @abstractmethod
     def progress(self) -> tuple[int, int | None]:
         """(bytes read, bytes there are) for what is shown, earlier runs included; None where nobody can know."""
 
+    @abstractmethod
     def read(self) -> Rows | None:
         """Returns the next rows: up to about 1 MiB of them; at least one row, or none where there are none *now*.
 
@@ -108,24 +119,26 @@ class Source(Protocol):
             SourceRefused: it cannot be read on.
         """
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:  # noqa: B027 - nothing to wait for
         """Returns when there may be more rows, or when so many seconds have passed; at once if it is not `live`."""
 
     def waits_for(self) -> str:
-        """Returns in words what a live source waits for: ``new lines in DIR (12 files open)``."""
+        """Returns in words what a source waits for: ``new lines in DIR (12 files open)``."""
+        return ""
 
-    def position(self, mark: Mark) -> dict[str, Any]:
-        """Returns the position at a mark that this object gave: a JSON object with at least `kind` and `path`.
+    @abstractmethod
+    def entry(self, position: Position) -> dict[str, Any]:
+        """Returns what seals keep of a position that this object gave: a JSON object with at least `kind` and `path`.
 
-        Does I/O where that is needed to know the source again; what the position relies on is durable when it returns.
-        Called about once a chunk, with marks that never go back.
+        Does I/O where that is needed to know the source again; what the entry relies on is durable when it returns.
+        Called about once a chunk, with positions that never go back.
 
         Raises:
             SourceRefused: what was read is no longer there.
         """
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - those that are not live end by themselves
         """Asks a live source to finish: it gives what is there by now, and then None. Others need not care."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not all hold anything
         """Lets go of what is open. May be called twice."""

@@ -16,12 +16,11 @@ import stat
 from typing import Any, Final
 
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.digested_text import DigestedText, TextMark, TextPosition, TextRows
+from lazyshard_producer.position import TEXT_FIELDS, FilePosition, plain_name, read_count
+from lazyshard_producer.sources.compressed import DigestedText, TextPosition
+from lazyshard_producer.sources.files import refuse_os_error, refuse_source
 from lazyshard_producer.sources.lines import is_row
-from lazyshard_producer.sources.source import Context
-from lazyshard_producer.sources.source_file import refuse_os_error
+from lazyshard_producer.sources.source import Context, Rows, Source
 
 KIND: Final = "stdin"
 
@@ -31,8 +30,8 @@ _BLOCK_BYTES: Final = 1 << 20
 """So much is read at a time where it is there. Pipes are given this size too: it is what Linux allows to everybody."""
 
 
-class StandardInput:
-    """A source of rows: standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
+class StandardInput(Source):
+    """Standard input or a named pipe. Memory: a block of 1 MiB twice, and the row in hand.
 
     It ends where the last writer has closed it, but not before the first one has opened it.
 
@@ -48,16 +47,20 @@ class StandardInput:
     gives any row.
     """
 
-    live: Final = True
+    live = True
 
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name = plain_name(settings.path)
         self._what = "standard input" if settings.path == STANDARD_INPUT else f"the pipe {self.name}"
-        at, self._bytes_before, self._blank_before = _decode(position, self.name)
+        at, self._bytes_before, self._blank_before = FilePosition(), 0, 0
+        if position is not None:
+            at = FilePosition.decode(position, (KIND,), self.name, TEXT_FIELDS)
+            self._bytes_before = read_count(position, "bytes_before", self.name)
+            self._blank_before = read_count(position, "blank_before", self.name)
         if settings.resume == "append":
             self._bytes_before += at.offset
             self._blank_before += at.blank
-            at = TextPosition()
+            at = FilePosition()
         remedy = (
             "give the same input from its start, as for the first run; to take the input as new rows, give "
             "--resume append; to start anew, choose another --out"
@@ -67,19 +70,14 @@ class StandardInput:
         self._ended = False
         self._ending = False
         self._finished = False
-        self._reached = self._lines.start
+        self.start = self._reached = self._lines.start
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _BLOCK_BYTES)
 
     @property
-    def start(self) -> TextMark:
-        """Where it stood when it was opened."""
-        return self._lines.start
-
-    @property
-    def reached(self) -> TextMark:
+    def reached(self) -> TextPosition:
         """Where it stands after all that was given."""
         return self._reached
 
@@ -91,9 +89,9 @@ class StandardInput:
     @property
     def progress(self) -> tuple[int, int | None]:
         """(bytes read, None): nobody knows how much will come."""
-        return self._bytes_before + max(self._lines.read, self._lines.start.lines.offset), None
+        return self._bytes_before + max(self._lines.read, self.start.lines.offset), None
 
-    def read(self) -> TextRows | None:
+    def read(self) -> Rows | None:
         """Returns the rows that have come; None where the input is at its end.
 
         Raises:
@@ -122,10 +120,10 @@ class StandardInput:
             return f"the part of {self._what} that is published, once more: {done} of {done + behind} bytes have come"
         return f"rows on {self._what}"
 
-    def position(self, mark: TextMark) -> dict[str, Any]:
-        """Returns the position at a mark."""
+    def entry(self, position: TextPosition) -> dict[str, Any]:
+        """Returns the entry of a position."""
         before = {"bytes_before": self._bytes_before, "blank_before": self._blank_before}
-        return {"kind": KIND, "path": self.name} | mark.position().encode() | before
+        return {"kind": KIND, "path": self.name} | position.digested().encode(TEXT_FIELDS) | before
 
     def end(self) -> None:
         """Asks it to finish: what has come by now is given; a last line only if it is complete."""
@@ -155,21 +153,6 @@ class StandardInput:
         return b"".join(parts)
 
 
-def _decode(position: dict[str, Any] | None, name: str) -> tuple[TextPosition, int, int]:
-    """Returns the position in the input, and the bytes and blank lines of inputs before it."""
-    if position is None:
-        return TextPosition(), 0, 0
-    if position.get("kind") != KIND:
-        raise refuse_position(name, f"a source of kind {KIND!r}", repr(position.get("kind"))[:120])
-    counts = []
-    for field in ("bytes_before", "blank_before"):
-        count = position.get(field)
-        if type(count) is not int or count < 0:
-            raise refuse_position(name, f"{field}: a count", repr(count)[:120])
-        counts.append(count)
-    return TextPosition.decode(position, name), counts[0], counts[1]
-
-
 def _open_pipe(path: str) -> int:
     try:
         # O_NONBLOCK: opening would wait for a writer.
@@ -178,6 +161,5 @@ def _open_pipe(path: str) -> int:
         raise refuse_os_error(path, cause) from cause
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)
-        expected, actual = "a named pipe", "something else"
-        raise SourceRefused(f"{path}: expected {expected}, found {actual}", file=path, expected=expected, actual=actual)
+        raise refuse_source(path, "a named pipe", "something else")
     return fd

@@ -42,14 +42,11 @@ from lazyshard.stream.reader import GRACE_S, StreamReader
 from lazyshard.stream.retire import read_retired
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.source import Context, Place
-from lazyshard_producer.sources.source_file import refuse_os_error, refuse_source
+from lazyshard_producer.position import check_entry, plain_name, read_count
+from lazyshard_producer.sources.files import refuse_os_error, refuse_source
+from lazyshard_producer.sources.source import Context, Line, Place, Rows, Source
 
 KIND: Final = "stream"
-
-Line = bytes | EncodedRow | RowInvalid
-"""A row: its line; with arrays or a length an encoded row; or why it cannot be had."""
 
 _LOST: Final = (ChunkCorrupt, SealInvalid, FileRefused)
 """What a chunk raises of which no row can be read, unless somebody restores its files."""
@@ -57,7 +54,7 @@ _LOST: Final = (ChunkCorrupt, SealInvalid, FileRefused)
 _BLANKS: Final = b" \t\r"
 
 
-class StreamMark(NamedTuple):
+class StreamPosition(NamedTuple):
     """Where the source stands between two rows.
 
     Attributes:
@@ -69,31 +66,8 @@ class StreamMark(NamedTuple):
     size: int
 
 
-class StreamRows:
-    """Rows of one chunk, in order: see `lazyshard_producer.sources.source.Rows`."""
-
-    __slots__ = ("_before", "_directory", "_samples_per_chunk", "lines")
-
-    def __init__(self, directory: Path, samples_per_chunk: int, before: StreamMark, lines: Sequence[Line]) -> None:
-        self.lines = lines
-        self._directory = directory
-        self._samples_per_chunk = samples_per_chunk
-        self._before = before
-
-    def mark(self, index: int) -> StreamMark:
-        """Returns where the source stands after the row of this index."""
-        count = range(len(self.lines))[index] + 1
-        size = sum(_size(line) for line in self.lines[:count])
-        return StreamMark(self._before.sample + count, self._before.size + size)
-
-    def place(self, index: int) -> Place:
-        """Returns the chunk's data file, and the row's number in it from 1."""
-        number, row = divmod(self._before.sample + range(len(self.lines))[index], self._samples_per_chunk)
-        return Place(str(self._directory / chunk_name(number)), row + 1, None)
-
-
-class StreamSource:
-    """A source of rows: see `lazyshard_producer.sources.source.Source`.
+class StreamSource(Source):
+    """A stream, as long as that is produced.
 
     A row that is damaged is a bad row, and so is each row of a chunk of which nothing can be read. Rows whose chunk
     was deleted are not: a copy that lacks them is not what was asked for.
@@ -109,8 +83,6 @@ class StreamSource:
         StoreRefused, StoreUnavailable: the object store cannot be read; `read` may raise these too.
     """
 
-    blank: Final = 0
-
     def __init__(
         self,
         settings: SourceSettings,
@@ -123,29 +95,29 @@ class StreamSource:
         self._most = context.max_row_bytes
         self._clock = clock
         self._reader = open_reader(settings.path)
-        self.live: Final = not self._reader.seen.ended
+        self.live = not self._reader.seen.ended
         self._ending = False
         self._least_poll = FIRST_REQUEST_S if isinstance(self._directory, UrlPath) else FIRST_POLL_S
         self._looked_at = self._row_at = clock()
         self._missing_since: float | None = None
         self._seal: Seal | None = None
-        self.start: Final = StreamMark(0, 0) if position is None else self._decode(position)
-        self._mark = self.start
+        self.start = StreamPosition(0, 0) if position is None else self._decode(position)
+        self._position: StreamPosition = self.start
         self._check_retained()
 
     @property
-    def reached(self) -> StreamMark:
+    def reached(self) -> StreamPosition:
         """Where it stands after all that was given."""
-        return self._mark
+        return self._position
 
     @property
     def progress(self) -> tuple[int, int | None]:
         """(bytes read, bytes there are): of a stream that has ended as many as its rows are by what was read."""
-        sample, size = self._mark
+        sample, size = self._position
         seen = self._reader.seen
         return size, size * seen.samples // sample if seen.ended and sample else None
 
-    def read(self) -> StreamRows | None:
+    def read(self) -> Rows | None:
         """Returns the next rows, none where none is published now; None where the stream has ended.
 
         Raises:
@@ -153,7 +125,7 @@ class StreamSource:
         """
         with _refusing(self.name):
             published = self._look()
-            first = self._mark.sample
+            first = self._position.sample
             lines: Sequence[Line] = ()
             if first < published.samples:
                 lines = self._take(first, published.samples)
@@ -161,11 +133,25 @@ class StreamSource:
                 raise refuse_source(self.name, f"at least the {first} samples that were read", str(published.samples))
             elif published.ended or self._ending:
                 return None
-        rows = StreamRows(self._directory, self._reader.samples_per_chunk, self._mark, lines)
-        if lines:
-            self._mark = rows.mark(len(lines) - 1)
-            self._row_at = self._clock()
+        if not lines:
+            return Rows()
+        rows = self._rows(lines)
+        self._position = rows.position(len(lines) - 1)
+        self._row_at = self._clock()
         return rows
+
+    def _rows(self, lines: Sequence[Line]) -> Rows:
+        sample, size = self._position
+
+        def position(index: int) -> StreamPosition:
+            count = range(len(lines))[index] + 1
+            return StreamPosition(sample + count, size + sum(map(_size, lines[:count])))
+
+        def place(index: int) -> Place:
+            number, row = divmod(sample + range(len(lines))[index], self._reader.samples_per_chunk)
+            return Place(str(self._directory / chunk_name(number)), row + 1, None)
+
+        return Rows(lines, position, place)
 
     def wait(self, seconds: float) -> None:
         """Returns when the stream is to be looked at again, or when so many seconds have passed."""
@@ -173,35 +159,32 @@ class StreamSource:
 
     def waits_for(self) -> str:
         """Returns in words what it waits for, and what the stream's producer is doing."""
-        sample = self._mark.sample
+        sample = self._position.sample
         if self._missing_since is not None:
             return f"the files of chunk {sample // self._reader.samples_per_chunk} of {self.name} to appear"
         return f"sample {sample} of {self.name}: {describe_producer(self._reader.seen, sample + 1, time.time())}"
 
-    def position(self, mark: StreamMark) -> dict[str, Any]:
-        """Returns the position at a mark."""
-        identity = {"stream_id": self._reader.stream_id, "xxh3": self._digest(mark.sample)}
-        return {"kind": KIND, "path": self.name, "sample": mark.sample, "bytes": mark.size} | identity
+    def entry(self, position: StreamPosition) -> dict[str, Any]:
+        """Returns the entry of a position."""
+        identity = {"stream_id": self._reader.stream_id, "xxh3": self._digest(position.sample)}
+        return {"kind": KIND, "path": self.name, "sample": position.sample, "bytes": position.size} | identity
 
     def end(self) -> None:
         """Asks it to finish: what is published by now is given, and then None."""
         self._ending = True
         self._looked_at = float("-inf")
 
-    def close(self) -> None:
-        """Does nothing: the reader closes its files as it is let go."""
-
     def _look(self) -> Published:
         """Looks what is published, if rows are wanted beyond what is known, and it is time to."""
         seen = self._reader.seen
-        if self._mark.sample < seen.samples or seen.ended or self._clock() < self._due():
+        if self._position.sample < seen.samples or seen.ended or self._clock() < self._due():
             return seen
-        found = self._reader.refresh(self._mark.sample + 1)
+        found = self._reader.refresh(self._position.sample + 1)
         self._looked_at = self._clock()
         return found
 
     def _due(self) -> float:
-        expected = expected_wait(self._mark.sample + 1, self._reader.seen)
+        expected = expected_wait(self._position.sample + 1, self._reader.seen)
         waited = max(0.0, self._looked_at - self._row_at)
         return self._looked_at + next_poll(waited, expected, self._least_poll)
 
@@ -280,10 +263,10 @@ class StreamSource:
             return
         with _refusing(self.name):
             retired = read_retired(self._directory, self._reader.stream_id)
-        if self._mark.sample // self._reader.samples_per_chunk < retired:
+        if self._position.sample // self._reader.samples_per_chunk < retired:
             raise refuse_source(
                 self.name,
-                f"all chunks from {self._mark.sample // self._reader.samples_per_chunk} on",
+                f"all chunks from {self._position.sample // self._reader.samples_per_chunk} on",
                 f"those below {retired} deleted by its producer",
                 "; take a stream that is produced with --retain all",
             )
@@ -300,21 +283,14 @@ class StreamSource:
         except (*_LOST, RowInvalid, ChunkMissing, IndexError):
             return ""
 
-    def _decode(self, position: dict[str, Any]) -> StreamMark:
-        for field, expected in (("kind", KIND), ("path", self.name)):
-            if position.get(field) != expected:
-                raise refuse_position(self.name, f"{field} {expected!r}", repr(position.get(field))[:120])
-        sample, size = position.get("sample"), position.get("bytes")
-        for count in (sample, size):
-            if type(count) is not int or count < 0:
-                raise refuse_position(self.name, "numbers of samples and bytes", repr(count)[:120])
-        assert isinstance(sample, int)
-        assert isinstance(size, int)
+    def _decode(self, entry: dict[str, Any]) -> StreamPosition:
+        check_entry(entry, self.name, KIND)
+        sample, size = (read_count(entry, field, self.name) for field in ("sample", "bytes"))
         if sample:
-            self._check_same("stream_id", position.get("stream_id"), self._reader.stream_id)
-            if self._reader.stream_id is None and position.get("xxh3"):
-                self._check_same("XXH3 of the last row read", position.get("xxh3"), self._digest(sample))
-        return StreamMark(sample, size)
+            self._check_same("stream_id", entry.get("stream_id"), self._reader.stream_id)
+            if self._reader.stream_id is None and entry.get("xxh3"):
+                self._check_same("XXH3 of the last row read", entry.get("xxh3"), self._digest(sample))
+        return StreamPosition(sample, size)
 
     def _check_same(self, what: str, expected: Any, actual: Any) -> None:
         if expected != actual:

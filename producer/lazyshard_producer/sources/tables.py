@@ -7,6 +7,7 @@ from there. Files that sort after those read may come later; everything else tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -14,25 +15,61 @@ import numpy as np
 import pybase64
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.position import plain_name, refuse_position
-from lazyshard_producer.sources.arrow_library import load_pyarrow
-from lazyshard_producer.sources.arrow_rows import RowEncoder
-from lazyshard_producer.sources.source import Context, Place
-from lazyshard_producer.sources.source_file import file_size
-from lazyshard_producer.sources.table_files import (
-    Version,
-    check_read_files,
-    file_version,
-    fingerprint,
-    refuse_changed,
-    refuse_table,
-)
+from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
+from lazyshard_producer.sources.arrow_rows import RowEncoder, load_pyarrow
+from lazyshard_producer.sources.files import KnownFile, file_size, refuse_changed, refuse_os_error, refuse_source
+from lazyshard_producer.sources.source import Context, Place, Rows, Source
 
-PIECE_BYTES: Final = 1 << 20
-"""How much is read at a time: enough for what a piece costs by itself, little beside all else in memory."""
 
-PIECE_ROWS: Final = 512
-"""As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
+def list_table_files(directory: str, suffix: str) -> list[str]:
+    """Returns the paths of a directory's files with this ending, sorted by name.
+
+    Names that begin with a dot or an underscore are passed over, as other programs do: they are not data.
+
+    Raises:
+        SourceRefused: there are none, or the directory cannot be listed.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            found = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+            names = sorted(entry.name for entry in found if entry.name.endswith(suffix) and not entry.is_dir())
+            folders = sorted(entry.name for entry in found if entry.is_dir())
+    except OSError as cause:
+        raise refuse_os_error(directory, cause) from cause
+    if names:
+        return [os.path.join(directory, name) for name in names]
+    actual = f"none; it has folders ({', '.join(folders[:3])}), give each as a source" if folders else "none"
+    raise refuse_source(directory, f"files *{suffix}", actual)
+
+
+def check_read_files(name: str, paths: Sequence[str], read: Sequence[int]) -> None:
+    """Checks that the files which were read are still there, as they were, with no other before or between them.
+
+    Args:
+        name: the source, for messages.
+        paths: the files that are there, in order.
+        read: fingerprints of those that were read (the last one perhaps in part), in order.
+
+    Raises:
+        SourceRefused: with what is wrong with the first that is not so.
+    """
+    for index, expected in enumerate(read):
+        if index < len(paths) and KnownFile(paths[index]).digest == expected:
+            continue
+        raise _difference(name, paths, read, index)
+
+
+def _difference(name: str, paths: Sequence[str], read: Sequence[int], index: int) -> SourceRefused:
+    there = [KnownFile(path).digest for path in paths[index:]]
+    hint = "; put them back as they were (others may follow, by the order of names), or choose another --out"
+    if there and read[index] in there:
+        actual = f"{plain_name(os.path.basename(paths[index]))}, which is new and comes before files already read"
+    elif not there or there[0] in read[index:]:
+        actual = "that one gone"
+    else:
+        raise refuse_changed(paths[index])
+    return refuse_source(name, f"as file {index + 1} the one whose rows were read", actual, hint)
 
 
 class Table(Protocol):
@@ -61,7 +98,7 @@ OpenTable = Callable[[str, int], Table]
 """Opens the file of a path, as far as its row of this number, from 0. Raises SourceRefused."""
 
 
-class TableMark(NamedTuple):
+class TablePosition(NamedTuple):
     """Where the source stands between two rows.
 
     Attributes:
@@ -73,27 +110,8 @@ class TableMark(NamedTuple):
     row: int
 
 
-class TableRows:
-    """Rows of one file, in order: see `lazyshard_producer.sources.source.Rows`."""
-
-    __slots__ = ("_before", "_name", "lines")
-
-    def __init__(self, name: str, before: TableMark, lines: Sequence[bytes | RowInvalid]) -> None:
-        self.lines = lines
-        self._name = name
-        self._before = before
-
-    def mark(self, index: int) -> TableMark:
-        """Returns where the source stands after the row of this index."""
-        return TableMark(self._before.file, self._before.row + range(len(self.lines))[index] + 1)
-
-    def place(self, index: int) -> Place:
-        """Returns the file, and the row's number in it from 1."""
-        return Place(self._name, self.mark(index).row, None)
-
-
-class TableSource:
-    """A source of rows: see `lazyshard_producer.sources.source.Source`. Never live: what it reads is complete.
+class TableSource(Source):
+    """Files of rows. Never live: what it reads is complete.
 
     Args:
         kind: how positions call it.
@@ -107,9 +125,6 @@ class TableSource:
         SourceRefused: the position is none of such a source, or what was read is not as it was.
         ExtraMissing: pyarrow is not installed.
     """
-
-    live: Final = False
-    blank: Final = 0
 
     def __init__(
         self,
@@ -127,82 +142,79 @@ class TableSource:
         self._context = context
         self._pa = load_pyarrow(path)
         load_pyarrow(path, "pyarrow.compute")
-        self.start = TableMark(0, 0)
+        self.start = TablePosition(0, 0)
         self._fingerprints: list[int] = []
         if position is not None:
             self.start, self._fingerprints = self._decode(position)
             check_read_files(self.name, files, self._fingerprints)
-        self._versions: dict[int, Version] = {}
-        self._mark = self.start
+        self._known: dict[int, KnownFile] = {}
+        self._position: TablePosition = self.start
         self._table: Table | None = None
         self._encoder: RowEncoder | None = None
         self._sizes = [file_size(file) for file in files]
-        self._bytes_before = sum(self._sizes[: self._mark.file])
+        self._bytes_before = sum(self._sizes[: self._position.file])
         # At once, so that what cannot be read is refused before anything is published.
-        if self._mark.file < len(files):
+        if self._position.file < len(files):
             self._open()
 
     @property
-    def reached(self) -> TableMark:
+    def reached(self) -> TablePosition:
         """Where it stands after all that was read."""
-        return self._mark
+        return self._position
 
     @property
     def progress(self) -> tuple[int, int]:
         """(bytes read, bytes there are); within a file it goes by rows."""
         part = self._table.fraction if self._table is not None else 0.0
-        size = self._sizes[self._mark.file] if self._mark.file < len(self._files) else 0
+        size = self._sizes[self._position.file] if self._position.file < len(self._files) else 0
         return self._bytes_before + int(part * size), sum(self._sizes)
 
-    def read(self) -> TableRows | None:
+    def read(self) -> Rows | None:
         """Returns the next rows; None when all files are read.
 
         Raises:
             SourceRefused: a file cannot be read, is none of this kind, or was changed.
         """
-        while self._mark.file < len(self._files):
+        while self._position.file < len(self._files):
             if self._table is None:
                 self._open()
             assert self._table is not None and self._encoder is not None
             batch = self._table.read()
             if batch is not None:
-                lines = self._encoder.encode(batch)
-                rows = TableRows(plain_name(self._files[self._mark.file]), self._mark, lines)
-                self._mark = TableMark(self._mark.file, self._mark.row + batch.num_rows)
-                return rows
-            self._check_same(self._mark.file)
+                return self._rows(self._encoder.encode(batch))
+            self._known[self._position.file].check()
             self.close()
-            self._bytes_before += self._sizes[self._mark.file]
-            self._mark = TableMark(self._mark.file + 1, 0)
+            self._bytes_before += self._sizes[self._position.file]
+            self._position = TablePosition(self._position.file + 1, 0)
         return None
 
-    def wait(self, seconds: float) -> None:
-        """Returns at once."""
+    def _rows(self, lines: Sequence[bytes | RowInvalid]) -> Rows:
+        (file, before), numbers = self._position, range(1, len(lines) + 1)
+        name = plain_name(self._files[file])
+        self._position = TablePosition(file, before + len(lines))
+        return Rows(
+            lines,
+            lambda index: TablePosition(file, before + numbers[index]),
+            lambda index: Place(name, before + numbers[index], None),
+        )
 
-    def waits_for(self) -> str:
-        """Returns what it waits for: nothing."""
-        return "nothing"
-
-    def position(self, mark: TableMark) -> dict[str, Any]:
-        """Returns the position at a mark. It grows by 11 bytes with each file that was begun.
+    def entry(self, position: TablePosition) -> dict[str, Any]:
+        """Returns the entry of a position. It grows by 11 bytes with each file that was begun.
 
         Raises:
             SourceRefused: the file was changed since it was opened.
         """
-        begun = mark.file + (1 if mark.row else 0)
-        if mark.row:
-            self._check_same(mark.file)
+        begun = position.file + (1 if position.row else 0)
+        if position.row:
+            self._known[position.file].check()
         digests = np.asarray(self._fingerprints[:begun], dtype="<u8").tobytes()
         return {
             "kind": self._kind,
             "path": self.name,
-            "files": mark.file,
-            "row": mark.row,
+            "files": position.file,
+            "row": position.row,
             "xxh3": pybase64.b64encode(digests).decode("ascii"),
         }
-
-    def end(self) -> None:
-        """Does nothing: it ends by itself."""
 
     def close(self) -> None:
         """Closes the file that is open."""
@@ -211,18 +223,17 @@ class TableSource:
             table.close()
 
     def _open(self) -> None:
-        index = self._mark.file
+        index = self._position.file
         path = self._files[index]
-        digest, version = fingerprint(path)
-        if index < len(self._fingerprints) and self._fingerprints[index] != digest:
+        file = self._known[index] = KnownFile(path)
+        if index < len(self._fingerprints) and self._fingerprints[index] != file.digest:
             raise refuse_changed(path)
-        self._fingerprints[index:] = [digest]
-        self._versions[index] = version
-        self._table = self._open_table(path, self._mark.row)
+        self._fingerprints[index:] = [file.digest]
+        self._table = self._open_table(path, self._position.row)
         try:
             self._encoder = self._choose_encoder(path, self._table.schema)
             # What was opened is what the fingerprint is of.
-            self._check_same(index)
+            file.check()
         except BaseException:
             self.close()
             raise
@@ -231,31 +242,16 @@ class TableSource:
         try:
             return RowEncoder(self._pa, schema, self._context.max_row_bytes)
         except ValueError as cause:
-            raise refuse_table(path, "every column under a name of its own", str(cause)) from None
+            raise refuse_source(path, "every column under a name of its own", str(cause)) from None
 
-    def _check_same(self, index: int) -> None:
-        path = self._files[index]
-        version = file_version(path)
-        if self._versions.get(index) == version:
-            return
-        digest, version = fingerprint(path)
-        if digest != self._fingerprints[index]:
-            raise refuse_changed(path)
-        self._versions[index] = version
-
-    def _decode(self, position: dict[str, Any]) -> tuple[TableMark, list[int]]:
-        for field, expected in (("kind", self._kind), ("path", self.name)):
-            if position.get(field) != expected:
-                raise refuse_position(self.name, f"{field} {expected!r}", repr(position.get(field))[:120])
-        file, row = position.get("files"), position.get("row")
-        if type(file) is not int or type(row) is not int or file < 0 or row < 0:
-            raise refuse_position(self.name, "numbers of files and rows", repr((file, row))[:120])
-        mark = TableMark(file, row)
+    def _decode(self, entry: dict[str, Any]) -> tuple[TablePosition, list[int]]:
+        check_entry(entry, self.name, self._kind)
+        position = TablePosition(*(read_count(entry, field, self.name) for field in ("files", "row")))
         try:
-            digests = pybase64.b64decode(position.get("xxh3", ""), validate=True)
+            digests = pybase64.b64decode(entry.get("xxh3", ""), validate=True)
             fingerprints: list[int] = np.frombuffer(digests, dtype="<u8").tolist()
         except (TypeError, ValueError):
-            raise refuse_position(self.name, "fingerprints in base64", repr(position.get("xxh3"))[:120]) from None
-        if len(fingerprints) != mark.file + (1 if mark.row else 0):
+            raise refuse_position(self.name, "fingerprints in base64", repr(entry.get("xxh3"))[:120]) from None
+        if len(fingerprints) != position.file + (1 if position.row else 0):
             raise refuse_position(self.name, "a fingerprint of each file that was begun", f"{len(fingerprints)}")
-        return mark, fingerprints
+        return position, fingerprints

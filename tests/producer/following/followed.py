@@ -3,13 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.following.directory import FollowedDirectory
-from lazyshard_producer.following.ledger import FollowMark
-from lazyshard_producer.sources.source import Context, Place
-
-Row = bytes | RowInvalid
+from lazyshard_producer.following.ledger import FollowPosition
+from lazyshard_producer.sources.source import Context, Line, Place
 
 
 class Follower:
@@ -28,10 +25,10 @@ class Follower:
         self.settings = SourceSettings(path=str(directory), follow=True, **settings)
         self.context = Context(out or directory.parent, limit)
         self.now = 1000.0
-        self.published: list[Row] = []
+        self.published: list[Line] = []
         self.places: list[Place] = []
         self.position: dict[str, Any] | None = None
-        self.bound: list[Row] = []
+        self.bound: list[Line] = []
         self.open()
 
     def open(self) -> None:
@@ -39,8 +36,8 @@ class Follower:
         self.source = FollowedDirectory(self.settings, self.position, self.context, clock=lambda: self.now)
         self.due = list(self.bound)
         self.mark = self.source.start
-        self.read: list[Row] = []
-        self.marks: list[FollowMark] = []
+        self.read: list[Line] = []
+        self.marks: list[FollowPosition] = []
         self.ended = False
 
     def step(self) -> bool:
@@ -51,11 +48,11 @@ class Follower:
             return False
         self.read += rows.lines
         assert self.read[: len(self.due)] == self.due[: len(self.read)]
-        self.marks += [rows.mark(index) for index in range(len(rows.lines))]
+        self.marks += [rows.position(index) for index in range(len(rows.lines))]
         self.places += [rows.place(index) for index in range(len(rows.lines))]
         return bool(rows.lines)
 
-    def take(self, seconds: float = 3.0) -> list[Row]:
+    def take(self, seconds: float = 3.0) -> list[Line]:
         """Lets so much time pass and reads what is there; returns it."""
         before = len(self.read)
         self.now += seconds
@@ -69,7 +66,7 @@ class Follower:
         count = len(self.read) if count is None else min(count, len(self.read))
         if count:
             self.mark = self.marks[count - 1]
-        self.position = self.source.position(self.mark)
+        self.position = self.source.entry(self.mark)
         self.published += self.read[:count]
         self.read, self.marks = self.read[count:], self.marks[count:]
         self.due, self.bound = self.due[count:], list(self.read)

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lazyshard_producer.following import ledger
-from tests.producer.following.followed import Follower, Row
+from lazyshard_producer.sources.source import Line
+from tests.producer.following.followed import Follower
 
 BOM = b"\xef\xbb\xbf"
 
@@ -74,7 +75,7 @@ STEPS = st.one_of(
 )
 
 
-def rows_of(lines: list[Row]) -> list[bytes]:
+def rows_of(lines: list[Line]) -> list[bytes]:
     assert all(isinstance(line, bytes) for line in lines)
     return [line.rstrip(b"\r\n") for line in lines if isinstance(line, bytes)]
 
@@ -95,7 +96,7 @@ def tear(follower: Follower, count: int) -> None:
     journal = follower.journal()
     size = journal.stat().st_size if journal else 0
     follower.step()
-    follower.source.position(follower.mark)
+    follower.source.entry(follower.mark)
     if journal is not None:
         os.truncate(journal, max(size, journal.stat().st_size - count))
 

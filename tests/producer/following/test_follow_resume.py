@@ -487,12 +487,12 @@ def test_a_journal_that_cannot_be_written_is_not_written_to_again(
     with monkeypatch.context() as patch:
         patch.setattr(journals, step, fail)
         with pytest.raises(OSError, match="No space left on device"):
-            follower.source.position(follower.source.reached)
+            follower.source.entry(follower.source.reached)
         with pytest.raises(OSError, match="No space left on device"):
-            follower.source.position(follower.source.reached)
+            follower.source.entry(follower.source.reached)
     if step != "sync_directory":
         with pytest.raises(OSError, match="No space left on device"):
-            follower.source.position(follower.source.reached)
+            follower.source.entry(follower.source.reached)
     follower.kill()
     follower.take()
     follower.publish()
@@ -516,7 +516,7 @@ def test_a_producer_that_wakes_too_late_spoils_nothing(follow: Callable[..., Fol
         file.write(b"4\n")
     for _ in range(40):
         first.take()
-        first.source.position(first.source.reached)
+        first.source.entry(first.source.reached)
     second.kill()
     assert second.take() == [b"3\n", b"4\n"]
 

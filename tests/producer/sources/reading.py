@@ -4,10 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lazyshard.errors import RowInvalid
-from lazyshard.format.encoded_row import EncodedRow
 from lazyshard_producer.configuration.settings import SourceSettings
-from lazyshard_producer.sources.source import Context, Mark, Rows, Source
+from lazyshard_producer.sources.source import Context, Line, Position, Rows, Source
 
 Kind = Callable[[SourceSettings, dict[str, Any] | None, Context], Source]
 
@@ -19,9 +17,9 @@ def open_kind(
     return kind(SourceSettings(path=str(path), **settings), position, Context(out=out, max_row_bytes=limit))
 
 
-def take(source: Source, count: int | None = None) -> list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]]:
+def take(source: Source, count: int | None = None) -> list[tuple[Line, Rows, int]]:
     """So many rows of a source that has them, or all: each with the rows it came in, and its index there."""
-    taken: list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]] = []
+    taken: list[tuple[Line, Rows, int]] = []
     nothing = 0
     while count is None or len(taken) < count:
         rows = source.read()
@@ -33,12 +31,12 @@ def take(source: Source, count: int | None = None) -> list[tuple[bytes | Encoded
     return taken[:count]
 
 
-def lines(source: Source, count: int | None = None) -> list[bytes | EncodedRow | RowInvalid]:
+def lines(source: Source, count: int | None = None) -> list[Line]:
     return [line for line, _, _ in take(source, count)]
 
 
-def mark_after(source: Source, taken: list[tuple[bytes | EncodedRow | RowInvalid, Rows, int]]) -> Mark:
+def position_after(source: Source, taken: list[tuple[Line, Rows, int]]) -> Position:
     if not taken:
         return source.start
     _, rows, index = taken[-1]
-    return rows.mark(index)
+    return rows.position(index)

@@ -34,7 +34,7 @@ def test_rows(tmp_path: Path, format: str, rows_per_batch: int | None, compressi
     assert [row.place for row in rows] == [(str(path), number, None) for number in range(1, 11)]
     assert source.progress == (path.stat().st_size, path.stat().st_size)
     for taken in range(1, 11):
-        position = source.position(rows[taken - 1].mark)
+        position = source.entry(rows[taken - 1].position)
         assert values(open_table_source("arrow", path, position)) == [{"id": number} for number in range(taken, 10)]
     source.close()
 

@@ -19,9 +19,9 @@ from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
 from lazyshard_producer.sources.compressed import CompressedJsonLines
 from lazyshard_producer.sources.decompression import open_text
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.sources.source import Line, Place
 from tests.producer.commands import environment
-from tests.producer.sources.reading import lines, mark_after, open_kind, take
+from tests.producer.sources.reading import lines, open_kind, position_after, take
 
 BOM = b"\xef\xbb\xbf"
 TEXT = BOM + b"\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"
@@ -40,9 +40,9 @@ def open_at(path: Path, position: dict[str, Any] | None = None, limit: int = 100
     return source
 
 
-def read_until_refused(path: Path) -> tuple[list[bytes | RowInvalid], str | None]:
+def read_until_refused(path: Path) -> tuple[list[Line], str | None]:
     """The rows that a file gives, and why it gives no more, None at its end. Refusing is for good."""
-    found: list[bytes | RowInvalid] = []
+    found: list[Line] = []
     try:
         source = open_at(path)
     except SourceRefused as error:
@@ -73,7 +73,7 @@ def test_lines(pack: Callable[[bytes], bytes], text: bytes, tmp_path: Path) -> N
     with closing(open_at(path)) as source:
         taken = take(source)
         assert [line for line, _, _ in taken] == plain_lines(text)
-        position = source.position(source.reached)
+        position = source.entry(source.reached)
         assert position["offset"] == len(text)
         assert position["line"] == len(taken) + source.blank
         assert source.progress == (len(path.read_bytes()), len(path.read_bytes()))
@@ -115,11 +115,11 @@ def test_going_on_after_any_row_gives_the_rest(pack: Callable[[bytes], bytes], t
     for count in range(len(expected) + 1):
         with closing(open_at(path)) as source:
             taken = take(source, count)
-            position = source.position(mark_after(source, taken))
+            position = source.entry(position_after(source, taken))
         with closing(open_at(path, position)) as source:
             # How large the file is it knows again when it has read it to its end.
             assert (position.pop("packed", None) == path.stat().st_size) == (count == len(expected))
-            assert source.position(source.start) == position
+            assert source.entry(source.start) == position
             rest = take(source)
             assert [line for line, _, _ in rest] == expected[count:]
             assert [rows.place(index).line for _, rows, index in rest] == [*range(2 + count, 11), 13][: len(rest)]
@@ -218,7 +218,7 @@ def test_members_appended_since_are_read(pack: Callable[[bytes], bytes], tmp_pat
     path.write_bytes(pack(b"1\n2"))
     with closing(open_at(path)) as source:
         assert lines(source) == [b"1\n", b"2"]
-        position = source.position(source.reached)
+        position = source.entry(source.reached)
     assert position["open_end"]
     for newline in (b"\n", b"\r\n"):
         path.write_bytes(pack(b"1\n2") + pack(newline[:1]) + pack(newline[1:] + b"3\n"))
@@ -235,7 +235,7 @@ def test_another_text_than_the_published_one_is_refused(pack: Callable[[bytes], 
     path = tmp_path / "a"
     path.write_bytes(pack(b"1\n2\n3\n"))
     with closing(open_at(path)) as source:
-        position = source.position(mark_after(source, take(source, 2)))
+        position = source.entry(position_after(source, take(source, 2)))
     for text, message in ((b"1\n7\n3\n", "expected XXH3 .* of the first 4 bytes"), (b"1\n", "at least the 4 bytes")):
         path.write_bytes(pack(text))
         with closing(open_at(path, position)) as source, pytest.raises(SourceRefused, match=message):
@@ -250,7 +250,7 @@ def test_a_position_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(gzip.compress(b"1\n"))
     with closing(open_at(path)) as source:
-        position = source.position(source.start)
+        position = source.entry(source.start)
     for wrong in ({"kind": "jsonl"}, {"offset": -1}, {"digest": None}, {"open_end": 0}):
         with pytest.raises(SourceRefused, match="no position to go on from"):
             open_at(path, position | wrong)

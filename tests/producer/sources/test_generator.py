@@ -10,9 +10,8 @@ from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SOURCE_REFUSED, SettingInvalid, SourceRefused, exit_code
 from lazyshard_producer.sources import generator
-from lazyshard_producer.sources.function_rows import GeneratorFailed
-from lazyshard_producer.sources.generator import GeneratorSource
-from lazyshard_producer.sources.source import Context
+from lazyshard_producer.sources.generator import GeneratorFailed, GeneratorSource
+from lazyshard_producer.sources.source import Context, Line
 from tests.producer.commands import start, wait_until
 
 COUNT_TO_FIVE = """
@@ -47,11 +46,11 @@ def open_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("python:")]
 
 
-def read_all(source: GeneratorSource) -> list[tuple[bytes | RowInvalid, dict[str, Any]]]:
+def read_all(source: GeneratorSource) -> list[tuple[Line, dict[str, Any]]]:
     """All rows, each with the position after it."""
-    rows: list[tuple[bytes | RowInvalid, dict[str, Any]]] = []
+    rows: list[tuple[Line, dict[str, Any]]] = []
     while (piece := source.read()) is not None:
-        rows += [(line, source.position(piece.mark(index))) for index, line in enumerate(piece.lines)]
+        rows += [(line, source.entry(piece.position(index))) for index, line in enumerate(piece.lines)]
         if not piece.lines:
             source.wait(60)
     return rows
@@ -60,13 +59,13 @@ def read_all(source: GeneratorSource) -> list[tuple[bytes | RowInvalid, dict[str
 def test_rows_positions_and_places(open_generator: Open) -> None:
     source = open_generator(COUNT_TO_FIVE)
     assert (source.name, source.live, source.blank) == ("python:users:rows", True, 0)
-    start = source.position(source.start)
+    start = source.entry(source.start)
     assert start == {"kind": "python", "path": "python:users:rows", "rows": 0, "bytes": 0, "position": None}
     source.wait(60)
     piece = source.read()
     assert piece is not None
     assert piece.place(0) == ("python:users:rows", 1, None)
-    assert source.position(piece.mark(0)) == start | {"rows": 1, "bytes": 9, "position": 1}
+    assert source.entry(piece.position(0)) == start | {"rows": 1, "bytes": 9, "position": 1}
     rest = read_all(source)
     assert [*piece.lines, *(line for line, _ in rest)] == [b'{"id":%d}\n' % number for number in range(5)]
     assert source.progress == (45, None)
@@ -216,7 +215,7 @@ def test_while_the_function_blocks_there_is_nothing(open_generator: Open) -> Non
     first = source.read()
     assert first is not None and first.lines == [b'{"id":0}\n']
     nothing = source.read()
-    assert nothing is not None and nothing.lines == []
+    assert nothing is not None and not nothing.lines
     source.wait(0.01)
     assert source.waits_for().startswith("the next row of python:users:rows, asked ")
     sys.modules["users"].go_on.set()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.sources.huggingface import find_data_files, is_hugging_face
+from lazyshard_producer.sources.arrow import find_data_files, is_hugging_face
 from tests.producer.sources.table_sources import open_table_source, read_rows, values
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'lazyshard[arrow]'")
@@ -29,7 +29,7 @@ def test_a_saved_data_set(tmp_path: Path, datasets: Any) -> None:
     found = read_rows(source)
     assert [row.value for row in found] == rows
     assert found[4].place == (str(tmp_path / "d" / "data-00001-of-00003.arrow"), 1, None)
-    position = source.position(found[5].mark)
+    position = source.entry(found[5].position)
     source.close()
     assert (position["kind"], position["files"], position["row"]) == ("huggingface", 1, 2)
     assert values(open_table_source("huggingface", tmp_path / "d", position)) == rows[6:]

@@ -22,7 +22,7 @@ from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.sources import indexed_rows
+from lazyshard_producer.sources import indexed as indexed_source
 from lazyshard_producer.sources.indexed import IndexedSource
 from lazyshard_producer.sources.source import Context
 from tests.conversion.megatron_core import content, corpora, write
@@ -58,7 +58,8 @@ def values(source: IndexedSource) -> list[Any]:
     while (rows := source.read()) is not None:
         assert rows.lines
         for line in rows.lines:
-            found.append(f"refused: {line.reason}" if isinstance(line, RowInvalid) else json.loads(line))
+            assert isinstance(line, bytes | RowInvalid)
+            found.append(json.loads(line) if isinstance(line, bytes) else f"refused: {line.reason}")
     source.close()
     return found
 
@@ -98,9 +99,9 @@ def test_every_row_once_from_whichever_position(
     """Whatever a piece may hold, and wherever it is gone on: the rows are those of the file, each once."""
     dtype, documents, modes = corpus
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexed_rows, "PIECE_ROWS", piece_rows)
-        patch.setattr(indexed_rows, "PIECE_BYTES", piece_bytes)
-        patch.setattr(indexed_rows, "_PIECE_SEQUENCES", piece_sequences)
+        patch.setattr(indexed_source, "PIECE_ROWS", piece_rows)
+        patch.setattr(indexed_source, "PIECE_BYTES", piece_bytes)
+        patch.setattr(indexed_source, "_PIECE_SEQUENCES", piece_sequences)
         prefix = Path(folder) / "a"
         write(prefix, dtype, documents, modes)
         of_documents = values(opened(prefix))
@@ -111,13 +112,13 @@ def test_every_row_once_from_whichever_position(
         assert [row["document"] for row in of_sequences] == numbers
         for of, expected in (("document", of_documents), ("sequence", of_sequences)):
             source = opened(prefix, of)
-            positions = [source.position(source.start)]
+            positions = [source.entry(source.start)]
             while (rows := source.read()) is not None:
-                positions += [source.position(rows.mark(index)) for index in range(len(rows.lines))]
+                positions += [source.entry(rows.position(index)) for index in range(len(rows.lines))]
             assert len(positions) == len(expected) + 1
             for taken, position in enumerate(positions):
                 again = opened(prefix, of, json.loads(json.dumps(position)))
-                assert again.position(again.start) == position
+                assert again.entry(again.start) == position
                 assert values(again) == expected[taken:]
 
 
@@ -151,10 +152,10 @@ def test_marks_places_and_progress(prefix: Path) -> None:
     assert source.progress == (0, 12)
     rows = source.read()
     assert rows is not None
-    assert [rows.mark(index) for index in (0, 3, -1)] == [1, 4, 4]
+    assert [rows.position(index) for index in (0, 3, -1)] == [1, 4, 4]
     assert rows.place(2) == (f"{prefix}.idx", 3, None)
     assert (source.reached, source.progress) == (4, (12, 12))
-    position = source.position(3)
+    position = source.entry(3)
     digests = position.pop("xxh3")
     assert position == {"kind": "megatron", "path": f"{prefix}.idx", "rows": "document", "row": 3}
     assert [len(digest) for digest in digests] == [16, 16]
@@ -163,7 +164,7 @@ def test_marks_places_and_progress(prefix: Path) -> None:
 def test_a_restart_reads_no_more_than_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", "int32", [[[number] * 20] for number in range(20_000)])
     for of in ("document", "sequence"):
-        position = opened(tmp_path / "a", of).position(19_990)
+        position = opened(tmp_path / "a", of).entry(19_990)
         read: list[int] = []
         pread = os.pread
 
@@ -186,7 +187,7 @@ def test_a_restart_reads_no_more_than_what_is_left(tmp_path: Path, monkeypatch: 
 def test_rows_that_are_too_long_are_refused(
     sequences: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexed_rows, "_PIECE_SEQUENCES", sequences)
+    monkeypatch.setattr(indexed_source, "_PIECE_SEQUENCES", sequences)
     write(tmp_path / "a", "uint8", [[[1]], [[2] * 60], [[3]], [[]] * 60, [[4]]])
     long = "longer than the 100 bytes of --max-row-bytes, as JSON"
     assert values(opened(tmp_path / "a", most=100)) == [
@@ -305,22 +306,22 @@ def test_files_that_change_while_they_are_read(suffix: str, change: str, tmp_pat
         path.unlink()
     says = "no such file" if change == "gone" else "the file whose rows were read, found another one"
     with pytest.raises(SourceRefused, match=rf"a\{suffix}: expected .*{says}"):
-        source.position(rows.mark(0))
+        source.entry(rows.position(0))
     with pytest.raises(SourceRefused, match=rf"a\{suffix}: expected .*{says}"):
         values(source)
 
 
 def test_files_that_changed_between_two_runs(prefix: Path, tmp_path: Path) -> None:
-    position = opened(prefix).position(2)
+    position = opened(prefix).entry(2)
     write(prefix, "uint16", [*DOCUMENTS, [[7]]], replace=True)
     with pytest.raises(SourceRefused, match=r"a\.idx: expected the file whose rows were read"):
         opened(prefix, position=position)
     # Of which nothing was read yet.
-    assert len(values(opened(prefix, position=opened(prefix).position(0)))) == 5
+    assert len(values(opened(prefix, position=opened(prefix).entry(0)))) == 5
 
 
 def test_another_kind_of_rows_is_refused(prefix: Path) -> None:
-    position = opened(prefix).position(2)
+    position = opened(prefix).entry(2)
     says = "expected --indexed-rows document, by which rows were published, found --indexed-rows sequence"
     with pytest.raises(SourceRefused, match=says):
         opened(prefix, "sequence", position)
@@ -331,7 +332,7 @@ def test_another_kind_of_rows_is_refused(prefix: Path) -> None:
     [("kind", "jsonl"), ("path", "b"), ("row", -1), ("row", True), ("row", 5), ("xxh3", []), ("xxh3", [1, 2])],
 )
 def test_positions_that_cannot_be(field: str, value: Any, prefix: Path) -> None:
-    position = opened(prefix).position(2)
+    position = opened(prefix).entry(2)
     with pytest.raises(SourceRefused, match="holds no position to go on from"):
         opened(prefix, position=position | {field: value})
 

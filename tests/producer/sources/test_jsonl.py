@@ -7,9 +7,8 @@ import pytest
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.sources.jsonl import JsonLinesFile
-from lazyshard_producer.sources.lines import LineRows
-from lazyshard_producer.sources.source import Context
+from lazyshard_producer.sources.lines import JsonLinesFile
+from lazyshard_producer.sources.source import Context, Line, Rows
 
 BOM = b"\xef\xbb\xbf"
 
@@ -18,11 +17,11 @@ def open_at(path: Path, position: dict[str, Any] | None = None, limit: int = 100
     return JsonLinesFile(SourceSettings(path=str(path)), position, Context(path.parent / "out", limit))
 
 
-def read_pieces(source: JsonLinesFile) -> list[LineRows]:
+def read_pieces(source: JsonLinesFile) -> list[Rows]:
     return list(iter(source.read, None))
 
 
-def read_all(source: JsonLinesFile) -> list[bytes | RowInvalid]:
+def read_all(source: JsonLinesFile) -> list[Line]:
     return list(itertools.chain.from_iterable(rows.lines for rows in read_pieces(source)))
 
 
@@ -45,7 +44,7 @@ def test_lines(tmp_path: Path, data: bytes, lines: list[bytes], blank: int) -> N
     path.write_bytes(data)
     source = open_at(path)
     assert read_all(source) == lines
-    position = source.position(source.reached)
+    position = source.entry(source.reached)
     assert source.progress == (len(data), len(data))
     source.close()
     assert (position["offset"], position["line"] - position["blank"], position["blank"]) == (
@@ -62,11 +61,11 @@ def test_going_on_after_any_row_gives_the_rest(tmp_path: Path, end: bytes) -> No
     source = open_at(path, limit=10**6)
     pieces = read_pieces(source)
     lines = [line for rows in pieces for line in rows.lines]
-    marks = [rows.mark(index) for rows in pieces for index in range(len(rows.lines))]
+    marks = [rows.position(index) for rows in pieces for index in range(len(rows.lines))]
     for taken, mark in enumerate([source.start, *marks]):
-        second = open_at(path, source.position(mark), limit=10**6)
+        second = open_at(path, source.entry(mark), limit=10**6)
         assert read_all(second) == lines[taken:]
-        assert second.position(second.reached) == source.position(source.reached)
+        assert second.entry(second.reached) == source.entry(source.reached)
         assert (second.reached.line, second.blank) == (12, 2)
         second.close()
     source.close()
@@ -103,7 +102,7 @@ def test_a_last_line_without_newline_gets_it_later(tmp_path: Path) -> None:
         path.write_bytes(b"1\n2")
         source = open_at(path)
         assert read_all(source) == [b"1\n", b"2"]
-        position = source.position(source.reached)
+        position = source.entry(source.reached)
         source.close()
         assert position["open_end"]
         path.write_bytes(b"1\n2" + newline + b"3\n")
@@ -118,7 +117,7 @@ def test_a_published_last_line_that_was_continued_is_refused(tmp_path: Path) -> 
     path.write_bytes(b"1\n2")
     source = open_at(path)
     read_all(source)
-    position = source.position(source.reached)
+    position = source.entry(source.reached)
     source.close()
     path.write_bytes(b"1\n23\n")
     with pytest.raises(SourceRefused, match=r"a:2: .*byte 3.*continued"):
@@ -133,10 +132,10 @@ def test_truncated_or_replaced_while_it_is_read(tmp_path: Path) -> None:
     assert rows is not None
     path.write_bytes(b"")
     with pytest.raises(SourceRefused, match="truncated"):
-        source.position(rows.mark(0))
+        source.entry(rows.position(0))
     path.write_bytes(b"3\n4\n")
     with pytest.raises(SourceRefused, match="changed in its first 2 bytes"):
-        source.position(rows.mark(0))
+        source.entry(rows.position(0))
     source.close()
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.sources.lines import LineMark, LineRows, LineSplitter
-from lazyshard_producer.sources.source import Place
+from lazyshard_producer.position import LinePosition
+from lazyshard_producer.sources.lines import LineSplitter
+from lazyshard_producer.sources.source import Place, Rows
 
 BOM = b"\xef\xbb\xbf"
 NAME = "a.jsonl"
@@ -17,22 +18,22 @@ NAME = "a.jsonl"
 class Row(NamedTuple):
     line: bytes | None  # None: too long
     place: Place
-    mark: LineMark
+    position: LinePosition
 
 
-def rows_of(found: LineRows) -> list[Row]:
+def rows_of(found: Rows) -> list[Row]:
     return [
-        Row(None if isinstance(line, RowInvalid) else line, found.place(index), found.mark(index))
+        Row(line if isinstance(line, bytes) else None, found.place(index), found.position(index))
         for index, line in enumerate(found.lines)
     ]
 
 
-def split(blocks: list[bytes], limit: int = 100, start: LineMark | None = None) -> tuple[list[Row], LineMark]:
+def split(blocks: list[bytes], limit: int = 100, start: LinePosition | None = None) -> tuple[list[Row], LinePosition]:
     splitter = LineSplitter(NAME, limit, start)
     rows = [row for block in blocks for row in rows_of(splitter.feed(block))]
     rows += rows_of(splitter.finish())
     assert splitter.pending == 0
-    return rows, splitter.mark
+    return rows, splitter.position
 
 
 def cut(text: bytes, cuts: list[int]) -> list[bytes]:
@@ -66,15 +67,15 @@ def test_lines(text: bytes, lines: list[bytes], blank: int) -> None:
 
 
 def test_places_and_marks_count_blank_lines_and_bytes() -> None:
-    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=LineMark(100, 10, 3))
+    rows, mark = split([b"5\n66\n\n", b"7\n\r\n8"], start=LinePosition(100, 10, 3))
     assert rows == [
-        Row(b"5\n", Place(NAME, 11, 100), LineMark(102, 11, 3)),
+        Row(b"5\n", Place(NAME, 11, 100), LinePosition(102, 11, 3)),
         # The last row of a block takes the blank lines after it along.
-        Row(b"66\n", Place(NAME, 12, 102), LineMark(106, 13, 4)),
-        Row(b"7\n", Place(NAME, 14, 106), LineMark(110, 15, 5)),
-        Row(b"8", Place(NAME, 16, 110), LineMark(111, 16, 5, True)),
+        Row(b"66\n", Place(NAME, 12, 102), LinePosition(106, 13, 4)),
+        Row(b"7\n", Place(NAME, 14, 106), LinePosition(110, 15, 5)),
+        Row(b"8", Place(NAME, 16, 110), LinePosition(111, 16, 5, True)),
     ]
-    assert mark == rows[-1].mark
+    assert mark == rows[-1].position
 
 
 def reference(text: bytes, limit: int) -> list[tuple[bytes | None, int, int]]:
@@ -112,7 +113,7 @@ def test_going_on_from_any_mark_gives_the_rest(parts: list[bytes], cuts: list[in
     text = b"".join(parts)
     rows, mark = split(cut(text, cuts), limit=12)
     taken = min(taken, len(rows))
-    start = rows[taken - 1].mark if taken else LineMark(0, 0, 0)
+    start = rows[taken - 1].position if taken else LinePosition(0, 0, 0)
     rest, end = split([text[start.offset :]], limit=12, start=start)
     assert [(row.line, row.place) for row in rest] == [(row.line, row.place) for row in rows[taken:]]
     if rest:

@@ -26,7 +26,7 @@ def test_rows_marks_and_places(tmp_path: Path) -> None:
     assert (source.name, source.live, source.blank, source.start) == (str(path), False, 0, (0, 0))
     rows = read_rows(source)
     assert [row.value for row in rows] == ids(0, 10)
-    assert [row.mark for row in rows] == [(0, number) for number in range(1, 11)]
+    assert [row.position for row in rows] == [(0, number) for number in range(1, 11)]
     assert [row.place for row in rows] == [(str(path), number, None) for number in range(1, 11)]
     assert source.progress == (path.stat().st_size, path.stat().st_size)
     assert source.read() is None
@@ -45,16 +45,16 @@ def test_going_on_after_any_row_gives_the_rest(tmp_path: Path, kind: str) -> Non
         ):
             stream.write_table(table, max_chunksize=3)
     source = open_table_source(kind, tmp_path)
-    positions = [source.position(source.start)]
+    positions = [source.entry(source.start)]
     while (piece := source.read()) is not None:
-        positions += [source.position(piece.mark(index)) for index in range(len(piece.lines))]
+        positions += [source.entry(piece.position(index)) for index in range(len(piece.lines))]
     # Marks may lie behind what was read: a later run gives them again.
-    assert source.position(source.start) == positions[0]
+    assert source.entry(source.start) == positions[0]
     source.close()
     assert len(positions) == 21
     for taken, position in enumerate(positions):
         again = open_table_source(kind, tmp_path, position)
-        assert again.position(again.start) == position
+        assert again.entry(again.start) == position
         assert values(again) == ids(taken, 20)
 
 
@@ -106,7 +106,7 @@ def test_restarting_passes_over_row_groups(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "a.parquet"
     write(path, 0, 100, row_group_size=10)
     source = open_table_source("parquet", path)
-    position = source.position(read_rows(source)[84].mark)
+    position = source.entry(read_rows(source)[84].position)
     source.close()
     groups: list[int] = []
     iter_batches = pq.ParquetFile.iter_batches

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.sources.source import Line
 from lazyshard_producer.sources.standard_input import StandardInput
 from tests.producer.commands import environment
-from tests.producer.sources.reading import lines, mark_after, open_kind, take
+from tests.producer.sources.reading import lines, open_kind, position_after, take
 
 TEXT = b"\xef\xbb\xbf\n" + b"\r\n".join(b"%d" % n * (n * 30) for n in range(1, 10)) + b"\n\r\n\nx"
 ROWS = [b"%d" % n * (n * 30) + b"\r\n" for n in range(1, 9)] + [b"9" * 270 + b"\n", b"x"]
@@ -51,7 +51,7 @@ def write(path: Path, text: bytes) -> None:
         pass
 
 
-def read_now(source: StandardInput) -> list[bytes | RowInvalid] | None:
+def read_now(source: StandardInput) -> list[Line] | None:
     """The rows of one look, None at the end."""
     rows = source.read()
     return None if rows is None else list(rows.lines)
@@ -117,9 +117,9 @@ def test_going_on_passes_over_the_same_rows_of_the_same_input(fifo: Path) -> Non
         with open_pipe(fifo) as source:
             write(fifo, TEXT)
             taken = take(source, count)
-            position = source.position(mark_after(source, taken))
+            position = source.entry(position_after(source, taken))
         with open_pipe(fifo, position) as source:
-            assert source.position(source.start) == position
+            assert source.entry(source.start) == position
             write(fifo, TEXT)
             assert lines(source) == ROWS[count:]
             assert (source.reached.lines.line, source.blank) == (13, 3)
@@ -129,7 +129,7 @@ def test_the_published_part_is_waited_for(fifo: Path) -> None:
     with open_pipe(fifo) as source:
         with writing(fifo, b"1\n22\n3\n"):
             taken = take(source, 2)
-        position = source.position(mark_after(source, taken))
+        position = source.entry(position_after(source, taken))
     with open_pipe(fifo, position) as source, writing(fifo, b"1\n2") as writer:
         assert read_now(source) == []
         expected = f"the part of the pipe {fifo} that is published, once more: 3 of 5 bytes have come"
@@ -151,7 +151,7 @@ def test_another_input_is_refused_with_what_to_do(text: bytes, message: str, fif
     with open_pipe(fifo) as source:
         with writing(fifo, b"1\n22\n3\n"):
             taken = take(source, 2)
-        position = source.position(mark_after(source, taken))
+        position = source.entry(position_after(source, taken))
     with open_pipe(fifo, position) as source:
         write(fifo, text)
         with pytest.raises(SourceRefused, match=f"{message}.*; give the same input from its start.*--resume append"):
@@ -161,14 +161,14 @@ def test_another_input_is_refused_with_what_to_do(text: bytes, message: str, fif
 def test_appending_takes_all_as_new_and_counts_on(fifo: Path) -> None:
     with open_pipe(fifo) as source:
         write(fifo, b"1\n\n22\n3\n")
-        position = source.position(mark_after(source, take(source)))
+        position = source.entry(position_after(source, take(source)))
     for run, text in enumerate((b"\xef\xbb\xbf1\n4\n", b"1\n4\n5\n"), 1):
         with open_pipe(fifo, position, resume="append") as source:
             with writing(fifo, text):
                 assert lines(source, 2)[-1] == b"4\n"
             assert source.blank == 1
             assert source.progress == (8 + 7 * (run - 1) + len(text), None)
-            position = source.position(source.reached)
+            position = source.entry(source.reached)
     # The next run may go on within the last input.
     with open_pipe(fifo, position) as source:
         with writing(fifo, b"1\n4\n5\n6\n"):
@@ -178,7 +178,7 @@ def test_appending_takes_all_as_new_and_counts_on(fifo: Path) -> None:
 
 def test_a_position_of_another_kind_is_refused(fifo: Path) -> None:
     with open_pipe(fifo) as source:
-        position = source.position(source.start)
+        position = source.entry(source.start)
     for wrong in ({"kind": "jsonl"}, {"offset": -1}, {"bytes_before": None}, {"blank_before": True}):
         with pytest.raises(SourceRefused, match="no position to go on from"):
             open_kind(StandardInput, fifo, position | wrong)
@@ -204,7 +204,7 @@ while (rows := source.read()) is not None:
         print(len(line) if isinstance(line, bytes) else line.reason, flush=True)
     if not rows.lines:
         source.wait(60)
-print(source.position(source.reached))
+print(source.entry(source.reached))
 """
 
 

@@ -25,7 +25,7 @@ from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.sources import stream as stream_source
 from lazyshard_producer.sources.stream import StreamSource
 from tests.producer.commands import assert_one_line, run_arguments, seal, start, wait_until
-from tests.producer.sources.reading import lines, mark_after, open_kind, take
+from tests.producer.sources.reading import lines, open_kind, position_after, take
 from tests.stream.damage import Damage, cut, delete, edit, flip, found, put, stream
 from tests.stream.foreign_seals import seal_rows
 from tests.stream.streams import foreign, head, produce, rows
@@ -253,11 +253,11 @@ def test_going_on_after_each_row(made: Callable[[Path], Path], tmp_path: Path) -
     given = take(open_source(old))
     for count in range(6):
         source = open_source(old)
-        position = json.loads(json.dumps(source.position(mark_after(source, given[:count]))))
+        position = json.loads(json.dumps(source.entry(position_after(source, given[:count]))))
         assert position["sample"] == count
         again = open_source(old, position)
         assert lines(again) == [line for line, _, _ in given[count:]]
-        assert again.position(again.reached) == source.position(mark_after(source, given))
+        assert again.entry(again.reached) == source.entry(position_after(source, given))
 
 
 def test_places_and_positions(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_deleted_while_it_is_read(tmp_path: Path) -> None:
 def test_another_stream_is_not_gone_on_with(change: Damage, tmp_path: Path) -> None:
     old = stream(tmp_path / "old")
     source = open_source(old)
-    position = source.position(mark_after(source, take(source, 4)))
+    position = source.entry(position_after(source, take(source, 4)))
     change(old)
     with pytest.raises(SourceRefused):
         lines(open_source(old, position))
@@ -470,7 +470,7 @@ def test_another_stream_is_not_gone_on_with(change: Damage, tmp_path: Path) -> N
 def test_foreign_directory_that_holds_other_rows_by_now(tmp_path: Path) -> None:
     old = foreign(tmp_path / "old", *row_lines([0, 1], [2, 3]), end=True)
     source = open_source(old)
-    position = source.position(mark_after(source, take(source, 3)))
+    position = source.entry(position_after(source, take(source, 3)))
     foreign(old, *row_lines([0, 1], [7, 8]))
     with pytest.raises(SourceRefused, match="XXH3 of the last row read"):
         open_source(old, position)

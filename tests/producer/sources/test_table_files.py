@@ -22,7 +22,7 @@ def directory_read_up_to(tmp_path: Path, rows: int) -> dict[str, Any]:
     for number, name in enumerate("bdf"):
         write(tmp_path / f"{name}.parquet", 2 * number, 2 * number + 1)
     source = open_table_source("parquet", tmp_path)
-    position = source.position(read_rows(source)[rows - 1].mark)
+    position = source.entry(read_rows(source)[rows - 1].position)
     source.close()
     return position
 
@@ -88,7 +88,7 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
     write(tmp_path / "new", 5, 6)
     os.replace(tmp_path / "new", path)
     with pytest.raises(SourceRefused, match=r"a\.parquet: expected the file whose rows were read, found another one"):
-        source.position(first.mark)
+        source.entry(first.position)
     with pytest.raises(SourceRefused, match="found another one"):
         source.read()
     source.close()
@@ -100,7 +100,7 @@ def test_a_file_that_is_written_anew_with_the_same_rows(tmp_path: Path) -> None:
     source = open_table_source("parquet", path)
     (first, _) = read_rows(source, most=2)
     os.utime(path, ns=(1, 1))
-    position = source.position(first.mark)
+    position = source.entry(first.position)
     source.close()
     assert values(open_table_source("parquet", path, position)) == [{"id": 1}]
 

@@ -1,8 +1,9 @@
 """Source files on disk: opening them without ever blocking, telling their kind, and knowing them again after a restart.
 
-The fingerprint covers the first and the last 4 KiB of the committed part, so checking one costs the same however long
-the file is. Not noticed: a change in the middle that keeps the length. Bytes after the committed part are not looked
-at: they may be mended.
+Of a file that may grow, the fingerprint covers the first and the last 4 KiB of the committed part, so checking it costs
+the same however long the file is; bytes after that part may change. Of a complete file it is the XXH3 of its name, its
+size, its first 4 KiB and its last 64 KiB, where Parquet and Arrow files keep their index. Not noticed: a change in the
+middle that keeps the length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import xxhash
 
 from lazyshard.errors import FileRefused
 from lazyshard.memory import raise_if_short
+from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition
 
@@ -45,23 +47,40 @@ _KINDS: Final = {
 }
 
 
-def open_source_file(path: str) -> BinaryIO:
-    """Opens a plain file of text for reading.
+def open_regular(
+    path: str, buffer_bytes: int = _READ_BYTES, *, links_out: bool = True, expected: str = "a plain file"
+) -> BinaryIO:
+    """Opens a plain file for reading.
+
+    Args:
+        path: the file.
+        buffer_bytes: size of its buffer, 0 for none.
+        links_out: whether a link may lead out of the file's directory: to wherever the user wants it to, but not where
+            somebody else makes the names.
+        expected: what to say is expected where it is none.
 
     Raises:
-        SourceRefused: there is no such file, it is something else, this process may not read it, or it is compressed.
+        SourceRefused: there is no such file, it is something else, or this process may not read it.
     """
     try:
         # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if links_out else open_inside(Path(path))
     except OSError as cause:
         raise refuse_os_error(path, cause) from cause
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         os.close(fd)
-        expected = "a plain file (a restart has to find its place again)"
         raise refuse_source(path, expected, _KINDS.get(kind, "something else"))
-    file = os.fdopen(fd, "rb", buffering=_READ_BYTES)
+    return os.fdopen(fd, "rb", buffering=buffer_bytes)
+
+
+def open_source_file(path: str) -> BinaryIO:
+    """Opens a plain file of text for reading.
+
+    Raises:
+        SourceRefused: as `open_regular`, or it is compressed.
+    """
+    file = open_regular(path, expected="a plain file (a restart has to find its place again)")
     try:
         start = read_at(file, path, 8, 0)
         for magic, packed, unpack in _MAGIC:
@@ -143,7 +162,7 @@ def committed_ends(file: BinaryIO, path: str, offset: int) -> tuple[bytes, bytes
     count = min(offset, FINGERPRINT_BYTES)
     head, tail = read_at(file, path, count, 0), read_at(file, path, count, offset - count)
     if len(head) < count or len(tail) < count:
-        raise refuse_truncated(file, path, offset)
+        raise refuse_truncated(path, offset, os.fstat(file.fileno()).st_size)
     return head, tail
 
 
@@ -182,12 +201,61 @@ def check_committed(file: BinaryIO, path: str, position: FilePosition) -> None:
         )
 
 
-def refuse_truncated(file: BinaryIO, path: str, offset: int) -> SourceRefused:
-    """Returns the error for a file that is shorter than what was read of it."""
-    size = os.fstat(file.fileno()).st_size
-    return refuse_source(
-        path, f"at least the {offset} bytes that were read", f"{size}: the file was truncated or replaced"
-    )
+_HEAD_BYTES: Final = 4 << 10
+_TAIL_BYTES: Final = 64 << 10
+"""More than the whole footer of most Parquet files."""
+
+
+class KnownFile:
+    """A complete file, known again by its fingerprint.
+
+    Attributes:
+        path: the file.
+        digest: its fingerprint.
+
+    Raises:
+        SourceRefused: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
+        self.digest, self._version = _fingerprint(path)
+
+    def check(self) -> None:
+        """Checks that it is what it was: cheaply, unless its size or time of change differ.
+
+        Raises:
+            SourceRefused: it was changed or replaced, or is gone.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError as cause:
+            raise refuse_os_error(self.path, cause) from cause
+        if (status.st_size, status.st_mtime_ns) == self._version:
+            return
+        digest, version = _fingerprint(self.path)
+        if digest != self.digest:
+            raise refuse_changed(self.path)
+        self._version = version
+
+
+def _fingerprint(path: str) -> tuple[int, tuple[int, int]]:
+    """Returns a file's fingerprint, and its size and time of change in nanoseconds."""
+    with open_regular(path, 0) as file:
+        status = os.fstat(file.fileno())
+        tail = max(0, status.st_size - _TAIL_BYTES)
+        parts = (read_at(file, path, _HEAD_BYTES, 0), read_at(file, path, _TAIL_BYTES, tail))
+    digest = xxhash.xxh3_64(os.fsencode(os.path.basename(path)))
+    digest.update(b"\0%d\0" % status.st_size)
+    for part in parts:
+        digest.update(part)
+    return digest.intdigest(), (status.st_size, status.st_mtime_ns)
+
+
+def refuse_truncated(path: str, offset: int, size: int) -> SourceRefused:
+    """Returns the error for a file that is shorter, at `size` bytes, than what was read of it."""
+    actual = f"{size}: the file was truncated or replaced"
+    return refuse_source(path, f"at least the {offset} bytes that were read", actual)
 
 
 def refuse_os_error(path: str, cause: OSError, expected: str = "a readable file") -> SourceRefused:
@@ -206,3 +274,9 @@ def refuse_source(path: str, expected: str, actual: str, hint: str = "") -> Sour
     return SourceRefused(
         f"{path}: expected {expected}, found {actual}{hint}", file=path, expected=expected, actual=actual
     )
+
+
+def refuse_changed(path: str) -> SourceRefused:
+    """Returns the error for a file that is no longer the one of which rows were read."""
+    hint = "; put the old file back, or choose another --out"
+    return refuse_source(path, "the file whose rows were read", "another one: it was changed or replaced", hint)

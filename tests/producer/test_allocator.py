@@ -9,7 +9,7 @@ from tests.stream.streams import python
 ROUNDS = """
 import resource, sys
 if sys.argv[1] == "keep":
-    from lazyshard_producer.sources.allocator import keep_freed_memory
+    from lazyshard_producer.run import keep_freed_memory
     keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -22,7 +22,7 @@ from lazyshard.stream.head import Announcer
 from lazyshard.stream.manifest import read_manifest
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Holdback
-from lazyshard_producer.holding.shelf import DirectoryShelf
+from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.out_directory import complete_end, find_end
 from tests.harness.disks import fast_folder
 from tests.harness.model.disk import Content, Disk, Step, do
@@ -72,7 +72,7 @@ class Code:
         clock = iter(range(1000))
         gate = Holdback(
             Limits(retain="consumed"),
-            DirectoryShelf(stream),
+            Shelf(stream),
             PER_CHUNK,
             check=writer.check_owner,
             clock=lambda: next(clock),

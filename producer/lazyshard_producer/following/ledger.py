@@ -316,7 +316,7 @@ def resume(entry: dict[str, Any] | None, directory: Path, name: str) -> Resumed:
         return Resumed(state, totals, [], None)
     path = directory / journal
     before, behind = read_journal(path, JournalPosition(size, digest), name)
-    _apply(state, [*before, *([at] if at else [])], name)
+    _apply(state, [*before, *([at] if "at" in entry else [])], name)
     return Resumed(state, totals, behind, path)
 
 

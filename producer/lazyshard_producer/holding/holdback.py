@@ -28,9 +28,7 @@ from lazyshard_producer.holding.limits import (
     publishable,
     read_claims,
     room_reason,
-    silent_for,
     slowest,
-    uncommitted_for,
     why_kept,
 )
 from lazyshard_producer.holding.shelf import Shelf, Stock
@@ -52,74 +50,43 @@ _log = logging.getLogger("lazyshard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Hold:
     """Why the next chunk may not be published yet.
 
     Attributes:
+        kind: which limit: ahead, `max_ahead`; disk, `max_disk`; free, `min_free_disk`; spool, `max_spool`.
         reason: all of it in one line.
         retry_s: in how many seconds to ask again.
         deadlock: a consumer waits for more chunks, room for them can be made only once it has had them, and so it
             stays unless somebody does something. Never a matter of time.
         stalled: it may last for ever, whether or not a consumer waits: one that it waits for may be dead, or nothing
             that a consumer can do makes room.
+        waits_for: the consumers that it waits for: the slowest ones, those that keep the oldest chunk, or those that
+            have not registered.
+        waiting: the consumers that wait for chunks which are not published.
+        needed: how many chunks must be published for them, None where none waits.
+        suggested: the smallest `max_disk` that lets them have what they wait for, where that is the limit.
     """
 
+    kind: Literal["ahead", "disk", "free", "spool"]
     reason: str
     retry_s: float
     deadlock: bool = False
     stalled: bool = False
+    waits_for: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    needed: int | None = None
+    suggested: int | None = None
 
 
 class Gate(Protocol):
     """Says whether the next chunk may be published."""
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """Returns None if the chunk after the published ones may be published, or why not."""
 
     def after_publish(self, published_chunks: int) -> None:
         """Takes notice that so many chunks are published, and deletes what may go."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold(Held):
-    """A limit that holds the next chunk. What has no meaning for its kind, or is not known, is None.
-
-    Attributes:
-        kind: which limit: ahead, `max_ahead`; disk, `max_disk`; free, `min_free_disk`.
-        held_s: for how long this chunk has been held.
-        published: published chunks.
-        waits_for: the consumers that it waits for: the slowest ones, those that keep the oldest chunk, or those that
-            have not registered.
-        silent_s: how long ago the one of them that has been silent for longest was heard of.
-        committed_s: how long ago the one of them whose cursor is the oldest wrote it.
-        waiting: the consumers that wait for chunks which are not published.
-        needed: how many chunks must be published for them.
-        allowed: how many may be published.
-        limit: bytes that may be used, or must stay free.
-        used: bytes of the chunks on disk.
-        free: bytes that are free.
-        chunk: bytes that the next chunk is counted with.
-        first: the oldest chunk on disk.
-        on_disk: chunks on disk.
-        suggested: the smallest `max_disk` that lets the waiting consumers have what they wait for.
-    """
-
-    kind: Literal["ahead", "disk", "free"]
-    held_s: float
-    published: int
-    waits_for: tuple[str, ...] = ()
-    silent_s: float | None = None
-    committed_s: float | None = None
-    waiting: tuple[str, ...] = ()
-    needed: int | None = None
-    allowed: int | None = None
-    limit: int | None = None
-    used: int | None = None
-    free: int | None = None
-    chunk: int | None = None
-    first: int | None = None
-    on_disk: int | None = None
-    suggested: int | None = None
 
 
 class Holdback:
@@ -205,7 +172,7 @@ class Holdback:
             mean = None if stock is None else stock.mean
             allowed = publishable(self._claims, ahead_in_chunks(limits.max_ahead, self._samples_per_chunk, mean))
             if published >= allowed:
-                return _hold_ahead(self._situation(published, samples), allowed)
+                return _hold_ahead(self._situation(published, samples))
         if stock is None:
             return None
         chunk = stock.largest
@@ -308,21 +275,16 @@ def retry_s(held_s: float) -> float:
     return min(_RETRY_MAX_S, max(_RETRY_MIN_S, held_s / 10))
 
 
-def _hold_ahead(situation: Situation, allowed: int) -> Hold:
-    """Returns the hold for a run that is far enough ahead of its consumers, with how many chunks may be published."""
+def _hold_ahead(situation: Situation) -> Hold:
+    """Returns the hold for a run that is far enough ahead of its consumers."""
     behind = slowest(situation.claims)
     return Hold(
         kind="ahead",
         reason=ahead_reason(situation),
         retry_s=retry_s(situation.held_s),
         stalled=any(may_be_dead(claim, situation.now) for claim in behind),
-        held_s=situation.held_s,
-        published=situation.published,
         waits_for=tuple(claim.name for claim in behind),
-        silent_s=silent_for(behind, situation.now),
-        committed_s=uncommitted_for(behind, situation.now),
         needed=needed(situation.claims) or None,
-        allowed=allowed,
     )
 
 
@@ -349,18 +311,8 @@ def _hold_for_room(
         retry_s=retry_s(situation.held_s),
         deadlock=deadlock,
         stalled=dead or trouble is not None or kept.by in ("all", "last"),
-        held_s=situation.held_s,
-        published=situation.published,
         waits_for=kept.names,
-        silent_s=silent_for(keepers, situation.now),
-        committed_s=uncommitted_for(keepers, situation.now),
         waiting=tuple(claim.name for claim in waiting),
         needed=needed(waiting) or None,
-        limit=room.limit,
-        used=stock.size,
-        free=room.free,
-        chunk=room.chunk,
-        first=stock.first,
-        on_disk=stock.chunks,
         suggested=suggested,
     )

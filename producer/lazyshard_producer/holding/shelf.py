@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
 from lazyshard.format.names import parse_arrays_name, parse_chunk_name
 from lazyshard.inspection.disk_use import (
@@ -129,82 +129,47 @@ class SideFiles:
         return bool(self._arrays)
 
 
-class Shelf(Protocol):
-    """The published chunks of a stream and the files of its consumers.
+class Shelf:
+    """The published chunks of a stream and the files of its consumers: in a directory, whose writer's lock is held.
 
     Every method raises OSError where they cannot be reached.
     """
 
-    @property
-    def name(self) -> str:
+    def __init__(self, directory: Path, name: str | None = None) -> None:
+        self.directory: Final = directory
+        self.name: Final = str(directory) if name is None else name
         """What the stream is called for people, and in commands."""
+        self._side_files = SideFiles(directory)
 
     def first(self) -> int:
         """Returns the number of the oldest chunk that is not retired."""
+        return read_retired(self.directory)
 
     def visible(self, published: int) -> int:
         """Returns how many of so many published chunks the readers can be sure to find by now."""
-
-    def consumers(self, published: int) -> tuple[Consumer, ...]:
-        """Returns the consumers as they were last seen; those whose cursor is ahead of `published` do not count."""
-
-    def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retire`."""
-
-    def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """Looks at the chunks [first, stop); see `measure_stock`."""
-
-    def chunk_size(self, chunk: int) -> int:
-        """Returns the bytes of a chunk with its seal, 0 where it is not there."""
-
-    def used_bytes(self, published: int) -> int:
-        """Returns about how many bytes the stream takes, so many chunks of it being published."""
-
-    def free_bytes(self) -> int | None:
-        """Returns how many bytes are free beside the chunks, None where nobody can tell."""
-
-
-class DirectoryShelf:
-    """A directory, whose writer's lock is held; see `Shelf`."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._side_files = SideFiles(directory)
-
-    @property
-    def name(self) -> str:
-        """See `Shelf`."""
-        return str(self._directory)
-
-    def first(self) -> int:
-        """See `Shelf`."""
-        return read_retired(self._directory)
-
-    def visible(self, published: int) -> int:
-        """See `Shelf`."""
         return published
 
     def consumers(self, published: int) -> tuple[Consumer, ...]:
-        """See `Shelf`."""
-        return list_consumers(self._directory, published)
+        """Returns the consumers as they were last seen; those whose cursor is ahead of `published` do not count."""
+        return list_consumers(self.directory, published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """See `Shelf`."""
-        retire(self._directory, chunks_before, published, check=check)
+        """Deletes the chunks of [0, chunks_before), never the newest; `check` is as in `lazyshard.stream.retire`."""
+        retire(self.directory, chunks_before, published, check=check)
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """See `Shelf`."""
-        return measure_stock(self._directory, first, stop, exact=exact)
+        """Looks at the chunks [first, stop); see `measure_stock`."""
+        return measure_stock(self.directory, first, stop, exact=exact)
 
     def chunk_size(self, chunk: int) -> int:
-        """See `Shelf`."""
-        return chunk_size(self._directory, chunk, self._side_files())
+        """Returns the bytes of a chunk with its seal, 0 where it is not there."""
+        return chunk_size(self.directory, chunk, self._side_files())
 
     def used_bytes(self, published: int) -> int:
-        """See `Shelf`."""
+        """Returns about how many bytes the stream takes, so many chunks of it being published."""
         names = names_with_arrays if self._side_files() else canonical_names
-        return measure_disk(self._directory, self.first(), published, names).size
+        return measure_disk(self.directory, self.first(), published, names).size
 
     def free_bytes(self) -> int | None:
-        """See `Shelf`."""
-        return free_bytes(self._directory)
+        """Returns how many bytes are free beside the chunks, None where nobody can tell."""
+        return free_bytes(self.directory)

@@ -11,7 +11,7 @@ from types import TracebackType
 from lazyshard_producer.configuration.problems import is_url
 from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.holding.holdback import Gate, Holdback
-from lazyshard_producer.holding.shelf import DirectoryShelf, Shelf
+from lazyshard_producer.holding.shelf import Shelf
 from lazyshard_producer.stop import Stop
 
 
@@ -27,7 +27,7 @@ class Destination:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.shelf: Shelf = DirectoryShelf(Path(directory))
+        self.shelf = Shelf(Path(directory))
 
     def begin(self, published_chunks: int) -> None:
         """The run's writer is open, with so many chunks."""

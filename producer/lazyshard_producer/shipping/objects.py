@@ -37,7 +37,7 @@ from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import ExtraMissing
 from lazyshard_producer.following.journal import DIRECTORY as JOURNALS
 from lazyshard_producer.following.journal import named_journals
-from lazyshard_producer.holding.holdback import Gate, Held, Holdback
+from lazyshard_producer.holding.holdback import Gate, Hold, Holdback
 from lazyshard_producer.holding.shelf import SideFiles, chunk_size
 from lazyshard_producer.shipping.destination import Destination
 from lazyshard_producer.shipping.retiring import Backlog, ObjectShelf, Retiring
@@ -87,7 +87,7 @@ class SpoolGate:
         self._destination = destination
         self._holdback = holdback
 
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Held | None:
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
         """See `Gate`."""
         full = self._destination.full()
         if full is not None or self._holdback is None:
@@ -156,7 +156,7 @@ class ObjectDestination(Destination):
             self._spool.keep_journals(self._spool.stream / JOURNALS)
         self._backlog.announce(published_chunks)
 
-    def full(self) -> Held | None:
+    def full(self) -> Hold | None:
         """Returns why no other chunk may come now; None if it may.
 
         Raises:
@@ -169,7 +169,8 @@ class ObjectDestination(Destination):
         trouble = self._tries.trouble
         chunks = count(self._backlog.announced - self._backlog.shipped, "chunk")
         why = trouble or "the store takes them more slowly than rows come"
-        return Held(
+        return Hold(
+            kind="spool",
             reason=f"--max-spool {show_bytes(most)}: {chunks} ({show_bytes(pending)}) wait in {self._spool.folder} to "
             f"be put to {self._url}; {why}",
             retry_s=_FULL_RETRY_S,

@@ -22,7 +22,7 @@ from lazyshard.store.durable import publish_bytes, remove
 from lazyshard.store.objects import ObjectStore
 from lazyshard.stream.consumers import Consumer, list_consumers
 from lazyshard.stream.manifest import read_manifest
-from lazyshard_producer.holding.shelf import SideFiles, Stock
+from lazyshard_producer.holding.shelf import Shelf, SideFiles, Stock
 from lazyshard_producer.shipping.store import Found, Tries, get, names_in, replace
 
 
@@ -240,50 +240,44 @@ def _is_consumers(name: str) -> bool:
     return name.endswith(CURSOR_SUFFIX) and not name.startswith(".") and "/" not in name
 
 
-class ObjectShelf:
-    """See `lazyshard_producer.holding.shelf.Shelf`."""
+class ObjectShelf(Shelf):
+    """Chunks in an object store, the newest of them in a spool here too."""
 
     def __init__(self, url: str, stream: Path, backlog: Backlog, retiring: Retiring) -> None:
-        self._url = url
-        self._stream = stream
+        super().__init__(stream, url)
         self._backlog = backlog
         self._retiring = retiring
 
-    @property
-    def name(self) -> str:
-        """See `Shelf`."""
-        return self._url
-
     def first(self) -> int:
-        """See `Shelf`."""
+        """Returns the number of the oldest chunk that is not retired."""
         return self._retiring.first
 
     def visible(self, published: int) -> int:
-        """See `Shelf`: those that are in the store."""
+        """Returns how many chunks are in the store."""
         return min(published, self._backlog.shipped)
 
     def consumers(self, published: int) -> tuple[Consumer, ...]:
-        """See `Shelf`."""
+        """Returns the consumers as they were last copied, and has them copied again within a moment."""
         self._retiring.ask()
-        return list_consumers(self._stream, published)
+        return super().consumers(published)
 
     def retire(self, chunks_before: int, published: int, check: Callable[[], Path | None]) -> None:
-        """See `Shelf`: asks for it, which is done within a moment, once the consumers were looked at again."""
+        """Asks for chunks to be deleted, which is done within a moment, once the consumers were looked at again."""
         self._retiring.want(min(chunks_before, published - 1))
 
     def stock(self, first: int, stop: int, *, exact: bool) -> Stock:
-        """See `Shelf`; always exact."""
+        """Returns what the chunks [first, stop) take; always exact."""
         size, largest = self._backlog.total(first, stop), self._backlog.largest_in(first, stop)
         return Stock(first=first, stop=stop, size=size, largest=largest)
 
     def chunk_size(self, chunk: int) -> int:
-        """See `Shelf`."""
+        """Returns the bytes of a chunk."""
         return self._backlog.size(chunk)
 
     def used_bytes(self, published: int) -> int:
-        """See `Shelf`."""
+        """Returns how many bytes the stream takes in the store and on its way."""
         return self._backlog.total(self.first(), published)
 
     def free_bytes(self) -> int | None:
-        """See `Shelf`: nobody knows."""
+        """Returns None: nobody knows."""
         return None

@@ -10,7 +10,7 @@ from lazyshard.stream import ChunkWriter, write_cursor
 from lazyshard.stream.consumers import write_reading
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Holdback
-from lazyshard_producer.holding.shelf import DirectoryShelf
+from lazyshard_producer.holding.shelf import Shelf
 
 SAMPLES_PER_CHUNK = 2
 
@@ -28,7 +28,7 @@ class Bench:
     def limited(self, check: Callable[[], None] = lambda: None, **limits: Any) -> Holdback:
         self.holdback = Holdback(
             Limits(**limits),
-            DirectoryShelf(self.out),
+            Shelf(self.out),
             SAMPLES_PER_CHUNK,
             check=check,
             warn=self.warnings.append,

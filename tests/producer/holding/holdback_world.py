@@ -11,7 +11,7 @@ from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.stream.consumers import Consumer
 from lazyshard_producer.configuration.settings import Limits
 from lazyshard_producer.holding.holdback import Hold, Holdback
-from lazyshard_producer.holding.shelf import DirectoryShelf, Stock
+from lazyshard_producer.holding.shelf import Shelf, Stock
 
 STREAM: Final = "5f0c1a9be7d24c3f8a6b0e1d2c3b4a59"
 SAMPLES_PER_CHUNK: Final = 10
@@ -90,7 +90,7 @@ class World:
         with self.patched():
             self.holdback = Holdback(
                 limits,
-                DirectoryShelf(Path("/stream")),
+                Shelf(Path("/stream")),
                 SAMPLES_PER_CHUNK,
                 clock=lambda: self.now,
                 wall_clock=lambda: 0.0,

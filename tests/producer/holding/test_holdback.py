@@ -21,7 +21,7 @@ def test_nobody_consumes(bench: Bench) -> None:
     assert bench.publish_while_allowed() == 3
     hold = bench.ask()
     assert hold.reason == ("--max-ahead 3 chunks: 3 chunks with 6 samples published; no consumer has registered yet")
-    assert (hold.kind, hold.deadlock, hold.stalled, hold.allowed, hold.waits_for) == ("ahead", False, False, 3, ())
+    assert (hold.kind, hold.deadlock, hold.stalled, hold.waits_for) == ("ahead", False, False, ())
 
 
 def test_ahead_of_the_slowest_reading_mark(bench: Bench) -> None:
@@ -34,7 +34,7 @@ def test_ahead_of_the_slowest_reading_mark(bench: Bench) -> None:
     assert hold.reason == (
         "--max-ahead 3 chunks: 5 chunks with 10 samples published; consumer 'slow' is at chunk 2, heard of 6 s ago"
     )
-    assert (hold.waits_for, hold.silent_s, hold.committed_s, hold.needed) == (("slow",), 6.0, None, 4)
+    assert (hold.waits_for, hold.needed) == (("slow",), 4)
     bench.need("slow", 3)
     assert bench.publish_while_allowed() == 6
 
@@ -99,13 +99,12 @@ def test_asked_again_ever_more_rarely_and_at_once_after_a_release(bench: Bench) 
     bench.limited(max_ahead=Amount(number=1, unit="chunks"))
     bench.publish()
     bench.need("a", 0)
-    assert [bench.ask(after_s).held_s for after_s in (1.0, 0.25, 5.0, 5.0, 100.0)] == [0.0, 0.25, 5.25, 10.25, 110.25]
-    assert bench.ask().retry_s == 2.0
+    pauses = [bench.ask(after_s).retry_s for after_s in (1.0, 0.25, 5.0, 5.0, 100.0)]
+    assert pauses == pytest.approx([0.2, 0.2, 0.525, 1.025, 2.0])
     bench.need("a", 1)
     assert bench.ask() is None
     bench.publish()
-    hold = bench.ask()
-    assert (hold.held_s, hold.retry_s) == (0.0, 0.2)
+    assert bench.ask().retry_s == 0.2
 
 
 def test_max_disk_that_nobody_can_make_room_for(bench: Bench) -> None:
@@ -115,7 +114,6 @@ def test_max_disk_that_nobody_can_make_room_for(bench: Bench) -> None:
     assert bench.publish_while_allowed() == 3
     hold = bench.ask()
     assert (hold.kind, hold.deadlock, hold.stalled) == ("disk", False, True)
-    assert (hold.limit, hold.used, hold.chunk, hold.first, hold.on_disk) == (3 * one, 3 * one, one, 0, 3)
     full = show_bytes(3 * one)
     assert hold.reason == (
         f"--max-disk {full}: 3 chunks on disk take {full}, the next chunk may take {one} bytes; --retain all deletes "
@@ -150,8 +148,7 @@ def test_a_deadlock_by_max_disk_is_told_at_once_with_the_numbers(bench: Bench) -
     bench.need("sft", 8, at=bench.now)
     hold = bench.ask()
     assert (hold.kind, hold.deadlock, hold.stalled) == ("disk", True, False)
-    assert (hold.waiting, hold.waits_for, hold.needed, hold.published) == (("sft",), ("sft",), 8, 6)
-    assert (hold.limit, hold.used, hold.chunk, hold.first, hold.on_disk) == (5 * one, 5 * one, one, 1, 5)
+    assert (hold.waiting, hold.waits_for, hold.needed) == (("sft",), ("sft",), 8)
     assert hold.suggested == 8 * one
     full = show_bytes(5 * one)
     assert hold.reason == (

@@ -1,4 +1,4 @@
-"""What tests give as --transform and --where."""
+"""What tests give as --transform and --where, and as python: sources."""
 
 from __future__ import annotations
 
@@ -65,3 +65,21 @@ def numbered(position: int | None) -> Iterator[tuple[Row, int]]:
 
 def five(row: Row) -> list[Row]:
     return [row | {"copy": copy} for copy in range(5)]
+
+
+def seven(position: int | None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Rows 0 to 6; then it waits for rows that never come."""
+    for number in range(position or 0, 7):
+        yield {"id": number}, number + 1
+    time.sleep(3600)
+
+
+def same(row: dict[str, Any]) -> dict[str, Any]:
+    """Changes nothing."""
+    return row
+
+
+def with_id(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its first token, or the number of tokens, as an id."""
+    tokens = row["input_ids"]
+    return row | {"id": tokens[0] if tokens else -1}

@@ -235,7 +235,7 @@ def test_a_finished_command_is_an_error_once_there_are_rows_that_are_not_in_the_
     assert {path.name: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("other", ["other.jsonl", "other", "python:tests.producer.live_rows:rows"])
+@pytest.mark.parametrize("other", ["other.jsonl", "other", "python:tests.producer.recipes:rows"])
 def test_other_sources_than_those_of_an_ended_stream_are_an_error(
     rows: Path, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

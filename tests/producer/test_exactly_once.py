@@ -6,7 +6,7 @@ What comes out is that of a run which was never killed, byte for byte: rows, sea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,12 +54,6 @@ MOST_CALLS: Final = 90
 LEAST_KILLS: Final = 4
 
 ORDERED: Final = [kind for kind in KINDS if "followed" not in kind]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield nursery
 
 
 def check_killed(

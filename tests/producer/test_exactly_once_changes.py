@@ -157,9 +157,9 @@ def test_another_recipe_is_told_once_it_is_there(tmp_path: Path) -> None:
     (_, position), *_ = drain(settings(tmp_path, paths))
     warnings: list[str] = []
     with pytest.raises(SettingInvalid, match=r"a module is named without \.py"):
-        list(drain(settings(tmp_path, paths, transform="recipes.py:twice"), position, warnings))
+        list(drain(settings(tmp_path, paths, transform="recipes.py:twice"), position, warnings=warnings))
     assert warnings == []
-    assert len(list(drain(settings(tmp_path, paths, transform=f"{HERE}:twice"), position, warnings))) == 4
+    assert len(list(drain(settings(tmp_path, paths, transform=f"{HERE}:twice"), position, warnings=warnings))) == 4
     assert warnings == [
         f"from here on rows are made or ordered in another way than before: transform (was None, now '{HERE}:twice')"
     ]
@@ -171,7 +171,7 @@ def test_other_weights_are_warned_of_and_begin_behind_the_block(tmp_path: Path) 
     *_, (_, position) = itertools.islice(drain(run), 5)
     expected = [row for row, _ in drain(run, position)]
     warnings: list[str] = []
-    found = [row for row, _ in drain(settings(tmp_path, paths, [1, 9], shuffle=8), position, warnings)]
+    found = [row for row, _ in drain(settings(tmp_path, paths, [1, 9], shuffle=8), position, warnings=warnings)]
     assert warnings == [
         "from here on rows are made or ordered in another way than before: weights (was [1, 1], now [1, 9])"
     ]
@@ -185,7 +185,7 @@ def piped(numbers: Sequence[int], run: Settings, start: Any, warnings: list[str]
     pipe = Path(run.sources[0].path)
     feeder = threading.Thread(target=lambda: pipe.write_bytes(b"".join(line(0, number) for number in numbers)))
     feeder.start()
-    yield from drain(run, start, warnings)
+    yield from drain(run, start, warnings=warnings)
     feeder.join()
 
 

@@ -26,13 +26,6 @@ MOST_CALLS: Final = 120
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Commands]:
-    (tmp_path / "nursery").mkdir()
-    with Commands(tmp_path / "nursery") as nursery:
-        yield nursery
-
-
-@pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
     with Disk(tmp_path, request.param) as disk:
         yield disk

@@ -8,7 +8,7 @@ Covered elsewhere:
 
     a line of 1 GB                          test_faults_long_lines, test_lines, test_follow, test_compressed
     rows made by --transform, --where       test_bad_input_functions
-    duplicate keys, once a file, counted    test_bad_lines
+    duplicate keys, once a file, counted    test_bad_input
     rows of tables                          test_arrow_values, test_parquet, test_table_files
     a line cut at any byte, any bytes       tests/format/test_row, test_lines (Hypothesis)
     --max-bad-rows, mended rows             test_bad_input

@@ -8,7 +8,6 @@ import pytest
 
 from lazyshard_producer.cli import main
 from tests.producer.commands import (
-    assert_one_line,
     chunk_files,
     ids,
     killed_at_random,
@@ -76,33 +75,3 @@ def test_killed_at_random(seed: int, sources: list[Path], uninterrupted: dict[st
         done = ids(out)
         assert done == list(range(len(done)))
     assert_whole(out, uninterrupted)
-
-
-def test_a_second_producer_is_refused_naming_the_first(sources: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = start(*run_arguments(out, sources, PER_CHUNK, "--rate", 1))
-    try:
-        wait_until(lambda: (out / "head.json").exists(), first)
-        second = run(*run_arguments(out, sources, PER_CHUNK))
-        assert second.returncode == 6
-        assert_one_line(second.stderr, f"process {first.pid} on ", "already producing into this stream")
-    finally:
-        first.kill()
-        first.communicate()
-
-
-def test_a_producer_whose_stream_was_taken_over_stops(sources: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = start(*run_arguments(out, sources, 10, "--rate", 50))
-    wait_until(lambda: published(out) >= 1, first)
-    first.send_signal(signal.SIGSTOP)
-    # As from a machine on which the lock does not hold.
-    (out / ".producer.lock").unlink(missing_ok=True)
-    assert run(*run_arguments(out, sources, 10)).returncode == 0
-    before = chunk_files(out)
-    first.send_signal(signal.SIGCONT)
-    _, err = first.communicate(timeout=60)
-    assert first.returncode == 6
-    assert_one_line(err, "taken this stream over")
-    assert chunk_files(out) == before
-    assert ids(out) == list(range(ROWS))

@@ -21,7 +21,7 @@ LIVE: Final = ("stdin", "pipe", "followed", "generator")
 RECIPES: Final[dict[str, tuple[object, ...]]] = {
     "as they are": (),
     "shuffled": ("--shuffle", 5),
-    "in workers": ("--transform", "tests.producer.live_rows:same", "--workers", 1),
+    "in workers": ("--transform", "tests.producer.recipes:same", "--workers", 1),
 }
 
 
@@ -61,7 +61,7 @@ def live_run(kind: str, folder: Path, out: Path, *options: object) -> Iterator[s
             (folder / "in" / "a.jsonl").write_bytes(rows(0, 7))
             arguments += ["--follow", str(folder / "in")]
         elif kind == "generator":
-            arguments += ["--source", "python:tests.producer.live_rows:seven"]
+            arguments += ["--source", "python:tests.producer.recipes:seven"]
         elif kind == "pipe":
             os.mkfifo(folder / "pipe")
             # For both, so that opening it does not wait.

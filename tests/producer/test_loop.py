@@ -1,15 +1,29 @@
-"""The loop with a feed that is made up, and a clock that is turned by hand."""
+"""The loop, its pace and its waits, with clocks that are turned by hand; and what a run that has failed says."""
 
 from __future__ import annotations
 
+import json
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from lazyshard import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog
-from lazyshard_producer.loop import RowLoop
+from lazyshard_producer.cli import main
+from lazyshard_producer.configuration.settings import Settings
+from lazyshard_producer.display.progress import Display
+from lazyshard_producer.loop import BURST_S, Pace, RowLoop
+from lazyshard_producer.run import run
 from lazyshard_producer.stop import Stop
+from lazyshard_producer.wording import Outcome, Tally
+from tests.cli.commands import lazyshard
+from tests.producer.commands import ids, plain_sources, rows, run_arguments
+from tests.stream.streams import python
 
 
 class World:
@@ -65,3 +79,136 @@ def test_a_wait_for_rows_is_over_when_they_come_and_not_only_with_the_next_chunk
         assert loop.run()
         assert (loop.rows, writer.published_chunks, writer.state) == (3, 0, "running")
     assert world.told == [(2.0, "source"), (3.0, None), (5.0, "source"), (5.0, None)]
+
+
+def test_rows_are_due_at_even_distances() -> None:
+    pace = Pace(4, 100.0)
+    due = []
+    now = 100.0
+    for _ in range(5):
+        now += pace.delay(now)
+        due.append(now)
+        pace.take()
+    assert due == [100.0, 100.25, 100.5, 100.75, 101.0]
+
+
+def test_a_million_rows_do_not_drift() -> None:
+    pace = Pace(3, 1e6)
+    for _ in range(1_000_000):
+        pace.take()
+    assert pace.delay(1e6) == pytest.approx(1_000_000 / 3, abs=1e-6)
+
+
+def test_after_a_long_pause_one_second_is_made_up_for() -> None:
+    pace = Pace(10, 0.0)
+    pace.take()
+    at_once = 0
+    while pace.delay(3600.0) == 0:
+        pace.take()
+        at_once += 1
+    assert at_once == 11  # those of one second, and the one due now
+    assert pace.delay(3600.0) == pytest.approx(0.1)
+
+
+def test_a_short_pause_is_made_up_for_whole() -> None:
+    pace = Pace(10, 0.0)
+    taken = 0
+    while pace.delay(0.5) == 0:
+        pace.take()
+        taken += 1
+    assert taken == 6
+
+
+@given(
+    rate=st.floats(0.01, 1e6),
+    pauses=st.lists(st.floats(0, 100), max_size=30),
+)
+def test_never_faster_than_the_rate_and_a_burst(rate: float, pauses: list[float]) -> None:
+    pace = Pace(rate, 0.0)
+    now = 0.0
+    for taken, pause in enumerate(pauses, 1):
+        now += pause
+        now += pace.delay(now)
+        pace.take()
+        assert taken <= rate * (now + BURST_S) + 1 + 1e-6
+
+
+class Recorder(Display):
+    def __init__(self) -> None:
+        super().__init__(log=True)
+        self.shown: list[float] = []
+
+    def show(self, tally: Tally) -> None:
+        self.shown.append(tally.seconds)
+
+
+class SlowWorld:
+    def __init__(self, head: Path) -> None:
+        self.head = head
+        self.now = 1000.0
+        self.states: list[str] = []
+        self.longest = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
+        self.now += seconds
+        state = json.loads(self.head.read_bytes())["state"]
+        if self.states[-1:] != [state]:
+            self.states.append(state)
+
+
+def test_waiting_for_the_rate(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 4))
+    world, display = SlowWorld(out / "head.json"), Recorder()
+    settings = Settings(sources=plain_sources([str(source)]), out=str(out), samples_per_chunk=2, rate=0.01)
+    outcome = run(settings, display, Stop(), clock=world.clock, sleep=world.sleep)
+    assert isinstance(outcome, Outcome)
+    assert 300 <= outcome.tally.seconds < 301
+    assert ids(out) == [0, 1, 2, 3]
+    # Readers are told that it waits, and after a publish that it runs, until it has waited a while again.
+    assert world.states == ["running", "waiting", "running", "waiting"]
+    assert world.longest <= 0.1
+    assert [round(seconds) for seconds in display.shown] == [60, 120, 180, 240, 300][: len(display.shown)]
+    assert len(display.shown) >= 4
+
+
+def test_a_run_that_has_failed_says_why_in_the_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(rows(0, 5) + b"[]\n")
+    assert main(run_arguments(out, [source], 2)) == 3
+    reason = capsys.readouterr().err.splitlines()[-1].removeprefix("lazyshard-producer: error: ")
+    head = json.loads((out / "head.json").read_bytes())
+    assert (head["state"], head["chunks"], head["note"]) == ("failed", 2, reason)
+    assert reason.startswith(f"{source}:6: ")
+    producer = json.loads(lazyshard("status", out, "--json").stdout)["producer"]
+    assert (producer["failure"], producer["waits_for"]) == (reason, None)
+    source.write_bytes(rows(0, 6))
+    assert main(run_arguments(out, [source], 2)) == 0
+    assert "note" not in json.loads((out / "head.json").read_bytes())
+
+
+ROUNDS = """
+import resource, sys
+if sys.argv[1] == "keep":
+    from lazyshard_producer.run import keep_freed_memory
+    keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+rows = [bytes(2000) for _ in range(2000)]
+before = faults()
+for _ in range(20):
+    rows = None
+    rows = [bytes(2000) for _ in range(2000)]
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep what is freed by rules of theirs")
+def test_pages_of_freed_rows_are_not_fetched_again() -> None:
+    given_back, kept = (int(python(ROUNDS, mode).stdout) for mode in ("give back", "keep"))
+    assert given_back > 1000
+    assert kept < given_back / 10

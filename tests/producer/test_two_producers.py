@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,12 +24,6 @@ from tests.producer.commands import assert_one_line, ids, published, rows, run, 
 pytestmark = pytest.mark.full
 
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield nursery
 
 
 def snapshot(out: Path) -> dict[str, bytes]:

@@ -1,5 +1,7 @@
 """What Prometheus gets to see, read over HTTP as it would."""
 
+from __future__ import annotations
+
 import math
 import socket
 import sys
@@ -9,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lazyshard_producer.cli import main
-from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, PrometheusMetrics, open_metrics
+from lazyshard_producer.display.metrics import MAX_LABELS, OTHERS, Metrics, PrometheusMetrics, WaitClock, open_metrics
 from lazyshard_producer.errors import ExtraMissing, SettingInvalid
 from tests.producer.commands import assert_one_line, rows, run_arguments
 
@@ -194,3 +198,28 @@ def test_without_a_port_nothing_is_imported_and_nothing_is_done(monkeypatch: pyt
     off.disk(1)
     off.state("running")
     off.close()
+
+
+REASONS = ("source", "limit")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((None, *REASONS)), st.integers(0, 100), st.booleans()),
+        max_size=20,
+    )
+)
+def test_looks_change_nothing_and_sums_never_fall(steps: list[tuple[str | None, int, bool]]) -> None:
+    now = 0.0
+    waits = WaitClock(REASONS, lambda: now)
+    expected = dict.fromkeys(REASONS, 0.0)
+    for reason, seconds, look in steps:
+        waits.wait(reason)
+        before = waits.seconds()
+        assert before == expected
+        now += seconds
+        if reason is not None:
+            expected[reason] += seconds
+        if look:
+            assert waits.seconds() == expected
+    assert waits.seconds() == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +24,6 @@ pytestmark = [
 ]
 
 MAKES: Final = ("--on-bad-row", "quarantine", "--transform", "tests.harness.scenes.rows:thirds")
-
-
-@pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Commands]:
-    (tmp_path / "nursery").mkdir()
-    with Commands(tmp_path / "nursery") as nursery:
-        yield nursery
 
 
 def check_failed(stream: Stream, status: int, err: str, reason: str) -> None:

@@ -3,27 +3,77 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.configuration.settings import Settings
+from lazyshard.format.arrays import fill_row
+from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.row import encode_row
+from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.rows.pipeline import Pipeline
 
 
-def drain(settings: Settings, start: Any = None, warnings: list[str] | None = None) -> Iterator[tuple[Any, Any]]:
-    """Yields (row, position after it), refusing what is no row."""
-    pipeline = Pipeline(settings, start, warn=(lambda text: None) if warnings is None else warnings.append)
+class Taken(NamedTuple):
+    """A row as it would be written, and the position after it."""
+
+    line: bytes
+    arrays: bytes
+    tokens: int | None
+    position: Any
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its values; those that are arrays as lists."""
+        row = json.loads(self.line)
+        fill_row(row, np.frombuffer(self.arrays, np.uint8))
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+
+
+def write_lengths(directory: Path, files: Sequence[Sequence[int]]) -> list[Path]:
+    """Files of rows {"id": [file, number], "length": ...} with these lengths."""
+    paths = [directory / f"{file}.jsonl" for file in range(len(files))]
+    for file, (path, lengths) in enumerate(zip(paths, files, strict=True)):
+        rows = [encode_row({"id": [file, number], "length": length}) for number, length in enumerate(lengths)]
+        path.write_bytes(b"".join(rows))
+    return paths
+
+
+def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = None, **more: Any) -> Settings:
+    """Settings of a run that reads these files, mixed by weights if there are any."""
+    shares = weights if weights is not None else [None] * len(paths)
+    sources = tuple(SourceSettings(path=str(path), weight=w) for path, w in zip(paths, shares, strict=True))
+    return Settings(sources=sources, out=str(out), **{"samples_per_chunk": 10, **more})
+
+
+def take(settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None) -> Iterator[Taken]:
+    """Yields the rows as the loop would, from a stream of so many samples on, refusing what is no row."""
+    warn = (lambda text: None) if warnings is None else warnings.append
+    pipeline = Pipeline(settings, start, samples=samples, warn=warn)
     try:
         while (batch := pipeline.reader.read()) is not None:
             if not batch.lines:
                 pipeline.stats.mixer.wait(1.0)
             for index, line in enumerate(batch.lines):
+                assert not isinstance(line, RowInvalid)
+                made = line if isinstance(line, EncodedRow) else EncodedRow(line, b"")
                 try:
-                    row = json.loads(line) if isinstance(line, bytes) else None
+                    json.loads(made.line)
                 except ValueError as error:
                     batch.refuse(index, RowInvalid("no row", reason=str(error)))
-                else:
-                    yield row, json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
+                    continue
+                assert isinstance(line, EncodedRow) == (settings.encode is not None)
+                position = json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
+                yield Taken(made.line, made.arrays, None if batch.tokens is None else batch.tokens[index], position)
     finally:
         pipeline.close()
+
+
+def drain(
+    settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """As `take`, but yields (row, position after it)."""
+    return ((taken.row, taken.position) for taken in take(settings, start, samples, warnings))

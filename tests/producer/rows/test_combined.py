@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,68 +16,30 @@ from hypothesis import strategies as st
 
 from lazyshard import StreamReader
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
-from lazyshard.format.encoded_row import EncodedRow, decode_pack
+from lazyshard.format.encoded_row import decode_pack
 from lazyshard.format.names import seal_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import Seal
 from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.rows import sequences
-from lazyshard_producer.rows.pipeline import Pipeline
 from lazyshard_producer.rows.reader import MadeRow
 from lazyshard_producer.rows.sequences import packing
 from lazyshard_producer.sources.source import Place
 from tests.plan.evenness import evenness, step_costs
 from tests.producer.commands import run_arguments
+from tests.producer.rows import draining
+from tests.producer.rows.draining import Taken, take, write_lengths
 
 ENCODE = "tests.producer.encoders:counted"
 RECIPES = "tests.producer.recipes"
 
 
-class Taken(NamedTuple):
-    """A row as it would be written, and the position after it."""
-
-    line: bytes
-    arrays: bytes
-    tokens: int
-    position: Any
-
-
-def write(directory: Path, files: Sequence[Sequence[int]]) -> list[Path]:
-    """Files of rows {"id": [file, number], "length": ...} with these lengths."""
-    paths = []
-    for file, lengths in enumerate(files):
-        path = directory / f"{file}.jsonl"
-        rows = [encode_row({"id": [file, number], "length": length}) for number, length in enumerate(lengths)]
-        path.write_bytes(b"".join(rows))
-        paths.append(path)
-    return paths
-
-
 def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = None, **more: Any) -> Settings:
-    shares = weights if weights is not None else [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, shares, strict=True))
-    return Settings(sources=sources, out=str(out), **({"samples_per_chunk": 2} | more))
-
-
-def drain(settings: Settings, start: Any = None, samples: int = 0) -> Iterator[Taken]:
-    """Yields the rows as the loop would, from a stream of so many on."""
-    pipeline = Pipeline(settings, start, samples=samples, warn=lambda text: None)
-    try:
-        while (batch := pipeline.reader.read()) is not None:
-            for index, line in enumerate(batch.lines):
-                assert not isinstance(line, RowInvalid)
-                assert isinstance(line, EncodedRow) == (settings.encode is not None)
-                assert batch.tokens is not None
-                position = json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
-                row = line if isinstance(line, EncodedRow) else EncodedRow(line, b"")
-                yield Taken(row.line, row.arrays, batch.tokens[index], position)
-    finally:
-        pipeline.close()
+    return draining.make(out, paths, weights, **({"samples_per_chunk": 2} | more))
 
 
 def samples_of(taken: Taken) -> list[dict[str, Any]]:
@@ -125,24 +87,24 @@ def test_going_on_after_any_row(
         ranks = 2
     settings = make(
         directory / "out",
-        write(directory, files),
+        write_lengths(directory, files),
         [random.Random(file).uniform(0.1, 2) for file in range(len(files))] if weighted else None,
         transform=transform and f"{RECIPES}:{transform}",
         balance=ranks,
         **more,
     )
-    whole = list(drain(settings))
+    whole = list(take(settings))
     ids = [[file, number] for file, lengths in enumerate(files) for number in range(len(lengths))]
     times = {None: 1, "twice": 2, "five": 5}[transform]
     assert sorted(sample["id"] for taken in whole for sample in samples_of(taken)) == sorted(ids * times)
-    assert all(taken.tokens <= more.get("pack", 10) for taken in whole)
+    assert all((taken.tokens or 0) <= more.get("pack", 10) for taken in whole)
     for number, taken in enumerate(whole, 1):
         # The same rows with the same positions, so seals come out the same too.
-        assert list(drain(settings, taken.position, number)) == whole[number:]
+        assert list(take(settings, taken.position, number)) == whole[number:]
 
 
 def test_an_encoded_pack_to_the_byte(tmp_path: Path) -> None:
-    first, second = drain(make(tmp_path / "out", write(tmp_path, [[3, 2, 1]]), encode=ENCODE, pack=4))
+    first, second = take(make(tmp_path / "out", write_lengths(tmp_path, [[3, 2, 1]]), encode=ENCODE, pack=4))
     assert first.line == (
         b'{"pack":['
         b'{"id":[0,0],"copy":null,"length":3,"input_ids":{"$array":["int32",[3],0]},"more":{"mask":{"$array":["bool",[3],16]}}},'
@@ -156,10 +118,10 @@ def test_an_encoded_pack_to_the_byte(tmp_path: Path) -> None:
 
 def test_encoded_rows_are_dealt_as_raw_ones_of_these_lengths(tmp_path: Path) -> None:
     dice = random.Random(0)
-    paths = write(tmp_path, [[dice.randrange(1, 9) for _ in range(13)]])
+    paths = write_lengths(tmp_path, [[dice.randrange(1, 9) for _ in range(13)]])
     more: dict[str, Any] = {"samples_per_chunk": 4, "balance": 2, "micro_batch_size": 2, "seed": 7}
-    encoded = [samples_of(taken) for taken in drain(make(tmp_path / "out", paths, encode=ENCODE, **more))]
-    raw = [samples_of(taken) for taken in drain(make(tmp_path / "out", paths, **more))]
+    encoded = [samples_of(taken) for taken in take(make(tmp_path / "out", paths, encode=ENCODE, **more))]
+    raw = [samples_of(taken) for taken in take(make(tmp_path / "out", paths, **more))]
     assert [row["id"] for (row,) in encoded] == [row["id"] for (row,) in raw]
     assert [row["length"] for (row,) in encoded] == [8, 1, 7, 7, 7, 5, 8, 5, 5, 6, 3, 3, 4]
 
@@ -167,7 +129,7 @@ def test_encoded_rows_are_dealt_as_raw_ones_of_these_lengths(tmp_path: Path) -> 
 def test_a_pack_costs_what_its_samples_do(tmp_path: Path) -> None:
     """All packs have 10 tokens; by squares they cost 100, 82, 52 and 50: the ranks of a step get neighbours."""
     more: dict[str, Any] = {"pack": 10, "balance": 2, "cost_per_token": 0.0, "cost_per_token_squared": 1.0}
-    found = list(drain(make(tmp_path / "out", write(tmp_path, [[10, 6, 5, 9, 4, 5, 1]]), **more)))
+    found = list(take(make(tmp_path / "out", write_lengths(tmp_path, [[10, 6, 5, 9, 4, 5, 1]]), **more)))
     packs = [sorted(sample["length"] for sample in samples_of(taken)) for taken in found]
     # Two ranks with chunks of two: rank 0 has packs 0 and 1.
     steps = sorted(sorted([packs[step], packs[2 + step]]) for step in range(2))
@@ -176,7 +138,7 @@ def test_a_pack_costs_what_its_samples_do(tmp_path: Path) -> None:
 
 def test_steps_of_packs_are_even(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dice = random.Random(0)
-    paths = write(tmp_path, [[min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(2000)]])
+    paths = write_lengths(tmp_path, [[min(64, round(dice.lognormvariate(2, 1)) + 1) for _ in range(2000)]])
     options = ["--pack", 64, "--cost-per-token", 0, "--cost-per-token-squared", 1, "--encode", ENCODE, "--no-progress"]
     found = {}
     for name, dealt in (("dealt", ["--balance", 4]), ("in order", ["--balance", 1])):
@@ -201,12 +163,12 @@ def test_a_cost_by_squares_of_samples() -> None:
 
 def test_a_stripe_that_is_begun_is_dealt_as_before_though_its_file_has_grown(tmp_path: Path) -> None:
     """The buffers of the last stripe were of four rows and of two; what has been added makes buffers of its own."""
-    paths = write(tmp_path, [[9, 8, 7, 6, 5, 4]])
+    paths = write_lengths(tmp_path, [[9, 8, 7, 6, 5, 4]])
     settings = make(tmp_path / "out", paths, pack=10, pack_buffer=4, balance=4)
-    before = list(drain(settings))
-    write(tmp_path, [[9, 8, 7, 6, 5, 4, 6, 5]])
+    before = list(take(settings))
+    write_lengths(tmp_path, [[9, 8, 7, 6, 5, 4, 6, 5]])
     for number, taken in enumerate(before[:-1], 1):
-        after = list(drain(settings, taken.position, number))
+        after = list(take(settings, taken.position, number))
         assert [one.line for one in after[: len(before) - number]] == [one.line for one in before[number:]]
         rest = [sample["length"] for one in after[len(before) - number :] for sample in samples_of(one)]
         assert sorted(rest) == [5, 6]
@@ -215,10 +177,10 @@ def test_a_stripe_that_is_begun_is_dealt_as_before_though_its_file_has_grown(tmp
 @pytest.mark.parametrize("length", [1, 7])
 def test_a_buffer_ends_by_its_bytes_too(length: int, tmp_path: Path) -> None:
     """Rows of 4 tokens: 2 go into a pack, and one is left over where the buffer ends after three of them."""
-    paths = write(tmp_path, [[4] * 6])
-    (row,) = {len(taken.line) for taken in drain(make(tmp_path / "out", paths, balance=1))}
+    paths = write_lengths(tmp_path, [[4] * 6])
+    (row,) = {len(taken.line) for taken in take(make(tmp_path / "out", paths, balance=1))}
     settings = make(tmp_path / "out", paths, pack=8, pack_buffer_bytes=2 * row + length)
-    assert [len(samples_of(taken)) for taken in drain(settings)] == [2, 1, 2, 1]
+    assert [len(samples_of(taken)) for taken in take(settings)] == [2, 1, 2, 1]
 
 
 def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,29 +194,29 @@ def test_a_pack_holds_no_more_bytes_than_readers_take(monkeypatch: pytest.Monkey
 
 
 def test_rows_that_an_encoder_makes_otherwise_are_refused(tmp_path: Path) -> None:
-    paths = write(tmp_path, [[9, 8, 7, 6]])
+    paths = write_lengths(tmp_path, [[9, 8, 7, 6]])
     settings = make(tmp_path / "out", paths, encode=ENCODE, pack=10, balance=2)
-    _, _, third, _ = drain(settings)
+    _, _, third, _ = take(settings)
     paths[0].write_bytes(paths[0].read_bytes().replace(b'"length":9', b'"length":8').replace(b":7}", b":6}"))
     with pytest.raises(SourceRefused):
-        list(drain(settings, third.position, 3))
+        list(take(settings, third.position, 3))
 
 
 def test_in_the_middle_of_a_stripe_packs_are_made_as_before(tmp_path: Path) -> None:
-    paths = write(tmp_path, [[3, 4, 5, 6, 7, 8]])
+    paths = write_lengths(tmp_path, [[3, 4, 5, 6, 7, 8]])
     more: dict[str, Any] = {"encode": ENCODE, "pack": 10, "balance": 2}
-    first, *_ = drain(make(tmp_path / "out", paths, **more))
+    first, *_ = take(make(tmp_path / "out", paths, **more))
     for changed in ({"pack": 11}, {"pack_buffer": 4}, {"pack_buffer_bytes": 99}, {"pack": 0}, {"balance": None}):
         with pytest.raises(SettingInvalid, match="made in another way"):
-            list(drain(make(tmp_path / "out", paths, **{**more, **changed}), first.position, 1))
+            list(take(make(tmp_path / "out", paths, **{**more, **changed}), first.position, 1))
 
 
 def test_other_weights_are_refused_where_stripes_share_a_buffer(tmp_path: Path) -> None:
-    paths = write(tmp_path, [[10] * 9, [10] * 9])
+    paths = write_lengths(tmp_path, [[10] * 9, [10] * 9])
     more: dict[str, Any] = {"pack": 10, "balance": 2, "pack_buffer": 6}
-    fifth = list(drain(make(tmp_path / "out", paths, [1, 2], **more)))[4]
+    fifth = list(take(make(tmp_path / "out", paths, [1, 2], **more)))[4]
     with pytest.raises(SettingInvalid, match="weights"):
-        list(drain(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5))
+        list(take(make(tmp_path / "out", paths, [2, 1], **more), fifth.position, 5))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +246,7 @@ def test_other_weights_are_refused_where_stripes_share_a_buffer(tmp_path: Path) 
 def test_an_encoded_row_that_goes_into_no_pack_is_a_bad_row(
     options: dict[str, int], length: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (path,), out = write(tmp_path, [[4, 4, 6]]), tmp_path / "out"
+    (path,), out = write_lengths(tmp_path, [[4, 4, 6]]), tmp_path / "out"
     lines = path.read_bytes().splitlines(keepends=True)
     lines[1] = encode_row({"id": [0, 1], "length": length})
     path.write_bytes(b"".join(lines))
@@ -302,7 +264,7 @@ def test_an_encoded_row_that_goes_into_no_pack_is_a_bad_row(
 
 
 def test_length_may_be_one_of_numpys_integers(tmp_path: Path) -> None:
-    (path,), out = write(tmp_path, [[4, 6, 3]]), tmp_path / "out"
+    (path,), out = write_lengths(tmp_path, [[4, 6, 3]]), tmp_path / "out"
     encoded = ("--encode", "tests.producer.encoders:of_numpy", "--no-progress")
     assert main(run_arguments(out, [path], 10, *encoded, "--pack", 10)) == 0
     assert [row["lengths"] for row in StreamReader(out)] == [[4, 6], [3]]
@@ -315,14 +277,14 @@ def test_length_may_be_one_of_numpys_integers(tmp_path: Path) -> None:
 
 def test_workers_make_the_same_of_it(tmp_path: Path) -> None:
     dice = random.Random(1)
-    paths = write(tmp_path, [[dice.randrange(1, 11) for _ in range(40)]])
+    paths = write_lengths(tmp_path, [[dice.randrange(1, 11) for _ in range(40)]])
     more: dict[str, Any] = {"encode": ENCODE, "pack": 10, "pack_buffer": 7, "balance": 2}
-    there = list(drain(make(tmp_path / "out", paths, workers=1, **more)))
-    assert there == list(drain(make(tmp_path / "out", paths, **more)))
+    there = list(take(make(tmp_path / "out", paths, workers=1, **more)))
+    assert there == list(take(make(tmp_path / "out", paths, **more)))
 
 
 def test_check_tells_what_lengths_and_buffers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = run_arguments(tmp_path / "out", write(tmp_path, [[3, 4]]), 2, "--encode", ENCODE)
+    arguments = run_arguments(tmp_path / "out", write_lengths(tmp_path, [[3, 4]]), 2, "--encode", ENCODE)
     assert main(["check", *arguments[1:], "--pack", "10", "--balance", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "packed to 10 tokens by the encoder's length, among 10,000 rows at a time, fewer where they hold 1" in shown

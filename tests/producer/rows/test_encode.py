@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +240,6 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: tuple
     with pytest.raises(SettingsInvalid) as error:
         Settings(sources=plain_sources(["a"]), out="out", samples_per_chunk=1, **options)
     assert [(one.option, one.text) for one in error.value.problems] == [problem]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery"), HERE, "tests.harness.scenes.rows") as nursery:
-        yield nursery
 
 
 @pytest.mark.parametrize("workers", [0, 2])

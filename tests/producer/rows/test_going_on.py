@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lazyshard.errors import RowInvalid
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.errors import SettingInvalid
-from lazyshard_producer.rows.pipeline import Pipeline
+from tests.producer.rows.draining import drain, make
 
 HERE = "tests.producer.recipes"
 
@@ -37,30 +35,6 @@ def write(directory: Path, lengths: Sequence[int], bad: bool = False) -> list[Pa
         path.write_bytes((b"\xef\xbb\xbf" if file == 1 else b"") + b"".join(lines))
         paths.append(path)
     return paths
-
-
-def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = None, **more: Any) -> Settings:
-    shares = weights if weights is not None else [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, shares, strict=True))
-    return Settings(sources=sources, out=str(out), samples_per_chunk=10, **more)
-
-
-def drain(settings: Settings, start: Any = None) -> Iterator[tuple[Any, Any]]:
-    """Yields (row, position after it) as the loop would, refusing what is no row."""
-    pipeline = Pipeline(settings, start, warn=lambda text: None)
-    try:
-        while (batch := pipeline.reader.read()) is not None:
-            if not batch.lines:
-                pipeline.stats.mixer.wait(1.0)
-            for index, line in enumerate(batch.lines):
-                try:
-                    row = orjson.loads(line) if isinstance(line, bytes) else None
-                except orjson.JSONDecodeError as error:
-                    batch.refuse(index, RowInvalid("no row", reason=str(error)))
-                    continue
-                yield row, json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
-    finally:
-        pipeline.close()
 
 
 def check_every_place(settings: Settings, *, same_positions: bool = True) -> list[Any]:

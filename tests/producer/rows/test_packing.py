@@ -18,30 +18,22 @@ from lazyshard.format.names import seal_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid
 from lazyshard_producer.rows.measure import Measure
 from tests.producer.commands import run_arguments
-from tests.producer.rows.draining import drain
+from tests.producer.rows import draining
+from tests.producer.rows.draining import drain, write_lengths
 
 HERE = "tests.producer.recipes"
 
 
 def write(directory: Path, *files: list[int]) -> list[Path]:
-    """Files of rows {"id": [file, number], "length": ...} with these lengths."""
-    paths = []
-    for file, lengths in enumerate(files):
-        path = directory / f"{file}.jsonl"
-        rows = [encode_row({"id": [file, number], "length": length}) for number, length in enumerate(lengths)]
-        path.write_bytes(b"".join(rows))
-        paths.append(path)
-    return paths
+    return write_lengths(directory, files)
 
 
 def make(directory: Path, paths: list[Path], **more: Any) -> Settings:
-    weights = more.pop("weights", None) or [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, weights, strict=True))
-    return Settings(sources=sources, out=str(directory / "out"), samples_per_chunk=10, **{"pack": 10, **more})
+    return draining.make(directory / "out", paths, more.pop("weights", None), **{"pack": 10, **more})
 
 
 def packs_of(rows: list[Any]) -> list[list[list[int]]]:
@@ -116,7 +108,7 @@ def test_another_capacity_between_two_buffers_is_told(tmp_path: Path) -> None:
     *_, (_, position) = drain(make(tmp_path, paths))
     paths += [tmp_path / "1.jsonl"]
     paths[1].write_bytes(encode_row({"id": [1, 0], "length": 12}))
-    found = [row for row, _ in drain(make(tmp_path, paths, pack=12), position, warnings)]
+    found = [row for row, _ in drain(make(tmp_path, paths, pack=12), position, warnings=warnings)]
     assert packs_of(found) == [[[1, 0]]]
     assert any("pack (was 10, now 12)" in text for text in warnings)
 

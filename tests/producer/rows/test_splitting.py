@@ -7,43 +7,33 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard import LazyShardedSequences, Split, StreamReader
-from lazyshard.errors import RowInvalid, StreamMismatch
-from lazyshard.format.arrays import fill_row
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.errors import StreamMismatch
 from lazyshard.format.names import seal_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.position import decode_position
 from lazyshard_producer.rows import sequences
 from lazyshard_producer.rows.pipeline import Pipeline
 from tests.producer.commands import run_arguments
+from tests.producer.rows import draining
+from tests.producer.rows.draining import Taken
 
 RECIPES = "tests.producer.recipes"
 ENCODE = "tests.producer.encoders:tokenized"
 BOS, EOS, FIRST, LAST = 1, 2, 3, 4
 
 Row = dict[str, Any]
-
-
-class Taken(NamedTuple):
-    """A sequence as it would be written, its values, and the position after it."""
-
-    line: bytes
-    arrays: bytes
-    row: Row
-    position: Any
 
 
 def write(directory: Path, *files: Sequence[int], labels: bool = False) -> list[Path]:
@@ -63,33 +53,16 @@ def write(directory: Path, *files: Sequence[int], labels: bool = False) -> list[
 
 
 def make(directory: Path, paths: Sequence[Path], weights: Sequence[float] | None = None, **more: Any) -> Settings:
-    shares = weights if weights is not None else [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, shares, strict=True))
-    return Settings(sources=sources, out=str(directory / "out"), samples_per_chunk=10, **{"split": 6, **more})
+    return draining.make(directory / "out", paths, weights, **{"split": 6, **more})
 
 
 def drain(
     settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None
 ) -> Iterator[Taken]:
     """Yields the sequences as the loop would, from a stream of so many on."""
-    warn = (lambda text: None) if warnings is None else warnings.append
-    pipeline = Pipeline(settings, start, samples=samples, warn=warn)
-    try:
-        while (batch := pipeline.reader.read()) is not None:
-            for index, line in enumerate(batch.lines):
-                assert not isinstance(line, RowInvalid)
-                assert isinstance(line, EncodedRow) == (settings.encode is not None)
-                made = line if isinstance(line, EncodedRow) else EncodedRow(line, b"")
-                row = json.loads(made.line)
-                fill_row(row, np.frombuffer(made.arrays, np.uint8))
-                row = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
-                assert batch.tokens is not None
-                assert batch.tokens[index] == row["length"] == len(row["input_ids"])
-                yield Taken(
-                    made.line, made.arrays, row, json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
-                )
-    finally:
-        pipeline.close()
+    for taken in draining.take(settings, start, samples, warnings):
+        assert taken.tokens == taken.row["length"] == len(taken.row["input_ids"])
+        yield taken
 
 
 def tokens_of(found: Sequence[Taken]) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lazyshard.errors import RowInvalid
-from lazyshard_producer.configuration.settings import Settings, SourceSettings
+from lazyshard_producer.configuration.settings import Settings
 from lazyshard_producer.errors import SettingInvalid, SourceRefused
-from lazyshard_producer.rows.pipeline import Pipeline
+from tests.producer.rows import draining
 
 HERE = "tests.producer.recipes"
 
@@ -36,28 +35,16 @@ def write(directory: Path, counts: Sequence[int], bad: bool = False) -> list[Pat
 
 
 def make(out: Path, paths: Sequence[Path], weights: Sequence[float] | None = None, **more: Any) -> Settings:
-    shares = weights if weights is not None else [None] * len(paths)
-    sources = tuple(SourceSettings(path=str(p), weight=w) for p, w in zip(paths, shares, strict=True))
-    more = {"samples_per_chunk": 4, "balance": 2, "micro_batch_size": 2} | more
-    return Settings(sources=sources, out=str(out), **more)
+    return draining.make(out, paths, weights, **{"samples_per_chunk": 4, "balance": 2, "micro_batch_size": 2, **more})
 
 
 def drain(
     settings: Settings, start: Any = None, samples: int = 0, warnings: list[str] | None = None
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (row, position after it) as the loop would, from a stream of so many samples on."""
-    warn = (lambda text: None) if warnings is None else warnings.append
-    pipeline = Pipeline(settings, start, samples=samples, warn=warn)
-    try:
-        while (batch := pipeline.reader.read()) is not None:
-            for index, line in enumerate(batch.lines):
-                assert isinstance(line, bytes)
-                row = json.loads(line)
-                assert batch.tokens is not None
-                assert batch.tokens[index] == row["length"]
-                yield row, json.loads(json.dumps(batch.position(index).encode(pipeline.names)))
-    finally:
-        pipeline.close()
+    for taken in draining.take(settings, start, samples, warnings):
+        assert taken.tokens == taken.row["length"]
+        yield taken.row, taken.position
 
 
 def check_every_place(settings: Settings) -> list[Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -337,18 +336,12 @@ def test_positions_that_cannot_be(field: str, value: Any, prefix: Path) -> None:
         opened(prefix, position=position | {field: value})
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery"), "lazyshard_producer.sources.indexed") as nursery:
-        yield nursery
-
-
 @pytest.mark.parametrize("of", ["document", "sequence"])
 def test_killed_again_and_again(of: str, nursery: Commands, tmp_path: Path) -> None:
     """What comes out is that of a run which was never killed, byte for byte, with every document once."""
     documents = [[[number] * (1 + number % 5), [number] * (number % 3)] for number in range(90)]
     write(tmp_path / "a", "int32", documents)
-    options = ("--transform", "tests.producer.sources.indexed_rows:with_id", "--indexed-rows", of)
+    options = ("--transform", "tests.producer.recipes:with_id", "--indexed-rows", of)
     streams = [
         Stream(nursery, tmp_path / name, [FedSource(str(tmp_path / "a.idx"), [])], options, 11)
         for name in ("whole", "out")

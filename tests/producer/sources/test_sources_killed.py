@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +22,6 @@ SHUFFLES: Final = (*SKIPS, "--shuffle", "16")
 
 SOME_CALLS: Final = 90
 """After so many some chunks are published, and not all."""
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with Commands(tmp_path_factory.mktemp("nursery")) as nursery:
-        yield nursery
 
 
 class Killed:

@@ -106,23 +106,20 @@ def test_a_file_that_is_written_anew_with_the_same_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "match"),
+    ("field", "values"),
     [
-        ("kind", "arrow", "expected kind 'parquet', found 'arrow'"),
-        ("path", "elsewhere", "expected path"),
-        ("files", -1, "expected numbers of files and rows"),
-        ("row", None, "expected numbers of files and rows"),
-        ("row", True, "expected numbers of files and rows"),
-        ("row", 0, "expected a fingerprint of each file that was begun, found 2"),
-        ("xxh3", "AAA", "expected fingerprints in base64"),
-        ("xxh3", "AAAA", "expected fingerprints in base64"),
-        ("xxh3", 7, "expected fingerprints in base64"),
+        ("kind", ["arrow"]),
+        ("path", ["elsewhere"]),
+        ("files", [-1]),
+        ("row", [None, True, 0]),  # at row 0 no fingerprint of a second file is expected
+        ("xxh3", ["AAA", "AAAA", 7]),
     ],
 )
-def test_a_position_that_is_none_of_this_source(tmp_path: Path, field: str, value: Any, match: str) -> None:
+def test_a_position_that_is_none_of_this_source(tmp_path: Path, field: str, values: list[Any]) -> None:
     position = directory_read_up_to(tmp_path, 3)
-    with pytest.raises(SourceRefused, match=match):
-        open_table_source("parquet", tmp_path, position | {field: value})
+    for value in values:
+        with pytest.raises(SourceRefused, match="no position to go on from"):
+            open_table_source("parquet", tmp_path, position | {field: value})
 
 
 def test_a_directory_without_tables(tmp_path: Path) -> None:
@@ -137,7 +134,7 @@ def test_a_directory_without_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_named_pipe_or_nothing_at_all(tmp_path: Path, kind: str) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, match in (("pipe", "expected a plain file, found something else"), ("none", "no such file")):
+    for name, match in (("pipe", "expected a plain file, found a named pipe"), ("none", "no such file")):
         with pytest.raises(SourceRefused, match=match):
             open_table_source(kind, tmp_path / name)
 

@@ -15,9 +15,8 @@ import typer
 from lazyshard.cli import exits
 from lazyshard.cli.options import JsonOption, SamplesPerChunkOption, StreamArgument, check_stream, epilog
 from lazyshard.cli.output import chunk_bar, count, say, size
-from lazyshard.conversion.exporting import Exported, export
-from lazyshard.conversion.exporting_rows import AUTO, ExportSettings
-from lazyshard.format.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
+from lazyshard.conversion.exporting import AUTO, Exported, ExportSettings, export
+from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
 from lazyshard.store.urls import stream_path
 
 HELP: Final = """Writes an ended stream of token ids as Megatron's IndexedDataset, PREFIX.bin and PREFIX.idx.

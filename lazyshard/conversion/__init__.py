@@ -1,4 +1,1 @@
-"""Indexed data sets of Megatron, `.bin` and `.idx`, read and written.
-
-- `exporting` with `exporting_rows`, `indexed_*`: indexed data sets of Megatron
-"""
+"""Megatron's IndexedDataset: `exporting` writes an ended stream as one, `indexed` reads one, for the producer."""

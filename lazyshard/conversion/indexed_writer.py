@@ -19,16 +19,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.conversion.indexed_parts import GrowingFile, read_numbers
-from lazyshard.errors import ExportExists, ProducerLocked
-from lazyshard.format.indexed import (
+from lazyshard.conversion.indexed import (
     BOUNDARY,
     DATA_SUFFIX,
     DTYPES,
@@ -40,8 +39,14 @@ from lazyshard.format.indexed import (
     Ints,
     pointers_of,
 )
+from lazyshard.errors import ExportExists, ProducerLocked
 from lazyshard.store import durable
 from lazyshard.store.files import check_folder
+
+_BUFFER_BYTES: Final = 1 << 20
+
+_COPY_ITEMS: Final = 1 << 16
+"""Numbers that are read at a time."""
 
 _LOCK: Final = "lock"
 _DATA: Final = "data"
@@ -79,7 +84,7 @@ class IndexedWriter:
         self._replace = replace
         self._folder: Final = prefix.parent / f".{prefix.name}.export"
         self._targets: Final = {name: prefix.parent / (prefix.name + name) for name in (DATA_SUFFIX, INDEX_SUFFIX)}
-        self._parts: dict[str, GrowingFile] = {}
+        self._parts: dict[str, _GrowingFile] = {}
         self._check_free()
         self._lock = self._acquire()
         try:
@@ -87,7 +92,7 @@ class IndexedWriter:
             self._check_free()
             self._take_over()
             for name in _PARTS:
-                self._parts[name] = GrowingFile(self._folder / name)
+                self._parts[name] = _GrowingFile(self._folder / name)
             self._parts["boundaries"].add(np.zeros(1, BOUNDARY).tobytes())
         except BaseException:
             self._close()
@@ -117,9 +122,9 @@ class IndexedWriter:
         """Goes on with another type of tokens, which holds all that the one so far does; copies what is there."""
         old = self._parts[_DATA]
         old.flush()
-        new = GrowingFile(self._folder / "wider")
+        new = _GrowingFile(self._folder / "wider")
         try:
-            for tokens in read_numbers(old.path, DTYPES[self.dtype]):
+            for tokens in _read_numbers(old.path, DTYPES[self.dtype]):
                 new.add(tokens.astype(DTYPES[dtype]).tobytes())
             new.flush()
             durable.rename(new.path, old.path)
@@ -162,18 +167,18 @@ class IndexedWriter:
         self._close()
 
     def _write_index(self, header: IndexHeader) -> None:
-        index = GrowingFile(self._folder / _INDEX)
+        index = _GrowingFile(self._folder / _INDEX)
         try:
             index.add(header.encode())
-            for lengths in read_numbers(self._folder / "lengths", LENGTH):
+            for lengths in _read_numbers(self._folder / "lengths", LENGTH):
                 index.add(lengths.tobytes())
             begin = 0
-            for lengths in read_numbers(self._folder / "lengths", LENGTH):
+            for lengths in _read_numbers(self._folder / "lengths", LENGTH):
                 wide: Ints = lengths.astype(np.int64)
                 index.add(pointers_of(wide, begin, self.dtype).astype(POINTER).tobytes())
                 begin += int(wide.sum()) * header.token.itemsize
             for name in ("boundaries", "modes"):
-                for numbers in read_numbers(self._folder / name, np.dtype("u1")):
+                for numbers in _read_numbers(self._folder / name, np.dtype("u1")):
                     index.add(numbers.tobytes())
             index.sync()
         finally:
@@ -241,3 +246,45 @@ class IndexedWriter:
             durable.remove(self._folder / _LOCK)
             os.rmdir(self._folder)
         os.close(self._lock)
+
+
+class _GrowingFile:
+    """A new file that grows at its end; what had the name loses it.
+
+    Attributes:
+        path: its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = durable.create(path)
+        self._buffer = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Adds bytes at the end."""
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Gives all bytes to the system."""
+        durable.write_all(self._fd, self._buffer)
+        self._buffer.clear()
+
+    def sync(self) -> None:
+        """Waits until all bytes are on the device."""
+        self.flush()
+        durable.sync(self._fd)
+
+    def close(self) -> None:
+        """Closes the file; what is not flushed is dropped."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _read_numbers(path: Path, kind: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yields the numbers of a file, some at a time."""
+    with path.open("rb") as file:
+        while data := file.read(_COPY_ITEMS * kind.itemsize):
+            yield np.frombuffer(data, kind)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lazyshard.conversion.indexed_reader import data_path
+from lazyshard.conversion.indexed import INDEX_SUFFIX, MAGIC, data_path
 from lazyshard.errors import LazyShardError
-from lazyshard.format.indexed import INDEX_SUFFIX, MAGIC
 from lazyshard.format.names import parse_chunk_name
 from lazyshard.format.records import Encoding
 from lazyshard.store.urls import is_url, stream_path

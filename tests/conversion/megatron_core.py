@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lazyshard.conversion.indexed_reader import IndexedReader
+from lazyshard.conversion.indexed import DTYPES, IndexedReader, bounds_of
 from lazyshard.conversion.indexed_writer import IndexedWriter
-from lazyshard.format.indexed import DTYPES, bounds_of
 
 Document = Sequence[Sequence[float]]
 """Sequences of tokens."""

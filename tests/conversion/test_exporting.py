@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter
-from lazyshard.conversion.exporting import export
-from lazyshard.conversion.exporting_rows import ExportSettings
-from lazyshard.conversion.indexed_reader import IndexedReader
+from lazyshard.conversion.exporting import ExportSettings, export
+from lazyshard.conversion.indexed import DTYPES, IndexedReader, bounds_of
 from lazyshard.errors import RowInvalid, StreamInvalid, StreamMissing
-from lazyshard.format.indexed import DTYPES, bounds_of
 from tests.conversion import megatron_core
 from tests.conversion.megatron_core import Content, content
 from tests.stream.streams import foreign, names

@@ -14,7 +14,7 @@ from unittest import mock
 
 from lazyshard import ChunkWriter, LazyShardError
 from lazyshard.cli.main import main as lazyshard
-from lazyshard.conversion.indexed_reader import IndexedReader
+from lazyshard.conversion.indexed import IndexedReader
 from lazyshard.format.records import Owner
 from lazyshard_producer.cli import main as producer
 from lazyshard_producer.configuration.settings import Amount, Limits

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Final, NamedTuple
 
-from lazyshard.format.indexed import INDEX_SUFFIX
+from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard_producer.configuration.megatron_blend import read_blend
 
 MEGATRON: Final = "megatron:"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from lazyshard.format.indexed import INDEX_SUFFIX
+from lazyshard.conversion.indexed import INDEX_SUFFIX
 from lazyshard_producer.configuration.setting_checks import FUNCTION, path_problems
 from lazyshard_producer.errors import Problem
 

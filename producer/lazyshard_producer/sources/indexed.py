@@ -17,9 +17,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import orjson
 
-from lazyshard.conversion.indexed_reader import IndexedReader, Sequences, data_path
+from lazyshard.conversion.indexed import IndexedReader, Ints, Sequences, data_path
 from lazyshard.errors import IndexedInvalid, RowInvalid
-from lazyshard.format.indexed import Ints
 from lazyshard.memory import dumps
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyshard.conversion.exporting import export
-from lazyshard.conversion.exporting_rows import ExportSettings
+from lazyshard.conversion.exporting import ExportSettings, export
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.cli import main
 from lazyshard_producer.configuration.settings import SourceSettings

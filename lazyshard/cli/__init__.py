@@ -1,6 +1,5 @@
-"""The command `lazyshard`.
+"""The command `lazyshard`: a module for each subcommand, of its name.
 
-A module for each subcommand, of its name; what it shows is in the module of the same name with `_view`, where that is
-much. They share `options`, `output`, `exits` and `shortening`. `main` is the entry point, with the table of exit codes:
-it needs neither typer nor rich, which may be missing. `command` puts the subcommands together.
+What a subcommand shows is in the module of the same name with `_view`, where that is much; `output` and `exits` are
+shared. `main` is the entry point, which needs neither typer nor rich; `command` puts the subcommands together.
 """

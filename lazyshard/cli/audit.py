@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epilog
-from lazyshard.cli.output import chunk_bar, complain, count, say
+from lazyshard.cli.output import JsonOption, StreamArgument, check_stream, chunk_bar, complain, count, epilog, say
 from lazyshard.cli.trace_view import ranges_text
 from lazyshard.errors import FormatInvalid, LazyShardError, StateMismatch
 from lazyshard.inspection.auditing import Audit, AuditedState, AuditFinding, Note, audit, consumed_at, newest

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, epilog
-from lazyshard.cli.output import complain, count, explain, say
+from lazyshard.cli.output import JsonOption, complain, count, epilog, explain, say
 
 if TYPE_CHECKING:
     from lazyshard.config.checks import Checked

@@ -21,8 +21,7 @@ import typer
 
 from lazyshard import __version__
 from lazyshard.cli import exits
-from lazyshard.cli.options import epilog
-from lazyshard.cli.output import count, say
+from lazyshard.cli.output import count, epilog, say
 from lazyshard.errors import redact
 from lazyshard.examination import GROUP, Examine, Finding
 from lazyshard.filesystem.side import type_of

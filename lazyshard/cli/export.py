@@ -13,8 +13,17 @@ from typing import Annotated, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, SamplesPerChunkOption, StreamArgument, check_stream, epilog
-from lazyshard.cli.output import chunk_bar, count, say, size
+from lazyshard.cli.output import (
+    JsonOption,
+    SamplesPerChunkOption,
+    StreamArgument,
+    check_stream,
+    chunk_bar,
+    count,
+    epilog,
+    say,
+    size,
+)
 from lazyshard.conversion.exporting import AUTO, Exported, ExportSettings, export
 from lazyshard.conversion.indexed import DATA_SUFFIX, DTYPES, INDEX_SUFFIX
 from lazyshard.store.urls import stream_path

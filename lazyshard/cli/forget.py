@@ -12,8 +12,19 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, StreamArgument, check_stream, epilog
-from lazyshard.cli.output import chunk_range, complain, count, duration, explain, say, size
+from lazyshard.cli.output import (
+    JsonOption,
+    StreamArgument,
+    check_stream,
+    chunk_range,
+    complain,
+    count,
+    duration,
+    epilog,
+    explain,
+    say,
+    size,
+)
 from lazyshard.cli.status_view import checkpoint_words
 from lazyshard.errors import LazyShardError
 from lazyshard.format.cursor import check_consumer

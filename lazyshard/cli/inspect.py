@@ -15,11 +15,16 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from lazyshard.cli import exits
-from lazyshard.cli.inspect_json import chunk_values, overview_values, row_text
-from lazyshard.cli.inspect_view import advice_lines, chunk_lines, overview_lines, row_line
-from lazyshard.cli.options import SamplesPerChunkOption, check_stream
-from lazyshard.cli.output import count, one_line, say
-from lazyshard.cli.shortening import shorten, with_lists
+from lazyshard.cli.inspect_view import (
+    advice_lines,
+    chunk_lines,
+    chunk_values,
+    overview_lines,
+    overview_values,
+    row_line,
+    row_text,
+)
+from lazyshard.cli.output import SamplesPerChunkOption, check_stream, count, one_line, say, shorten, with_lists
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection.advice import advise, training_of
 from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows

@@ -35,7 +35,6 @@ import sys
 from collections.abc import Sequence
 
 from lazyshard.cli import exits
-from lazyshard.cli.output import drop_what_nobody_reads
 
 _REQUIRED = ("typer", "rich", "click")
 
@@ -45,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             from lazyshard.cli.command import execute
+            from lazyshard.cli.output import drop_what_nobody_reads
         except ModuleNotFoundError as cause:
             missing = (cause.name or "").partition(".")[0]
             if missing not in _REQUIRED:

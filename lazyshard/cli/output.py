@@ -1,17 +1,28 @@
-"""What the command says, and where: results on stdout, errors on stderr, a line each; amounts for people; a bar."""
+"""What the commands share: arguments and options, help, results on stdout, errors on stderr, values made short."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, TypeAlias
 
-from lazyshard.errors import redact
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lazyshard.errors import StreamMissing, redact
+from lazyshard.format.arrays import DTYPES
+from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
+from lazyshard.store.urls import check_place, is_folder
 from lazyshard.stream.pacing import format_seconds
 
 NAME: Final = "lazyshard"
-
 
 _SIZES: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -19,6 +30,66 @@ _DAY_S: Final = 86400.0
 
 _MANY_CHUNKS: Final = 20
 """Fewer are mostly done before anybody has read a bar."""
+
+MAX_CHARACTERS: Final = 200
+MAX_ITEMS: Final = 20
+MAX_KEYS: Final = 100
+_MAX_DEPTH: Final = 40
+"""Deeper values are not followed: a row nests up to 254 levels deep, of which nobody reads as many."""
+
+_DATA_URL: Final = re.compile(r"data:[^,\s]{0,200};base64,")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+_SHOWN_OF_BASE64: Final = 16
+
+StreamArgument: TypeAlias = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")]
+
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
+
+SamplesPerChunkOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--samples-per-chunk",
+        metavar="N",
+        min=1,
+        max=MAX_SAMPLES_PER_CHUNK,
+        help="For a directory without stream.json: rows in every chunk but the last. Default: those of its first.",
+    ),
+]
+
+_CODES: Final = {
+    1: "typer or rich is missing: pip install 'lazyshard\\[cli]'",
+    70: "unexpected error",
+    71: "not enough memory",
+    130: "Ctrl-C",
+}
+"""Exit codes of every command."""
+
+
+def epilog(examples: Sequence[str], codes: Mapping[int, str]) -> str:
+    """Returns the end of a command's help: examples, and its exit codes besides those that every command has."""
+    listed = [f"{code:3}  {meaning}" for code, meaning in sorted({**_CODES, **codes}.items())]
+    return "\n\n".join(["[bold]Examples[/bold]", *examples, "[bold]Exit codes[/bold]", *listed])
+
+
+def check_stream(stream: str, *, may_come: bool = False) -> None:
+    """Refuses what is no directory; with `may_come` one will do that a producer may still make, in one that is there.
+
+    An empty path, of a variable that was not set for instance, must not mean the current directory.
+    """
+    if stream and is_folder(stream):
+        return
+    if not (stream and may_come) or os.path.lexists(stream):
+        what = (
+            "is a file: give the directory that it lies in"
+            if os.path.lexists(stream)
+            else "see whether the path is right"
+        )
+        advice = f": {what}" if stream else ""
+        raise typer.BadParameter(f"{stream!r} is not a directory{advice}", param_hint="STREAM")
+    try:
+        check_place(stream)
+    except StreamMissing as error:
+        raise typer.BadParameter(str(error), param_hint="STREAM") from None
 
 
 def one_line(text: str) -> str:
@@ -126,10 +197,6 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
 
     Gives a function that is told a phase, how many chunks of it are done, and how many there are.
     """
-    # Only here, since the command's first words are that rich is missing.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda phase, done, total: None
@@ -162,3 +229,72 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
         # Nothing was started where nothing was shown; stopping then would still print an empty line.
         if shown:
             progress.stop()
+
+
+def shorten(value: Any, depth: int = 0) -> Any:
+    """Returns a value with what is long in it shortened, each with its length.
+
+    >>> shorten({"a": "x" * 300})["a"][195:], shorten(list(range(25)))[19:]
+    ('xxxxx... (300 characters)', [19, '... (25 items)'])
+    """
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict | list) and value and depth >= _MAX_DEPTH:
+        return f"... ({count(len(value), 'key' if isinstance(value, dict) else 'item')})"
+    if isinstance(value, dict):
+        fields = {_text(key): shorten(item, depth + 1) for key, item in islice(value.items(), MAX_KEYS)}
+        return fields if len(value) <= MAX_KEYS else {**fields, "...": f"({count(len(value), 'key')})"}
+    if isinstance(value, list):
+        items = [shorten(item, depth + 1) for item in value[:MAX_ITEMS]]
+        return items if len(value) <= MAX_ITEMS else [*items, f"... ({count(len(value), 'item')})"]
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    return value
+
+
+def with_lists(value: Any) -> Any:
+    """Returns a value with lists in the places of numpy arrays: nothing is shortened."""
+    if isinstance(value, np.ndarray):
+        return _numbers(value).tolist()
+    if isinstance(value, dict):
+        return {key: with_lists(item) for key, item in value.items()}
+    return [with_lists(item) for item in value] if isinstance(value, list) else value
+
+
+def _array(value: npt.NDArray[Any]) -> str:
+    """Returns an array in words: its dtype and shape, and its first numbers.
+
+    >>> _array(np.arange(30, dtype=np.int16).reshape(2, 15))[:52]
+    'array of int16, shape 2 x 15: 0, 1, 2, 3, 4, 5, 6, 7'
+    """
+    name = next((name for name, dtype in DTYPES.items() if dtype == value.dtype), str(value.dtype))
+    shape = " x ".join(map(str, value.shape)) or "()"
+    some = ", ".join(str(number) for number in _numbers(value.reshape(-1)[:MAX_ITEMS]).tolist())
+    return f"array of {name}, shape {shape}: {some}{', ...' if value.size > MAX_ITEMS else ''}".rstrip(": ")
+
+
+def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns an array as one whose numbers can be shown: bfloat16 is the upper half of a float32."""
+    if value.dtype != DTYPES["bfloat16"]:
+        return value
+    return (value.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _text(value: str) -> str:
+    if len(value) <= MAX_CHARACTERS:
+        return value
+    start = url.end() if (url := _DATA_URL.match(value)) else 0
+    if is_base64(value, start):
+        # Each group of four characters holds three bytes, less what "=" stands for.
+        size = (len(value.rstrip("=")) - start) * 3 // 4
+        shown = value[: start + _SHOWN_OF_BASE64]
+        return f"{shown}... ({count(len(value), 'character')}, base64 of {count(size, 'byte')})"
+    return f"{value[:MAX_CHARACTERS]}... ({count(len(value), 'character')})"
+
+
+def is_base64(value: str, start: int = 0) -> bool:
+    """Returns whether a long string looks like base64 from a character on: no word of any language is as long."""
+    if _BASE64.fullmatch(value, start) is None:
+        return False
+    digits = value[start : start + 10_000]
+    return any(char.isupper() for char in digits) and any(char.islower() for char in digits)

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import epilog
-from lazyshard.cli.output import say, size
+from lazyshard.cli.output import epilog, say, size
 from lazyshard.simulation.run import Simulated, outcome
 from lazyshard.simulation.setting import Setting
 from lazyshard.stream.pacing import format_seconds

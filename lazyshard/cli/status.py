@@ -17,8 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import StreamArgument, check_stream, epilog
-from lazyshard.cli.output import one_line, say
+from lazyshard.cli.output import StreamArgument, check_stream, epilog, one_line, say
 from lazyshard.cli.status_view import WIDTH, problems, status_lines, summary
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.blend_state import BlendShare, given_shares

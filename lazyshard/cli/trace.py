@@ -15,9 +15,17 @@ import orjson
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import StreamArgument, check_stream, epilog
-from lazyshard.cli.output import chunk_bar, complain, count, say
-from lazyshard.cli.shortening import shorten, with_lists
+from lazyshard.cli.output import (
+    StreamArgument,
+    check_stream,
+    chunk_bar,
+    complain,
+    count,
+    epilog,
+    say,
+    shorten,
+    with_lists,
+)
 from lazyshard.cli.trace_view import (
     StepTable,
     course_lines,

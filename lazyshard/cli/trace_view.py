@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lazyshard.cli.inspect_json import row_text
+from lazyshard.cli.inspect_view import row_text
 from lazyshard.cli.output import count
 from lazyshard.inspection.inspection import ShownRow
 from lazyshard.inspection.tracing import Fate, TracedDraw, Tracing

@@ -13,8 +13,17 @@ from typing import Annotated, Any, Final
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, SamplesPerChunkOption, StreamArgument, check_stream, epilog
-from lazyshard.cli.output import chunk_bar, count, say, size
+from lazyshard.cli.output import (
+    JsonOption,
+    SamplesPerChunkOption,
+    StreamArgument,
+    check_stream,
+    chunk_bar,
+    count,
+    epilog,
+    say,
+    size,
+)
 from lazyshard.inspection.verification import Verified, verify
 from lazyshard.inspection.verification_chunks import Severity
 from lazyshard.store.urls import stream_path

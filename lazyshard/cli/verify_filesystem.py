@@ -14,8 +14,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import JsonOption, epilog
-from lazyshard.cli.output import complain, explain, say
+from lazyshard.cli.output import JsonOption, complain, epilog, explain, say
 from lazyshard.filesystem.measuring import NAME_LENGTHS, REPLACEMENTS, Far, Sightings, Untried, measure
 from lazyshard.filesystem.side import serve
 

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.options import check_stream
-from lazyshard.cli.output import complain, drop_what_nobody_reads, explain, say, size
+from lazyshard.cli.output import check_stream, complain, drop_what_nobody_reads, explain, say, size
 from lazyshard.cli.status import INTERVAL_S, status_values
-from lazyshard.cli.watch_looks import Facts, SharedLooks
-from lazyshard.cli.watch_server import Answer, WatchServer, is_loopback
+from lazyshard.cli.watch_server import Answer, Facts, SharedLooks, WatchServer, is_loopback
 from lazyshard.errors import ExportExists
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.history import History, take_history

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from lazyshard.cli.output import one_line
 from lazyshard.cli.status import status_values
-from lazyshard.cli.watch_looks import Facts
+from lazyshard.cli.watch_server import Facts
 from lazyshard.inspection.outlook import Outlook, State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,11 +1,16 @@
-"""Runs the command in a process of its own, on small directories of chunk files."""
+"""Runs the command on small directories of chunk files: in this process, in one of its own, or on a terminal."""
 
+import contextlib
+import io
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+from unittest import mock
+
+from lazyshard.cli.main import main
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEADLINE_S: Final = 60.0
@@ -37,7 +42,17 @@ def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 def lazyshard(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    return python("-m", "lazyshard.cli", *arguments)
+    """Runs the command in this process, as one of its own would: a plain terminal's width, nothing on stdin."""
+    out, err, words = io.StringIO(), io.StringIO(), [str(one) for one in arguments]
+    with (
+        open(os.devnull) as nothing,
+        mock.patch.dict(os.environ, environment()),
+        mock.patch.object(sys, "stdin", nothing),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main(words)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def fill(directory: Path, *chunks: bytes) -> Path:

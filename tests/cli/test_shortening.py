@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.cli.shortening import MAX_CHARACTERS, shorten
+from lazyshard.cli.output import MAX_CHARACTERS, shorten
 
 PAYLOAD = base64.b64encode(bytes(range(256)) * 4).decode()
 

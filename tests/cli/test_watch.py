@@ -370,7 +370,7 @@ def test_pictures_come_once_they_are_drawn_and_stand_in_the_page(served: Watch) 
 def test_history_that_has_not_changed_is_not_drawn_again(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lazyshard.cli.watch._HISTORY_S", 0.01)
     # Else the pause would be ten times as long as matplotlib takes to start.
-    monkeypatch.setattr("lazyshard.cli.watch_looks._LOAD", 1.0)
+    monkeypatch.setattr("lazyshard.cli.watch_server._LOAD", 1.0)
     looks = history_looks(stream, 0.001)
     looks.start()
     first = looks.facts(DEADLINE_S)

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
+from lazyshard.cli.watch_server import Facts
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.outlook import Outlook

@@ -17,9 +17,8 @@ from typing import Any, Final, Literal
 import pytest
 
 from lazyshard.cli.watch import page_answers, watch_values
-from lazyshard.cli.watch_looks import Facts
 from lazyshard.cli.watch_page import Shown, WatchPage
-from lazyshard.cli.watch_server import WatchServer
+from lazyshard.cli.watch_server import Facts, WatchServer
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines

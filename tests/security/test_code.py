@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard.cli.shortening import shorten
+from lazyshard.cli.output import shorten
 from lazyshard.errors import StateInvalid
 from lazyshard.format.cursor import Cursor
 from lazyshard.inspection.tracing_states import read_state

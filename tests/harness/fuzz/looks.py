@@ -25,7 +25,7 @@ from lazyshard import LazyShardedDataset, StreamReader
 from lazyshard.cli import command, exits
 from lazyshard.cli import verify as verify_command
 from lazyshard.cli.command import execute
-from lazyshard.cli.shortening import with_lists
+from lazyshard.cli.output import with_lists
 from lazyshard.errors import LazyShardError
 from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from lazyshard.cli.shortening import with_lists
+from lazyshard.cli.output import with_lists
 from lazyshard.format.arrays import pack_row
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.names import MANIFEST, arrays_name, chunk_name, seal_name

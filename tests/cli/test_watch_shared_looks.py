@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from lazyshard.cli import watch_looks
-from lazyshard.cli.watch_looks import SharedLooks, seconds_to_next
+from lazyshard.cli import watch_server
+from lazyshard.cli.watch_server import SharedLooks, seconds_to_next
 from lazyshard.errors import StreamMissing
 from lazyshard.inspection.survey import Survey
 from tests.cli.looks import NOW, survey
@@ -76,7 +76,7 @@ def test_looks_go_on_without_being_asked_each_time() -> None:
 
 
 def test_share_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_looks, "SILENT_S", 0.02)
+    monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
     share = Share()
     looks = SharedLooks(share.take, 0.001, clock=lambda: NOW)
     looks.start()
@@ -92,8 +92,8 @@ def test_share_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.Monkey
 
 
 def test_share_that_hangs_from_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_looks, "SILENT_S", 0.02)
-    monkeypatch.setattr(watch_looks, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(watch_server, "SILENT_S", 0.02)
+    monkeypatch.setattr(watch_server, "_PATIENCE_S", 0.01)
     share = Share()
     share.answers.clear()
     looks = SharedLooks(share.take, 1.0, clock=lambda: NOW)
@@ -134,7 +134,7 @@ def test_an_error_of_ours_ends_no_looks() -> None:
 
 def test_slow_looks_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("lazyshard.cli.watch_looks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lazyshard.cli.watch_server.time.monotonic", lambda: now[0])
     looks = SharedLooks(Share().take, 2.0)
     for took, pause in ((0.005, 2.0), (0.2, 2.0), (3.0, 30.0)):
         looks._began = (NOW, now[0])

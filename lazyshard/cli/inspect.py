@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import orjson
 import typer
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
@@ -24,7 +23,16 @@ from lazyshard.cli.inspect_view import (
     row_line,
     row_text,
 )
-from lazyshard.cli.output import SamplesPerChunkOption, check_stream, count, one_line, say, shorten, with_lists
+from lazyshard.cli.output import (
+    SamplesPerChunkOption,
+    StreamArgument,
+    check_stream,
+    count,
+    epilog,
+    one_line,
+    pretty,
+    say,
+)
 from lazyshard.errors import ChunkMissing, ChunkRetired
 from lazyshard.inspection.advice import advise, training_of
 from lazyshard.inspection.inspection import ShownRow, describe_chunk, overview, read_rows
@@ -44,41 +52,26 @@ number: that sample.
 
 Changes nothing, and waits for nothing: of a stream that is being written it shows what is published."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard inspect /shared/stream
-
-lazyshard inspect /shared/stream 123456
-
-lazyshard inspect /shared/stream 0 --rows 5 --full
-
-lazyshard inspect /shared/stream --chunk 17
-
-lazyshard inspect /shared/stream --all --json | jq .advice
-
-[bold]Exit codes[/bold]
-
-  0  shown
-
-  1  typer or rich is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; there is no such directory, sample or chunk
-
-  3  a row is no JSON object, or the names of a directory's files contradict each other
-
-  5  there is no stream in it, what is to be shown is damaged or deleted, or it is of a later format
-
-  7  the filesystem or store failed: no permission, no answer
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C"""
+EPILOG: Final = epilog(
+    [
+        "lazyshard inspect /shared/stream",
+        "lazyshard inspect /shared/stream 123456",
+        "lazyshard inspect /shared/stream 0 --rows 5 --full",
+        "lazyshard inspect /shared/stream --chunk 17",
+        "lazyshard inspect /shared/stream --all --json | jq .advice",
+    ],
+    {
+        0: "shown",
+        2: "usage; there is no such directory, sample or chunk",
+        3: "a row is no JSON object, or the names of a directory's files contradict each other",
+        5: "there is no stream in it, what is to be shown is damaged or deleted, or it is of a later format",
+        7: "the filesystem or store failed: no permission, no answer",
+    },
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     sample: Annotated[int | None, typer.Argument(metavar="N", min=0, help="The sample to show, from 0 on.")] = None,
     chunk: Annotated[
         int | None, typer.Option("--chunk", metavar="K", min=0, help="Show this chunk: its seal and its first rows.")
@@ -144,7 +137,7 @@ def _show_chunk(stream: Stream, number: int, rows: int, full: bool, as_json: boo
         if shown.seal is not None and shown.seal.source is not None:
             say("")
             say("source position after it")
-            _show_json(_pretty(shown.seal.source, full))
+            _show_json(pretty(shown.seal.source, full=full))
         for row in read_rows(stream, number, 0, rows):
             say("")
             _show_row(row, full)
@@ -214,16 +207,7 @@ class _Deleted:
 
 def _show_row(row: ShownRow, full: bool) -> None:
     say(row_line(row))
-    try:
-        text = _pretty(row.value, full)
-    except orjson.JSONEncodeError:
-        # Nested deeper than that can be written.
-        text = row.line.decode()
-    _show_json(text)
-
-
-def _pretty(value: Any, full: bool) -> str:
-    return orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
+    _show_json(pretty(row.value, row.line, full=full))
 
 
 def _show_json(text: str) -> None:

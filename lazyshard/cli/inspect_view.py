@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from itertools import islice
 from typing import Any, Final
 
-from lazyshard.cli.output import MAX_KEYS, count, size
+from lazyshard.cli.output import MAX_KEYS, count, moment, size
 from lazyshard.format.records import Encoding
 from lazyshard.format.source_facts import SourceRows
 from lazyshard.inspection.advice import Advice
@@ -206,18 +205,6 @@ def _key_lines(keys: Keys) -> Iterator[str]:
         yield f"  {key:{name_width}}  {kinds[key]:{kind_width}}  {number}"
     if len(keys.rows_with) > MAX_KEYS:
         yield f"  and {len(keys.rows_with) - MAX_KEYS:,} more; --json lists them all"
-
-
-def moment(seconds: float) -> str:
-    """Returns a time; of one that no calendar holds the number of seconds.
-
-    >>> moment(1700000000.5)
-    '2023-11-14 22:13:20 UTC'
-    """
-    try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, OSError, ValueError):
-        return f"{seconds:g} s after 1970"
 
 
 def overview_values(found: Overview, advice: Sequence[Advice]) -> dict[str, Any]:

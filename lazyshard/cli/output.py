@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -178,6 +180,18 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} days {hours % 24} h"
 
 
+def moment(seconds: float) -> str:
+    """Returns a time; of one that no calendar holds the number of seconds.
+
+    >>> moment(1700000000.5)
+    '2023-11-14 22:13:20 UTC'
+    """
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{seconds:g} s after 1970"
+
+
 def per_second(number: float, noun: str) -> str:
     """Returns a rate; a slow one with more digits, a very slow one by the hour.
 
@@ -229,6 +243,19 @@ def chunk_bar() -> Iterator[Callable[[str, int, int], None]]:
         # Nothing was started where nothing was shown; stopping then would still print an empty line.
         if shown:
             progress.stop()
+
+
+def pretty(value: Any, line: bytes | None = None, *, full: bool) -> str:
+    """Returns a value as JSON of several lines, shortened unless `full`.
+
+    One that is nested deeper than can be written is returned as the `line` that it was read from.
+    """
+    try:
+        return orjson.dumps(with_lists(value) if full else shorten(value), option=orjson.OPT_INDENT_2).decode()
+    except orjson.JSONEncodeError:
+        if line is None:
+            raise
+        return line.decode().rstrip("\r\n")
 
 
 def shorten(value: Any, depth: int = 0) -> Any:

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
-import orjson
 import typer
 
 from lazyshard.cli import exits
@@ -22,9 +21,8 @@ from lazyshard.cli.output import (
     complain,
     count,
     epilog,
+    pretty,
     say,
-    shorten,
-    with_lists,
 )
 from lazyshard.cli.trace_view import (
     StepTable,
@@ -420,11 +418,5 @@ def _show_row(this: _TracedRun, row: ShownRow | None) -> None:
     if row is None:
         say("  its row cannot be shown: the chunk is deleted")
         return
-    try:
-        value = with_lists(row.value) if this.rows.full else shorten(row.value)
-        text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-    except orjson.JSONEncodeError:
-        # Nested deeper than that can be written.
-        text = row.line.decode().rstrip("\r\n")
-    for line in text.split("\n"):
+    for line in pretty(row.value, row.line, full=this.rows.full).split("\n"):
         say(f"  {line}")

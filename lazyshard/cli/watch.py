@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from lazyshard.cli import exits
-from lazyshard.cli.output import check_stream, complain, drop_what_nobody_reads, explain, say, size
+from lazyshard.cli.output import (
+    StreamArgument,
+    check_stream,
+    complain,
+    drop_what_nobody_reads,
+    epilog,
+    explain,
+    say,
+    size,
+)
 from lazyshard.cli.status import INTERVAL_S, status_values
-from lazyshard.cli.watch_server import Answer, Facts, SharedLooks, WatchServer, is_loopback
+from lazyshard.cli.watch_server import LastLook, PageAnswer, SharedLooks, WatchServer, is_loopback
 from lazyshard.errors import ExportExists
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.history import History, take_history
@@ -50,44 +59,34 @@ when something runs out.
 The page needs nothing but a browser, and only looks. Only this machine can open it, unless [bold]--host[/bold] says
 otherwise. With [bold]--save[/bold] the same page becomes a file, and nothing is served."""
 
-EPILOG: Final = """[bold]Examples[/bold]
-
-lazyshard watch /shared/stream
-
-lazyshard watch s3://bucket/prefix --interval 15
-
-lazyshard watch /shared/stream --save page.html
-
-ssh -L 8642:localhost:8642 node7    # then open http://localhost:8642/ here
-
-curl -s http://localhost:8642/status.json | jq .status.summary
-
-[bold]Exit codes[/bold]
-
-  0  --save: the page is written
-
-  1  typer, rich, jinja2 or prometheus-client is missing: pip install 'lazyshard\\[cli]'
-
-  2  usage; STREAM is no directory and cannot become one, or the port is taken
-
-  3  --save: FILE is there and is no page of this command
-
-  5  --save: there is no stream, or none that can be read
-
-  7  --save: the filesystem or store failed: no permission, no answer, no room for FILE
-
- 70  unexpected error
-
- 71  not enough memory
-
-130  Ctrl-C, which is how it ends
+EPILOG: Final = (
+    epilog(
+        [
+            "lazyshard watch /shared/stream",
+            "lazyshard watch s3://bucket/prefix --interval 15",
+            "lazyshard watch /shared/stream --save page.html",
+            "ssh -L 8642:localhost:8642 node7    # then open http://localhost:8642/ here",
+            "curl -s http://localhost:8642/status.json | jq .status.summary",
+        ],
+        {
+            0: "--save: the page is written",
+            1: "typer, rich, jinja2 or prometheus-client is missing: pip install 'lazyshard\\[cli]'",
+            2: "usage; STREAM is no directory and cannot become one, or the port is taken",
+            3: "--save: FILE is there and is no page of this command",
+            5: "--save: there is no stream, or none that can be read",
+            7: "--save: the filesystem or store failed: no permission, no answer, no room for FILE",
+            130: "Ctrl-C, which is how it ends",
+        },
+    )
+    + """
 
 What goes wrong with the stream ends nothing while the page is served: it says so. It may be opened before there is a
 stream. For pictures in it matplotlib is needed: pip install 'lazyshard\\[plots]'; without it there are tables."""
+)
 
 
 def command(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's directory, or its URL.")],
+    stream: StreamArgument,
     port: Annotated[
         int,
         typer.Option("--port", metavar="PORT", min=0, max=65535, help="TCP port; 0 for any that is free."),
@@ -139,7 +138,7 @@ def command(
         answers = page_answers(
             page, lambda: watch_values(directory, interval, looks.facts(), time.time()), lambda: past.facts(0.0).last
         )
-        answers["/metrics"] = Answer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
+        answers["/metrics"] = PageAnswer(CONTENT_TYPE, metrics_page(looks.facts, time.time))
         _serve(directory, [looks, past], answers, host, port)
 
     return task
@@ -180,7 +179,7 @@ def _pictures(history: History) -> dict[str, Any] | None:
 
 def page_answers(
     page: WatchPage, values: Callable[[], dict[str, Any]], shown: Callable[[], Shown | None]
-) -> dict[str, Answer]:
+) -> dict[str, PageAnswer]:
     """Returns the answers of the page, by path.
 
     Args:
@@ -190,10 +189,10 @@ def page_answers(
     """
     kind = "text/html; charset=utf-8"
     return {
-        "/": Answer(kind, lambda: page.whole(values(), shown(), live=True), page.policy),
-        "/now": Answer(kind, lambda: page.now(values(), shown())),
-        "/history": Answer(kind, lambda: page.history(values(), shown())),
-        "/status.json": Answer("application/json", lambda: json.dumps(values()).encode()),
+        "/": PageAnswer(kind, lambda: page.render("whole", values(), shown()), page.policy),
+        "/now": PageAnswer(kind, lambda: page.render("now", values(), shown())),
+        "/history": PageAnswer(kind, lambda: page.render("history", values(), shown())),
+        "/status.json": PageAnswer("application/json", lambda: json.dumps(values()).encode()),
     }
 
 
@@ -224,9 +223,11 @@ def _save(stream: Path, page: WatchPage, save: str) -> int:
                 file=str(target),
             )
     now = time.time()
-    facts = Facts(Looks().add(take_survey(stream, now)), None, now, None)
+    facts = LastLook(Looks().add(take_survey(stream, now)), None, now, None)
     history = take_history(stream)
-    made = page.whole(watch_values(stream, 0.0, facts, now), Shown(history, _pictures(history), 1), live=False)
+    made = page.render(
+        "whole", watch_values(stream, 0.0, facts, now), Shown(history, _pictures(history), 1), live=False
+    )
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}")
     try:
         publish_bytes(made, target, temporary)
@@ -237,7 +238,7 @@ def _save(stream: Path, page: WatchPage, save: str) -> int:
     return exits.DONE
 
 
-def watch_values(stream: Path, interval: float, facts: Facts[Outlook], now: float) -> dict[str, Any]:
+def watch_values(stream: Path, interval: float, facts: LastLook[Outlook], now: float) -> dict[str, Any]:
     """Returns the values of `/status.json`; its fields are described in `docs/watch.md`."""
     return {
         "schema": 1,
@@ -253,7 +254,7 @@ def watch_values(stream: Path, interval: float, facts: Facts[Outlook], now: floa
 
 
 def _serve(
-    stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, Answer], host: str, port: int
+    stream: Path, looks: Sequence[SharedLooks[Any]], answers: dict[str, PageAnswer], host: str, port: int
 ) -> NoReturn:
     """Serves until Ctrl-C, which ends the process."""
     outside = not is_loopback(host)

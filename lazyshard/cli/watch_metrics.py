@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from lazyshard.cli.output import one_line
 from lazyshard.cli.status import status_values
-from lazyshard.cli.watch_server import Facts
+from lazyshard.cli.watch_server import LastLook
 from lazyshard.inspection.outlook import Outlook, State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,7 +52,7 @@ _CONSUMER: Final = (
 
 
 class _Stream(Collector):
-    def __init__(self, facts: Callable[[], Facts[Outlook]], clock: Callable[[], float]) -> None:
+    def __init__(self, facts: Callable[[], LastLook[Outlook]], clock: Callable[[], float]) -> None:
         self._facts = facts
         self._clock = clock
 
@@ -72,7 +72,7 @@ class _Stream(Collector):
             yield from _of_status(status_values(facts.current))
 
 
-def metrics_page(facts: Callable[[], Facts[Outlook]], clock: Callable[[], float]) -> Callable[[], bytes]:
+def metrics_page(facts: Callable[[], LastLook[Outlook]], clock: Callable[[], float]) -> Callable[[], bytes]:
     """Returns a function that returns what Prometheus reads.
 
     Args:

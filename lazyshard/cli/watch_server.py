@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     """What an address gives: its type, a function that makes it, and its Content-Security-Policy."""
 
     kind: str
@@ -94,7 +94,7 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, host: str, port: int, answers: Mapping[str, Answer], own_names: Iterable[str] | None = None
+        self, host: str, port: int, answers: Mapping[str, PageAnswer], own_names: Iterable[str] | None = None
     ) -> None:
         self.answers = dict(answers)
         self._own_names = None if own_names is None else frozenset(name.lower() for name in own_names)
@@ -221,7 +221,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts(Generic[T]):
+class LastLook(Generic[T]):
     """What is known of what is looked at.
 
     Attributes:
@@ -288,7 +288,7 @@ class SharedLooks(Generic[T]):
             self._closed = True
             self._changed.notify_all()
 
-    def facts(self, patience: float | None = None) -> Facts[T]:
+    def facts(self, patience: float | None = None) -> LastLook[T]:
         """Returns what is known; waits for a moment only where there is nothing yet, or only something old.
 
         Args:
@@ -303,7 +303,7 @@ class SharedLooks(Generic[T]):
                 before = self._ended_at
                 self._changed.wait_for(lambda: self._ended_at > before or self._closed, patience)
             silent = self._began is not None and self._silent(time.monotonic())
-            return Facts(
+            return LastLook(
                 self._last,
                 self._error,
                 self._answered_at,

@@ -64,7 +64,7 @@ class ChunkStretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ChunkReader:
     """Who reads a chunk now.
 
     Attributes:
@@ -82,7 +82,7 @@ class Cell:
 
     chunk: int
     state: ChunkState
-    readers: tuple[Reader, ...]
+    readers: tuple[ChunkReader, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _cells(
         while stretches[number].stop <= chunk:
             number += 1
         readers = tuple(
-            Reader(name, window.rank(chunk))
+            ChunkReader(name, window.rank(chunk))
             for name, window in sorted(windows.items())
             if window.first <= chunk < window.stop
         )

@@ -11,8 +11,8 @@ import pytest
 
 from lazyshard import ChunkWriter
 from lazyshard.cli import exits
-from lazyshard.cli.inspect_view import moment
 from lazyshard.cli.main import main
+from lazyshard.cli.output import moment
 from lazyshard.inspection import inspection
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main as produce

@@ -21,7 +21,7 @@ from lazyshard.cli import watch_server
 from lazyshard.cli.main import main
 from lazyshard.cli.status import status_values
 from lazyshard.cli.watch import history_looks
-from lazyshard.cli.watch_server import MAX_REQUESTS, Answer, WatchServer
+from lazyshard.cli.watch_server import MAX_REQUESTS, PageAnswer, WatchServer
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey
 from tests.cli.commands import lazyshard
@@ -289,7 +289,7 @@ def _ask_until(ended: threading.Event, port: int) -> None:
 
 
 def test_too_many_requests_at_a_time_are_turned_away() -> None:
-    with WatchServer("127.0.0.1", 0, {"/": Answer("text/plain", lambda: b"here")}) as server:
+    with WatchServer("127.0.0.1", 0, {"/": PageAnswer("text/plain", lambda: b"here")}) as server:
         for _ in range(MAX_REQUESTS):
             assert server._free.acquire(blocking=False)
         ours, theirs = socket.socketpair()
@@ -308,7 +308,7 @@ def test_too_many_requests_at_a_time_are_turned_away() -> None:
 def test_slow_requests_come_to_an_end_and_others_are_served(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_server, "_REQUEST_S", 0.5, raising=False)
     long = bytes(32 << 20)
-    answers = {"/": Answer("text/plain", lambda: b"here"), "/long": Answer("text/plain", lambda: long)}
+    answers = {"/": PageAnswer("text/plain", lambda: b"here"), "/long": PageAnswer("text/plain", lambda: long)}
     with WatchServer("127.0.0.1", 0, answers) as server, contextlib.ExitStack() as stack:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

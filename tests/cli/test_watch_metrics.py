@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
-from lazyshard.cli.watch_server import Facts
+from lazyshard.cli.watch_server import LastLook
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.outlook import Outlook
@@ -27,7 +27,7 @@ MIXTURE = (MixedSource("web", 0.75, 0.5, 2, False), MixedSource("b\nooks", 0.25,
 
 
 def page(found: Outlook | None, **values: Any) -> str:
-    facts = Facts(found, values.get("error"), values.get("answered_at", NOW), values.get("silent_since"))
+    facts = LastLook(found, values.get("error"), values.get("answered_at", NOW), values.get("silent_since"))
     return metrics_page(lambda: facts, lambda: NOW + 10)().decode()
 
 

@@ -18,13 +18,12 @@ import pytest
 
 from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_page import Shown, WatchPage
-from lazyshard.cli.watch_server import Facts, WatchServer
+from lazyshard.cli.watch_server import LastLook, WatchServer
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines
-from lazyshard.inspection.history import History
+from lazyshard.inspection.history import History, count_refusals
 from lazyshard.inspection.outlook import Outlook
-from lazyshard.inspection.refusals import count_refusals
 from lazyshard.stream.consumers import Consumer
 from tests.cli.chromium import needs_chromium, open_page, screenshot
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told
@@ -59,7 +58,7 @@ class Scene:
         self.url, self.answers = self._server.url, self._server.answers
 
     def show(self, found: Outlook | None, **values: Any) -> None:
-        facts = Facts(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
+        facts = LastLook(found, values.get("error"), NOW, values.get("silent_since"), values.get("missing", False))
         self.values = watch_values(Path("/shared/streams/chat-distillation"), 2.0, facts, NOW + 95)
 
     def _later(self, make: Callable[[], bytes]) -> bytes:

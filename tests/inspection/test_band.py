@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Manifest
 from lazyshard.format.state import RunState
-from lazyshard.inspection.band import CLOSE_UP, Band, Cell, ChunkStretch, OpenWindow, Reader, make_band, open_window
+from lazyshard.inspection.band import (
+    CLOSE_UP,
+    Band,
+    Cell,
+    ChunkReader,
+    ChunkStretch,
+    OpenWindow,
+    make_band,
+    open_window,
+)
 from lazyshard.inspection.disk_use import canonical_names
 from lazyshard.inspection.survey import Census
 from lazyshard.part import Part
@@ -45,7 +54,7 @@ def test_all_states_of_a_chunk() -> None:
 def test_published_chunks_of_a_window_that_is_waited_for_are_not_read() -> None:
     band = make_band(census(7), [told(needs=8)])
     assert stretches(band) == [(0, 6, "taken"), (6, 7, "ready"), (7, 8, "awaited")]
-    assert band.cells[6:] == (Cell(6, "ready", (Reader("sft", 0),)), Cell(7, "awaited", (Reader("sft", 1),)))
+    assert band.cells[6:] == (Cell(6, "ready", (ChunkReader("sft", 0),)), Cell(7, "awaited", (ChunkReader("sft", 1),)))
 
 
 def test_two_windows_far_apart() -> None:
@@ -58,13 +67,13 @@ def test_two_windows_far_apart() -> None:
         (19, 20, "reading"),
         (20, 40, "ready"),
     ]
-    assert band.cells[6:8] == (Cell(6, "reading", (Reader("a", 0),)), Cell(7, "reading", (Reader("a", 1),)))
-    assert band.cells[19] == Cell(19, "reading", (Reader("b", 0),))
+    assert band.cells[6:8] == (Cell(6, "reading", (ChunkReader("a", 0),)), Cell(7, "reading", (ChunkReader("a", 1),)))
+    assert band.cells[19] == Cell(19, "reading", (ChunkReader("b", 0),))
 
 
 def test_chunk_that_two_consumers_read_names_both() -> None:
     band = make_band(census(8), [told("b", needs=4), told("a", needs=4, ranks=4)])
-    assert band.cells[3].readers == (Reader("a", 3), Reader("b", 1))
+    assert band.cells[3].readers == (ChunkReader("a", 3), ChunkReader("b", 1))
 
 
 def test_bands_of_no_consumer_and_of_no_chunk() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lazyshard.inspection import refusals
-from lazyshard.inspection.refusals import OTHERS, count_refusals, read_refusals
+from lazyshard.inspection.history import OTHERS, count_refusals, read_refusals
 
 
 def line(reason: str, number: int = 1, source: str = "a.jsonl", **values: Any) -> bytes:

@@ -197,7 +197,7 @@ def test_nothing_that_a_run_or_a_command_tells_or_leaves_holds_them(
     past.start()
     values = watch_values(stream_path(first), 1.0, looks.facts(), time.time())
     assert_hidden(
-        values, metrics_page(looks.facts, time.time)(), WatchPage().whole(values, past.facts().last, live=True)
+        values, metrics_page(looks.facts, time.time)(), WatchPage().render("whole", values, past.facts().last)
     )
     past.close()
     looks.close()

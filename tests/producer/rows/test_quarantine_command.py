@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.inspection.refusals import MOST_TOLD_APART
+from lazyshard.inspection.history import MOST_TOLD_APART
 from lazyshard_producer.cli import main
 from lazyshard_producer.rows.refusals import MAX_SHOWN, Refused, read_refused, summarize, summary_lines
 from tests.producer.commands import assert_one_line, environment, ids, rows, run_arguments

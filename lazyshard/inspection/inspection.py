@@ -21,6 +21,7 @@ from lazyshard.format.records import Manifest
 from lazyshard.format.row import parse_row
 from lazyshard.format.seal import Seal
 from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
+from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.row_facts import Keys, Lengths
 from lazyshard.stream.manifest import read_manifest
 from lazyshard.stream.opening import open_now
@@ -183,23 +184,9 @@ class ShownChunk:
     arrays: int | None = None
 
 
-def sampled_chunks(first: int, stop: int, samples_per_chunk: int, rows: int = SAMPLED_ROWS) -> list[int]:
-    """Returns evenly spaced chunks of the half-open range [first, stop), the first and the last among them.
-
-    Args:
-        first: the first chunk.
-        stop: the one after the last.
-        samples_per_chunk: rows in a chunk.
-        rows: how many rows they may hold at the most; two chunks are looked at in any case.
-
-    >>> sampled_chunks(0, 3, 1000), len(sampled_chunks(0, 100_000, 1000)), sampled_chunks(5, 100, 1_000_000)
-    ([0, 1, 2], 200, [5, 36, 68, 99])
-    """
-    most = max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk))
-    count = stop - first
-    if count <= most:
-        return list(range(first, stop))
-    return [first + (i * (count - 1) + (most - 1) // 2) // (most - 1) for i in range(most)]
+def _most_chunks(samples_per_chunk: int, rows: int) -> int:
+    """Returns how many chunks are looked at that may hold so many rows; two in any case."""
+    return max(2, min(SAMPLED_CHUNKS, rows // samples_per_chunk))
 
 
 def overview(
@@ -230,8 +217,8 @@ def overview(
 
 
 def _look_at_chunks(stream: Stream, chunks: range, every: bool, found: Overview) -> None:
-    most = SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS
-    numbers = chunks if every else sampled_chunks(chunks.start, chunks.stop, stream.samples_per_chunk, most)
+    most = _most_chunks(stream.samples_per_chunk, SCANNED_ROWS if found.manifest is None else SAMPLED_ROWS)
+    numbers = chunks if every else sampled_chunks(chunks.start, chunks.stop, most)
     failed = 0
     for number in numbers:
         try:
@@ -330,7 +317,7 @@ def _count_packs(stream: Stream, chunks: range, found: Overview) -> None:
     rows = min(LOOKED_AT_PACKS, int(_PACKS_BYTES / max(1.0, found.lengths.mean)))
     packs, packed = 0, 0
     with contextlib.suppress(LazyShardError, OSError):
-        for number in sampled_chunks(chunks.start, chunks.stop, size, rows):
+        for number in sampled_chunks(chunks.start, chunks.stop, _most_chunks(size, rows)):
             chunk = stream.open_chunk(number)
             for row in range(len(chunk)):
                 pack = decode_pack(parse_row(chunk.line(row)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from lazyshard import ChunkWriter
 from lazyshard.errors import ChunkCorrupt, StreamInvalid, StreamMissing, StreamUnsealed
 from lazyshard.inspection import inspection
-from lazyshard.inspection.inspection import Overview, describe_chunk, overview, read_rows, sampled_chunks
+from lazyshard.inspection.inspection import Overview, describe_chunk, overview, read_rows
 from lazyshard.inspection.row_facts import MAX_BINS, Bin, Keys, Lengths
 from lazyshard.stream.opening import open_now
 from lazyshard.stream.retire import retire
@@ -29,17 +28,6 @@ from tests.stream.streams import foreign, produce
 def facts(found: Overview) -> tuple[int, int, int, bool, bool]:
     """Chunks, samples, bytes, whether all chunks were looked at, whether it has ended."""
     return found.chunks, found.samples, found.size, found.complete, found.published.ended
-
-
-@given(first=st.integers(0, 10**15), count=st.integers(0, 10**6), per_chunk=st.integers(1, 10**8))
-def test_sampled_chunks_are_evenly_spaced(first: int, count: int, per_chunk: int) -> None:
-    chunks = sampled_chunks(first, first + count, per_chunk)
-    most = max(2, min(inspection.SAMPLED_CHUNKS, inspection.SAMPLED_ROWS // per_chunk))
-    assert len(chunks) == min(count, most)
-    if chunks:
-        assert (chunks[0], chunks[-1]) == (first, first + count - 1)
-        gaps = [later - earlier for earlier, later in itertools.pairwise(chunks)]
-        assert max(gaps, default=1) - min(gaps, default=1) <= 1 <= min(gaps, default=1)
 
 
 def test_overview(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_help_tells_examples_that_the_command_takes_and_exit_codes(
         ("doctor", {0, 1, 2}),
         ("export", {0, 1, 2, 3, 5, 6, 7}),
         ("forget", {0, 1, 2, 3, 5, 7}),
+        ("inspect", {0, 1, 2, 3, 5, 7}),
         ("simulate", {0, 1, 2}),
         ("status", {0, 1, 2, 3, 5, 7}),
         ("trace", {0, 1, 2, 3, 5, 7}),

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -67,22 +68,26 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def on_terminal(*arguments: object) -> tuple[int, str]:
-    """Runs the command on a terminal of its own; returns its exit code and what it showed there."""
+    """Runs the command in this process, on a terminal of its own; returns its exit code and what it showed there."""
     ours, theirs = pty.openpty()
-    variables = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "TERM")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "lazyshard.cli", *map(str, arguments)],
-        env=variables | {"TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        # Reading fails once the last process that has the other side is gone.
+    variables = {name: value for name, value in environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    shown = bytearray()
+
+    def take() -> None:
+        # Reading fails once the other side is closed.
         while part := _read(ours):
-            shown += part
-        code = process.wait(DEADLINE_S)
+            shown.extend(part)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with (
+        open(theirs, "w", encoding="utf-8") as terminal,
+        mock.patch.dict(os.environ, variables, clear=True),
+        contextlib.redirect_stdout(terminal),
+        contextlib.redirect_stderr(terminal),
+    ):
+        code = main([str(one) for one in arguments])
+    taker.join()
     os.close(ours)
     return code, shown.decode()
 

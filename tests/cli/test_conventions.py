@@ -1,12 +1,13 @@
 """What all commands of both programs keep to, as `docs/commands.md` tells it: examples, codes, JSON, completion."""
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from lazyshard import ChunkWriter
 from lazyshard.cli.command import app
 from lazyshard.cli.main import main
+from lazyshard_producer.cli import main as produced
 from lazyshard_producer.command import app as producer_app
 from lazyshard_producer.configuration.arguments import sort_arguments
 from tests.cli.commands import ROOT, environment, lazyshard
@@ -196,39 +198,31 @@ def test_json_of_forget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert os.listdir(new / "cursors") == []
 
 
-def complete(program: str, module: str, line: str) -> list[str]:
-    """What bash would be given for a line that is begun."""
-    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
-    words = line.split(" ")
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        env=environment()
-        | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "producer")]),
-            variable: "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
-
-
 @pytest.mark.parametrize(
-    ("program", "module", "line", "offered"),
+    ("program", "line", "offered"),
     [
-        ("lazyshard", "lazyshard.cli", "lazyshard ver", ["verify", "verify-filesystem"]),
-        ("lazyshard", "lazyshard.cli", "lazyshard verify --qu", ["--quick"]),
-        ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer qu", ["quarantine"]),
-        ("lazyshard-producer", "lazyshard_producer", "lazyshard-producer run --max-a", ["--max-ahead"]),
+        (main, "lazyshard ver", ["verify", "verify-filesystem"]),
+        (main, "lazyshard verify --qu", ["--quick"]),
+        (produced, "lazyshard-producer qu", ["quarantine"]),
+        (produced, "lazyshard-producer run --max-a", ["--max-ahead"]),
     ],
 )
-def test_completion(program: str, module: str, line: str, offered: list[str]) -> None:
-    assert complete(program, module, line) == offered
+def test_completion(
+    program: Callable[[list[str]], int],
+    line: str,
+    offered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What bash would be given for a line that is begun."""
+    words = line.split()
+    monkeypatch.setenv(f"_{words[0].replace('-', '_').upper()}_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    with contextlib.suppress(SystemExit):
+        assert program([]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out.split(), shown.err) == (offered, "")
 
 
 def test_completion_is_for_the_shells_that_the_page_names() -> None:
@@ -251,23 +245,22 @@ def buffered() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
 
 
-@pytest.mark.parametrize("told", [["--json"], []])
-def test_a_disk_that_takes_no_output_is_an_error(told: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("told", "more"), [(["--json"], {}), ([], {"PYTHONUNBUFFERED": "1"})])
+def test_a_disk_that_takes_no_output_is_an_error(told: list[str], more: dict[str, str], tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 1)
-    for environ in (buffered(), buffered() | {"PYTHONUNBUFFERED": "1"}):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "lazyshard.cli", "status", str(stream), *told],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        assert (done.returncode, done.stderr.count("\n")) == (7, 1)
-        assert done.stderr.startswith("lazyshard: error: No space left on device; mend that")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lazyshard.cli", "status", str(stream), *told],
+            env=buffered() | more,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (7, 1)
+    assert done.stderr.startswith("lazyshard: error: No space left on device; mend that")
 
 
 @pytest.mark.parametrize(

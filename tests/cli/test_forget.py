@@ -1,11 +1,11 @@
 """`lazyshard forget` in processes of its own. What removing durably means: tests/stream/test_consumers*.py."""
 
+import io
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -130,18 +130,30 @@ def test_nobody_to_ask(tmp_path: Path) -> None:
     assert consumers(stream) == ["old run", "sft"]
 
 
+class Typed(io.StringIO):
+    """What is typed on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
-    ("typed", "code", "said", "left"),
-    [
-        (b"y\n", 0, "forgotten: sft\n", ["old run"]),
-        (b"YES\n", 0, "forgotten: sft\n", ["old run"]),
-        (b"\n", 0, "nothing was changed\n", ["old run", "sft"]),
-        (b"n\n", 0, "nothing was changed\n", ["old run", "sft"]),
-        (b"\x04", 0, "nothing was changed\n", ["old run", "sft"]),
-        (b"\x03", 130, "", ["old run", "sft"]),
-    ],
+    ("typed", "forgotten"), [("y\n", True), ("YES\n", True), ("\n", False), ("n\n", False), ("", False)]
 )
-def test_answer_on_a_terminal(typed: bytes, code: int, said: str, left: Sequence[str], tmp_path: Path) -> None:
+def test_answers(
+    typed: str, forgotten: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Typed(typed))
+    assert main(["forget", str(with_two_consumers(tmp_path)), "sft"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.err, shown.out.splitlines()[-1]) == (
+        "forget it? [y/N] ",
+        "forgotten: sft" if forgotten else "nothing was changed",
+    )
+    assert consumers(tmp_path) == (["old run"] if forgotten else ["old run", "sft"])
+
+
+def test_ctrl_c_in_place_of_an_answer(tmp_path: Path) -> None:
     stream = with_two_consumers(tmp_path / "stream")
     ours, theirs = os.openpty()
     # A session of its own: the terminal's Ctrl-C goes to the processes of the one that it controls.
@@ -151,14 +163,13 @@ def test_answer_on_a_terminal(typed: bytes, code: int, said: str, left: Sequence
     ) as process:
         os.close(theirs)
         assert process.stderr is not None
-        asked = process.stderr.read(len("forget it? [y/N] "))
-        os.write(ours, typed)
+        assert process.stderr.read(len("forget it? [y/N] ")) == "forget it? [y/N] "
+        os.write(ours, b"\x03")
         out, err = process.communicate(timeout=DEADLINE_S)
     os.close(ours)
-    assert asked == "forget it? [y/N] "
-    assert (process.returncode, out.endswith(f"keeps them\n{said}")) == (code, True)
-    assert err.strip() == ("lazyshard: interrupted; run the same command again to go on" if code else "")
-    assert consumers(stream) == left
+    assert (process.returncode, out.endswith("keeps them\n")) == (130, True)
+    assert err.strip() == "lazyshard: interrupted; run the same command again to go on"
+    assert consumers(stream) == ["old run", "sft"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,6 @@ def report(*arguments: object) -> tuple[int, list[str]]:
     assert done.stderr == ""
     assert len(EFFORT.findall(done.stdout)) == 1
     return done.returncode, EFFORT.sub("\n", done.stdout).splitlines()
-
-
-def test_stream_that_is_as_it_should_be(tmp_path: Path) -> None:
-    before = contents(stream(tmp_path / "stream"))
-    assert report(tmp_path / "stream") == (0, [f"{tmp_path}/stream: 3 chunks, 5 samples, 45 bytes, ended: all is well"])
-    assert contents(tmp_path / "stream") == before
 
 
 def test_damage_and_leftovers(tmp_path: Path) -> None:
@@ -69,36 +64,40 @@ def test_damage_and_leftovers(tmp_path: Path) -> None:
         assert report(directory, "--jobs", jobs) == (5, wanted)
 
 
-def test_leftovers_alone_are_no_failure(tmp_path: Path) -> None:
-    put("chunk_00002.jsonl", b"x")(stream(tmp_path / "stream", 4, end=False))
-    code, [line, summary] = report(tmp_path / "stream")
-    assert code == 0
-    assert line == (
-        "leftover: chunk_00002.jsonl: expected a seal beside it, found none, so it was never published; nothing to do: "
-        "the producer's next start removes it"
-    )
-    assert summary == f"{tmp_path}/stream: 2 chunks, 4 samples, 36 bytes, open: 1 left over"
+OF_ANOTHER = "2 chunks, 3 samples, 9 bytes, ended, without stream.json, so there are no digests"
 
 
-def test_retired_chunks(tmp_path: Path) -> None:
-    retire(stream(tmp_path / "stream", 6, end=False), 2, 3)
-    assert report(tmp_path / "stream") == (
-        0,
-        [f"{tmp_path}/stream: 1 chunk, from 2 on, 2 samples, 18 bytes, open: all is well"],
-    )
+def another(directory: Path) -> None:
+    foreign(directory, b"{}\n{}\n", b"{}\n", end=True)
 
 
-def test_foreign_directory(tmp_path: Path) -> None:
-    foreign(tmp_path / "stream", b"{}\n{}\n", b"{}\n", end=True)
-    where = f"{tmp_path}/stream: 2 chunks, 3 samples, 9 bytes, ended, without stream.json, so there are no digests"
-    assert report(tmp_path / "stream") == (0, [f"{where}: all is well"])
-    assert report(tmp_path / "stream", "--samples-per-chunk", 3) == (
-        5,
-        [
-            "damage: chunk_00000.jsonl: expected 3 rows, found 2 rows; restore the file from a copy",
-            f"{where}: 1 damaged",
-        ],
-    )
+def unfinished(directory: Path) -> None:
+    put("chunk_00002.jsonl", b"x")(stream(directory, 4, end=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "code", "summary"),
+    [
+        (stream, [], 0, "3 chunks, 5 samples, 45 bytes, ended: all is well"),
+        (unfinished, [], 0, "2 chunks, 4 samples, 36 bytes, open: 1 left over"),
+        (
+            lambda directory: retire(stream(directory, 6, end=False), 2, 3),
+            [],
+            0,
+            "1 chunk, from 2 on, 2 samples, 18 bytes, open: all is well",
+        ),
+        (another, [], 0, f"{OF_ANOTHER}: all is well"),
+        (another, ["--samples-per-chunk", 3], 5, f"{OF_ANOTHER}: 1 damaged"),
+    ],
+)
+def test_summary(
+    make: Callable[[Path], object], options: list[object], code: int, summary: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "stream")
+    before = contents(tmp_path / "stream")
+    found, lines = report(tmp_path / "stream", *options)
+    assert (found, lines[-1]) == (code, f"{tmp_path}/stream: {summary}")
+    assert contents(tmp_path / "stream") == before
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""How a stream came to be: when it was published, by whom it is trained, which rows were refused; little is read again."""
+"""How a stream came to be: when it was published, who trains it, which rows were refused; little is read again."""
 
 from __future__ import annotations
 

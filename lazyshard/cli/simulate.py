@@ -142,7 +142,7 @@ def _run(settings: Sequence[Setting], axes: Sequence[Axis], as_json: bool) -> in
 
 def run_lines(found: Simulated) -> list[str]:
     """Returns the table of a run."""
-    setting, timeline, disk, files, order = found.setting, found.timeline, found.disk, found.files, found.shuffle
+    setting, timeline, disk, files = found.setting, found.timeline, found.disk, found.files
     trained, computed = setting.step_rows / timeline.step_s, setting.step_rows / setting.step_seconds
     slow = "" if trained > 0.99 * computed else f"; reading keeps it from {computed:,.1f}"
     stalled = f"{_time(timeline.stalled_s)}, {timeline.stall_share:.1%} of the time, the first step's wait included"
@@ -171,12 +171,9 @@ def run_lines(found: Simulated) -> list[str]:
         ("", ""),
         (
             "neighbours",
-            f"drawn {order.neighbour_draws:,.1f} samples of a rank apart "
-            f"({order.neighbour_draws / setting.draws:,.2f} steps)",
+            f"drawn {setting.neighbour_draws:,.1f} samples of a rank apart "
+            f"({setting.neighbour_draws / setting.draws:,.2f} steps)",
         ),
-        ("drawn in turn", f"{_distance(order.in_turn_distance, setting)} apart in the stream"),
-        ("a global batch", f"{_distance(order.batch_distance, setting)} apart"),
-        ("all shuffled", f"would be {_distance(order.full_distance, setting)}"),
     ]
     return [f"{name:17}{value}".rstrip() for name, value in rows] + _warnings(found)
 
@@ -203,21 +200,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_seconds(seconds)
 
 
-def _distance(rows: float | None, setting: Setting) -> str:
-    if rows is None:
-        return "-"
-    return f"{rows:,.1f} rows ({rows / setting.samples_per_chunk:,.2f} chunks)"
-
-
 def swept_lines(axes: Sequence[Axis], found: Sequence[Simulated]) -> list[str]:
     """Returns a table, a line for each run."""
-    heads = ["first step", "stalled", "later waits", "disk peak", "metadata", "in turn", "batch"]
-    units = ["s", "share", "s", "GB", "a second", "rows", "rows"]
+    heads = ["first step", "stalled", "later waits", "disk peak", "metadata", "neighbours"]
+    units = ["s", "share", "s", "GB", "a second", "draws"]
     names = [name for name, _ in axes]
     rows = [[*names, *heads], ["" for _ in names] + units]
     for one in found:
         figures = one.figures()
-        batch = figures["batch_distance"]
         rows.append(
             [f"{figures[name]:,}" for name in names]
             + [
@@ -226,8 +216,7 @@ def swept_lines(axes: Sequence[Axis], found: Sequence[Simulated]) -> list[str]:
                 f"{figures['longest_wait_s']:,.1f}",
                 f"{figures['peak_bytes'] / 1e9:,.2f}",
                 f"{figures['metadata_a_second']:,.1f}",
-                f"{figures['in_turn_distance']:,.0f}",
-                "-" if batch is None else f"{batch:,.0f}",
+                f"{figures['neighbour_draws']:,.1f}",
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshard.format.records import Head
-from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting, Shuffle, shuffle_quality
+from lazyshard.simulation.setting import CHUNK_OPENS, CHUNK_STATS, PREFETCH, Setting
 from lazyshard.stream import Published
 from lazyshard.stream.node_poll import LATER_S
 from lazyshard.stream.pacing import expected_wait, next_poll
@@ -410,7 +410,6 @@ class Simulated:
     timeline: Timeline
     disk: Disk
     files: _Files
-    shuffle: Shuffle
 
     @property
     def limited_by(self) -> Literal["producer", "reading", "training"]:
@@ -437,12 +436,13 @@ class Simulated:
             "waits": len(timeline.waits) - 1,
             "tail_chunks": setting.tail_chunks,
             "tail_openings": setting.tail_openings,
+            "neighbour_draws": setting.neighbour_draws,
         }
-        return asdict(setting) | found | self.disk._asdict() | self.files._asdict() | self.shuffle._asdict()
+        return asdict(setting) | found | self.disk._asdict() | self.files._asdict()
 
 
 def outcome(setting: Setting) -> Simulated:
     """Simulates a run and counts everything."""
     timeline = simulate(setting)
     disk = disk_use(timeline)
-    return Simulated(setting, timeline, disk, count_files(timeline, disk), shuffle_quality(setting))
+    return Simulated(setting, timeline, disk, count_files(timeline, disk))

@@ -1,4 +1,4 @@
-"""What is simulated: a run's numbers, what the plan makes of them, what reading costs, how well it shuffles. No I/O.
+"""What is simulated: a run's numbers, what the plan makes of them, what reading costs. No I/O.
 
 Rows are counted from the beginning of the stream. All ranks draw `draws` positions in a step, in lockstep, so a step
 can be trained once the last of its positions may be drawn: `lazyshard.plan.course.Course.needed` says how many rows
@@ -11,14 +11,10 @@ that takes. It grows by whole stripes (with windows: by all ranks' windows), her
 from __future__ import annotations
 
 import math
-import random
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final, Literal
 
 from lazyshard.format.fields import parse_size
 from lazyshard.part import Part
@@ -53,21 +49,6 @@ _AT_LEAST_ONE: Final = (
 _AT_LEAST_NONE: Final = (
     *("window", "row_bytes", "head_start", "checkpoint_steps", "workers", "latency_s", "visibility_s"),
 )
-
-
-_POSITIONS: Final = 1 << 17
-"""Of one rank, of two whole windows or more where they are smaller."""
-
-_LANES: Final = 8
-"""Ranks whose draws in turn are looked at."""
-
-_BATCH_LANES: Final = 32
-"""Ranks whose share of a global batch is looked at where all of them would take long."""
-
-_SHUFFLED: Final = 4 << 20
-"""Rows that may be shuffled for a step of all ranks."""
-
-_STEPS: Final = 3
 
 
 def _option(name: str) -> str:
@@ -235,79 +216,9 @@ class Setting:
         reading = self.micro_batches * self.reading_s
         return max(self.step_seconds, reading / self.workers) if self.workers else self.step_seconds + reading
 
-
-class Shuffle(NamedTuple):
-    """Mean distances.
-
-    Attributes:
-        neighbour_draws: of two samples that are neighbours in the stream, in draws of a rank from the one to the other.
-        in_turn_distance: of two samples that a rank draws one after the other, in rows of the stream.
-        batch_distance: of two samples of a global batch, in rows of the stream; None where it is of one sample.
-        full_distance: of two samples anywhere, in rows: what shuffling everything would give.
-    """
-
-    neighbour_draws: float
-    in_turn_distance: float
-    batch_distance: float | None
-    full_distance: float
-
-
-def shuffle_quality(setting: Setting, seed: int = 0) -> Shuffle:
-    """Returns the distances of a setting; `seed` chooses what is looked at where not all is."""
-    choice = random.Random(seed)  # noqa: S311 - what is looked at
-    neighbours = expected_neighbours(
-        setting.ranks,
-        setting.samples_per_chunk,
-        setting.window * setting.samples_per_chunk,
-        setting.rows // setting.ranks,
-    )
-    return Shuffle(neighbours, _in_turn(setting, choice), _batch(setting, choice), (setting.rows + 1) / 3)
-
-
-def _in_turn(setting: Setting, choice: random.Random) -> float:
-    length, total = _length(setting)
-    if total is None:
-        # And the step from the last one to the next.
-        length = min(length, max(2, _POSITIONS // setting.span) * setting.span) + 1
-    lanes, positions = _some(setting.ranks, _LANES, choice), np.arange(length, dtype=np.int64)
-    drawn = setting.course.draws(lanes[:, None], positions[None, :], total)[1]
-    return float(np.abs(np.diff(drawn, axis=-1)).mean()) if drawn.shape[-1] > 1 else 0.0
-
-
-def _batch(setting: Setting, choice: random.Random) -> float | None:
-    if setting.step_rows < 2:
-        return None
-    few = setting.ranks * max(setting.draws, setting.window * setting.samples_per_chunk) > _SHUFFLED
-    lanes = _some(setting.ranks, _BATCH_LANES if few else setting.ranks, choice)
-    # Those of the same rank and those of two count as often as they do with all ranks.
-    same = setting.draws * (setting.draws - 1) / 2 * setting.ranks
-    apart = setting.step_rows * (setting.step_rows - 1) / 2 - same
-    length, total = _length(setting)
-    course, means, steps = setting.course, [], max(1, length // setting.draws)
-    for step in sorted({0, steps // 2, *(choice.randrange(steps) for _ in range(_STEPS))}):
-        positions = np.arange(step * setting.draws, (step + 1) * setting.draws, dtype=np.int64)
-        _, samples = course.draws(lanes[:, None], positions[None, :], total)
-        within = sum(_distances(row) for row in samples)
-        across = _distances(samples.ravel()) - within
-        within_pairs = len(lanes) * setting.draws * (setting.draws - 1) / 2
-        across_pairs = samples.size * (samples.size - 1) / 2 - within_pairs
-        mean = (same * within / within_pairs if same else 0.0) + (apart * across / across_pairs if apart else 0.0)
-        means.append(mean / (same + apart))
-    return float(np.mean(means))
-
-
-def _length(setting: Setting) -> tuple[int, int | None]:
-    """Returns the positions of each rank to look at, and the end of the stream if that matters there."""
-    whole = setting.rows // setting.span_rows * setting.span
-    return (whole, None) if whole else (setting.steps * setting.draws, setting.rows)
-
-
-def _some(count: int, most: int, choice: random.Random) -> npt.NDArray[np.int64]:
-    return np.array(sorted(choice.sample(range(count), min(count, most))), dtype=np.int64)
-
-
-def _distances(samples: npt.NDArray[np.int64]) -> float:
-    """Returns the sum of the distances of all pairs."""
-    ordered = np.sort(samples).astype(np.float64)
-    count = len(ordered)
-    return float((ordered * (2 * np.arange(count) - count + 1)).sum())
+    @cached_property
+    def neighbour_draws(self) -> float:
+        """Mean draws of a rank between two samples that are neighbours in the stream: how well it is shuffled."""
+        return expected_neighbours(
+            self.ranks, self.samples_per_chunk, self.window * self.samples_per_chunk, self.rows // self.ranks
+        )

@@ -1,23 +1,27 @@
 """What a verification finds in chunks: the data of each against its seal, row by row, by several processes at a time.
 
 What is wrong with a chunk is returned, not raised, so that the chunks after it are looked at too. Processes and not
-threads, since parsing holds the interpreter's lock. They end with this one, however it ends: each waits for work on a
-pipe that nobody else holds. They have a session of their own: this process alone answers a Ctrl-C.
+threads, since parsing holds the interpreter's lock. They end with this one, however it ends, and hold Ctrl-C
+back: this process alone answers it.
 
 Memory of a process: 16 bytes for each row of a chunk, a block of rows, and a few batches of verdicts.
 """
 
 from __future__ import annotations
 
-import pickle
-import selectors
-import subprocess
-import sys
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from lazyshard.errors import (
     ChunkCorrupt,
@@ -58,13 +62,6 @@ _ALONE_S: Final = 0.5
 
 _AHEAD: Final = 4
 """Batches a process that may be done before their turn."""
-
-_PROGRAM: Final = """
-import sys
-sys.path[:] = {path!r}
-from lazyshard.inspection.verification_chunks import serve
-serve()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,95 +324,46 @@ def check_in_order(batches: Sequence[ChunkBatch], jobs: int, alone_s: float = _A
         yield _check_batch(batches[done])
         done += 1
     if done < len(batches):
-        yield from _check_by_others(batches, done, min(jobs, len(batches) - done))
+        yield from _check_by_others(batches[done:], min(jobs, len(batches) - done))
 
 
-def serve() -> None:
-    """What another process does: looks at the batches that come on its stdin until there are no more."""
-    while True:
-        try:
-            batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
-        except EOFError:
-            return
-        found: list[ChunkVerdict] | MemoryError
-        try:
-            found = _check_batch(batch)
-        except MemoryError as error:
-            found = MemoryError(*error.args)
-        try:
-            pickle.dump(found, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            # Nobody waits for it any more; what is left in the buffer must not fail once more at the end.
-            sys.stdout = None
-            return
-
-
-class _CheckingProcess:
-    """Another process, which has one batch at a time."""
-
-    def __init__(self) -> None:
-        command, pipe = [sys.executable, "-c", _PROGRAM.format(path=sys.path)], subprocess.PIPE
-        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)  # noqa: S603 - constant
-        assert self.popen.stdin is not None and self.popen.stdout is not None
-        self._stdin, self._stdout = self.popen.stdin, self.popen.stdout
-        self.index = 0
-
-    def fileno(self) -> int:
-        return self._stdout.fileno()
-
-    def give(self, index: int, batch: ChunkBatch) -> None:
-        self.index = index
-        try:
-            pickle.dump(batch, self._stdin)
-            self._stdin.flush()
-        except BrokenPipeError as cause:
-            raise self._ended() from cause
-
-    def take(self) -> list[ChunkVerdict]:
-        try:
-            found: list[ChunkVerdict] | MemoryError = pickle.load(self._stdout)  # noqa: S301 - of our own child
-        except (EOFError, pickle.UnpicklingError) as cause:
-            raise self._ended() from cause
-        if isinstance(found, MemoryError):
-            raise found
-        return found
-
-    def end(self) -> None:
-        self.popen.kill()
-        # Unlike wait, it closes the pipes as well.
-        self.popen.communicate()
-
-    def _ended(self) -> ChildProcessError:
-        code = self.popen.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return ChildProcessError(f"a process that looked at chunks {how}; if memory was short, use fewer --jobs")
-
-
-def _check_by_others(batches: Sequence[ChunkBatch], first: int, jobs: int) -> Iterator[list[ChunkVerdict]]:
-    given = due = first
-    found: dict[int, list[ChunkVerdict]] = {}
-    processes: list[_CheckingProcess] = []
-    idle: list[_CheckingProcess] = []
-    selector = selectors.DefaultSelector()
+def _check_by_others(batches: Sequence[ChunkBatch], jobs: int) -> Iterator[list[ChunkVerdict]]:
+    # Spawned, since a fork of a process with threads may hang.
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin_work)
+    waiting: deque[Future[list[ChunkVerdict]]] = deque()
     try:
-        for _ in range(jobs):
-            process = _CheckingProcess()
-            processes.append(process)
-            idle.append(process)
-            selector.register(process, selectors.EVENT_READ, process)
-        while due < len(batches):
-            while idle and given < min(len(batches), due + _AHEAD * jobs):
-                idle.pop().give(given, batches[given])
-                given += 1
-            for key, _ in selector.select():
-                process = key.data
-                found[process.index] = process.take()
-                idle.append(process)
-            while due in found:
-                yield found.pop(due)
-                due += 1
+        for batch in batches:
+            with _interrupt_held():
+                waiting.append(pool.submit(_check_batch, batch))
+            if len(waiting) == _AHEAD * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as cause:
+        raise ChildProcessError(
+            "a process that looked at chunks ended before its work was done; if memory was short, use fewer --jobs"
+        ) from cause
     finally:
-        selector.close()
-        for process in processes:
-            process.end()
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Holds Ctrl-C back; what is started meanwhile does so as long as it runs."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_work() -> None:
+    """Has a process that looks at chunks end with the one that started it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with(process: Any) -> None:
+        process.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()

@@ -152,38 +152,14 @@ class FormatInvalid(LazyShardError, ValueError):
     actual: str | None = None
 
 
-class ManifestInvalid(FormatInvalid):
-    """`stream.json` cannot be used."""
+class FileInvalid(FormatInvalid):
+    """A small file of a stream cannot be used: manifest, head, end, owner, retired mark, cursor or hint."""
 
 
 class SealInvalid(FormatInvalid):
-    """A `.completed` file cannot be used."""
+    """A `.completed` file cannot be used; the rows of its chunk cannot be had."""
 
     chunk: int | None = None
-
-
-class HeadInvalid(FormatInvalid):
-    """`head.json` cannot be used."""
-
-
-class EndInvalid(FormatInvalid):
-    """`stream.end` cannot be used."""
-
-
-class OwnerInvalid(FormatInvalid):
-    """`stream.owner` cannot be used."""
-
-
-class CursorInvalid(FormatInvalid):
-    """`cursors/NAME.json` cannot be used."""
-
-
-class ReadingInvalid(FormatInvalid):
-    """`cursors/NAME.reading.json` cannot be used."""
-
-
-class RetiredInvalid(FormatInvalid):
-    """`retired.json` cannot be used."""
 
 
 class StateInvalid(FormatInvalid):

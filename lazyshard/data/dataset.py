@@ -110,7 +110,7 @@ class LazyShardedDataset(Dataset[Any]):
         StepInvalid: a step is none, or there is no function of its name.
         WaitTimeout: no stream has appeared.
         StreamMissing: none can appear: the directory above is missing too.
-        StreamMismatch, StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
+        StreamMismatch, StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError: another argument is.
 

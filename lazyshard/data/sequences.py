@@ -73,7 +73,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         LengthsMissing: how long the rows of the first chunk are is not known; or another program fills the directory.
         BadSample: a row of the first chunk is longer than a sequence.
         StreamMismatch: the rows are packs already, which a `LazyShardedDataset` trains.
-        StreamUnsealed, StreamInvalid, ManifestInvalid: the directory cannot be read.
+        StreamUnsealed, StreamInvalid, FileInvalid: the directory cannot be read.
         RankInvalid: rank and size are impossible.
         ValueError, TypeError: another argument is.
 

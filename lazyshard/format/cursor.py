@@ -18,7 +18,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lazyshard.errors import CursorInvalid, ReadingInvalid, StateInvalid
+from lazyshard.errors import StateInvalid
 from lazyshard.format.blend_state import BlendShare, read_shares, share_values
 from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, encode, is_stream_id
 from lazyshard.format.names import CURSORS
@@ -121,12 +121,12 @@ class Cursor:
             file: how to call the file in messages; its name in the stream's directory by default.
 
         Raises:
-            CursorInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor.
+            FileInvalid: a field is missing or wrong, contradicts the state, or it is another consumer's cursor.
             VersionUnsupported: a later format, of the file or of the state in it.
             ValueError: there can be no consumer of this name.
         """
         name = cursor_name(consumer)
-        fields = Fields(data, file or f"{CURSORS}/{name}", CursorInvalid)
+        fields = Fields(data, file or f"{CURSORS}/{name}")
         # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
         fields.text("consumer", (consumer,))
         stream_id = fields.values.get("stream_id")
@@ -328,12 +328,12 @@ class ReadingMark:
             file: how to call the file in messages; its name in the stream's directory by default.
 
         Raises:
-            ReadingInvalid: a field is missing or wrong, or it is another consumer's mark.
+            FileInvalid: a field is missing or wrong, or it is another consumer's mark.
             VersionUnsupported: a later format.
             ValueError: there can be no consumer of this name.
         """
         name = reading_name(consumer)
-        fields = Fields(data, file or f"{CURSORS}/{name}", ReadingInvalid)
+        fields = Fields(data, file or f"{CURSORS}/{name}")
         fields.text("consumer", (consumer,))
         stream_id = fields.values.get("stream_id")
         if stream_id is not None and not is_stream_id(stream_id):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
-from lazyshard.errors import FormatInvalid, StateInvalid, VersionUnsupported
+from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.memory import loads
 from lazyshard.part import check_integer, refused
 
@@ -61,8 +61,8 @@ class Fields:
     Args:
         data: the file's bytes.
         file: how to call the file in messages.
-        error: the class of error to raise.
         newest: the latest format in which there are files of this kind.
+        error: the class of error to raise.
 
     Attributes:
         format: the format that the file says.
@@ -71,7 +71,7 @@ class Fields:
         FormatInvalid: (of the class given) not UTF-8, not JSON, not an object, or another format.
     """
 
-    def __init__(self, data: bytes, file: str, error: type[FormatInvalid], newest: int = FORMAT) -> None:
+    def __init__(self, data: bytes, file: str, newest: int = FORMAT, error: type[FormatInvalid] = FileInvalid) -> None:
         self.file = file
         self.error = error
         try:

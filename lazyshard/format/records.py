@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from lazyshard.errors import EndInvalid, HeadInvalid, ManifestInvalid, OwnerInvalid, RetiredInvalid
 from lazyshard.format.fields import FORMAT, FORMAT_WITH_ARRAYS, MAX_CHUNKS, Fields, encode, printable
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, RETIRED
 from lazyshard.part import MAX_SAMPLES
@@ -150,10 +149,10 @@ class Manifest:
         """Reads the file's bytes.
 
         Raises:
-            ManifestInvalid: a field is missing or wrong.
+            FileInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, ManifestInvalid, FORMAT_WITH_ARRAYS)
+        fields = Fields(data, file, FORMAT_WITH_ARRAYS)
         return cls(
             stream_id=fields.stream_id("stream_id"),
             samples_per_chunk=fields.integer("samples_per_chunk", 1, MAX_SAMPLES_PER_CHUNK),
@@ -244,10 +243,10 @@ class Head:
         """Reads the file's bytes.
 
         Raises:
-            HeadInvalid: a field is missing or wrong.
+            FileInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, HeadInvalid)
+        fields = Fields(data, file)
         chunks, samples = _counts(fields)
         state = fields.text("state", STATES)
         return cls(
@@ -290,10 +289,10 @@ class End:
         """Reads the file's bytes.
 
         Raises:
-            EndInvalid: a field is missing or wrong.
+            FileInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, EndInvalid)
+        fields = Fields(data, file)
         chunks, samples = _counts(fields)
         return cls(chunks=chunks, samples=samples, source=fields.values.get("source"))
 
@@ -329,10 +328,10 @@ class Owner:
         """Reads the file's bytes.
 
         Raises:
-            OwnerInvalid: a field is missing or wrong.
+            FileInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, OwnerInvalid)
+        fields = Fields(data, file)
         return cls(
             epoch=fields.integer("epoch", 1, 2**62),
             token=fields.text("token"),
@@ -365,10 +364,10 @@ class Retired:
         """Reads the file's bytes.
 
         Raises:
-            RetiredInvalid: a field is missing or wrong.
+            FileInvalid: a field is missing or wrong.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file, RetiredInvalid)
+        fields = Fields(data, file)
         return cls(
             stream_id=fields.stream_id("stream_id"),
             chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),

@@ -133,7 +133,7 @@ class Seal:
             SealInvalid: a field is missing, wrong, or of another chunk.
             VersionUnsupported: a later format.
         """
-        fields = Fields(data, file or seal_name(chunk), SealInvalid, FORMAT_WITH_ARRAYS)
+        fields = Fields(data, file or seal_name(chunk), FORMAT_WITH_ARRAYS, SealInvalid)
         if fields.integer("chunk", 0, MAX_CHUNKS) != chunk:
             raise fields.refuse("chunk", f"{chunk}, as in the file's name", str(fields.values["chunk"]))
         samples = fields.integer("samples", 1, MAX_SAMPLES_PER_CHUNK)

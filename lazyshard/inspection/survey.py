@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from lazyshard.errors import (
+    FileInvalid,
     FileRefused,
     FormatInvalid,
-    HeadInvalid,
     LazyShardError,
     StreamMissing,
     StreamUnsealed,
@@ -221,7 +221,7 @@ def _read_head(directory: Path, manifest: Manifest | None) -> Head | None:
     if head is not None and manifest is not None:
         short = head.chunks * manifest.samples_per_chunk - head.samples
         if not 0 <= short < manifest.samples_per_chunk or (short and not head.ended):
-            raise HeadInvalid(
+            raise FileInvalid(
                 f"{path}: expected {head.chunks} chunks of {manifest.samples_per_chunk} samples, found {head.samples} "
                 f"samples in all",
                 file=str(path),

@@ -78,7 +78,7 @@ def list_consumers(directory: str | os.PathLike[str], published_chunks: int | No
 
     Raises:
         FileUnreadable, OSError: the folder of cursors cannot be listed: who the consumers are is not known.
-        ManifestInvalid, VersionUnsupported: `stream.json` cannot be used.
+        FileInvalid, VersionUnsupported: `stream.json` cannot be used.
     """
     stream = stream_path(directory)
     manifest = read_manifest(stream, None)

@@ -28,7 +28,7 @@ from typing import Final
 import filelock
 import xxhash
 
-from lazyshard.errors import CursorInvalid, CursorTaken, StoreUnavailable, StreamMissing, VersionUnsupported
+from lazyshard.errors import CursorTaken, FileInvalid, StoreUnavailable, StreamMissing, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
 from lazyshard.format.names import CURSORS
 from lazyshard.store.durable import create, open_own, remove, rename, sync, sync_directory, write_all
@@ -98,7 +98,7 @@ def read_cursor(directory: str | os.PathLike[str], consumer: str) -> Cursor | No
         consumer: the consumer's name.
 
     Raises:
-        CursorInvalid, VersionUnsupported: the file cannot be used.
+        FileInvalid, VersionUnsupported: the file cannot be used.
         FileRefused, FileUnreadable, OSError: it cannot be read.
         ValueError: there can be no consumer of this name.
     """
@@ -284,7 +284,7 @@ class CursorOwner:
             return read()
         except VersionUnsupported as error:
             return error
-        except CursorInvalid as error:
+        except FileInvalid as error:
             if not self._told:
                 self._told = True
                 _log.warning("%s; this run writes it anew", error)

@@ -28,7 +28,7 @@ from typing import Final
 
 import filelock
 
-from lazyshard.errors import OwnerInvalid, ProducerFenced, ProducerLocked
+from lazyshard.errors import FileInvalid, ProducerFenced, ProducerLocked
 from lazyshard.format.names import LOCK, OWNER, TEMPORARY
 from lazyshard.format.records import Owner
 from lazyshard.store.durable import clear_folder, publish_bytes, remove, rename
@@ -297,5 +297,5 @@ class WriterLock:
         # second producer out here, and whoever comes next writes a new one.
         try:
             return read_replaced_file(self._path, lambda data: Owner.decode(data, str(self._path)))
-        except (FileNotFoundError, OwnerInvalid):
+        except (FileNotFoundError, FileInvalid):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from lazyshard.errors import ManifestInvalid, StreamInvalid, StreamMismatch, StreamMissing
+from lazyshard.errors import FileInvalid, StreamInvalid, StreamMismatch, StreamMissing
 from lazyshard.format.names import MANIFEST
 from lazyshard.format.records import Encoding, Manifest, check_samples_per_chunk, differences
 from lazyshard.store.files import read_file
@@ -20,7 +20,7 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
 
     Raises:
         StreamMismatch: the stream has another number of samples per chunk.
-        ManifestInvalid, VersionUnsupported: the manifest cannot be used.
+        FileInvalid, VersionUnsupported: the manifest cannot be used.
         ValueError: samples_per_chunk is impossible.
         OSError: the filesystem failed.
     """
@@ -31,7 +31,7 @@ def read_manifest(directory: Path, samples_per_chunk: int | None) -> Manifest | 
         manifest = Manifest.decode(read_file(path), str(path))
     except FileNotFoundError:
         return None
-    except ManifestInvalid as error:
+    except FileInvalid as error:
         error.args = (f"{error}; restore it from a copy",)
         raise
     if samples_per_chunk not in (None, manifest.samples_per_chunk):

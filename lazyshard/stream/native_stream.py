@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lazyshard.errors import EndInvalid, FormatInvalid, HeadInvalid, SealInvalid, StreamMismatch
+from lazyshard.errors import FileInvalid, SealInvalid, StreamMismatch
 from lazyshard.format.fields import FORMAT
 from lazyshard.format.names import END, HEAD, MANIFEST, chunk_name, seal_name
 from lazyshard.format.records import End, Head, Manifest
@@ -54,16 +54,16 @@ class NativeStream:
         path = self.directory / HEAD
         try:
             head = read_replaced_file(path, lambda data: Head.decode(data, str(path)))
-        except (FileNotFoundError, HeadInvalid):
+        except (FileNotFoundError, FileInvalid):
             return self._listed()
-        self._check_samples(path, HeadInvalid, head.chunks, head.samples, head.ended)
+        self._check_samples(path, head.chunks, head.samples, head.ended)
         return Published(head.chunks, head.samples, head.ended, head)
 
-    def _check_samples(self, path: Path, error: type[FormatInvalid], chunks: int, samples: int, ended: bool) -> None:
+    def _check_samples(self, path: Path, chunks: int, samples: int, ended: bool) -> None:
         short = chunks * self.samples_per_chunk - samples
         if not 0 <= short < self.samples_per_chunk or (short and not ended):
             self.check_identity()
-            raise error(
+            raise FileInvalid(
                 f"{path}: expected {chunks} chunks of {self.samples_per_chunk} samples, found {samples} samples in "
                 f"all; start the producer again, or restore the file from a copy",
                 file=str(path),
@@ -90,7 +90,7 @@ class NativeStream:
                 if rows < self.samples_per_chunk:
                     chunks -= 1
             return Published(chunks, chunks * self.samples_per_chunk, False, gap=gap)
-        self._check_samples(path, EndInvalid, end.chunks, end.samples, True)
+        self._check_samples(path, end.chunks, end.samples, True)
         return Published(end.chunks, end.samples, True)
 
     def check_identity(self) -> None:

@@ -40,7 +40,7 @@ def rows_of_first_chunk(directory: Path) -> int | None:
 
     Raises:
         StreamInvalid: its first chunk is not complete, or has no rows.
-        ManifestInvalid, OSError: its files cannot be read.
+        FileInvalid, OSError: its files cannot be read.
     """
     try:
         if read_manifest(directory, None) is not None or is_there(directory / OWNER):

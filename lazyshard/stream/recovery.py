@@ -63,7 +63,7 @@ def recover(directory: Path, manifest: Manifest, lock: WriterLock) -> Recovered:
     Raises:
         ProducerFenced: another producer has taken the stream over.
         StreamInvalid: there is a gap above the retired chunks, or `stream.end` says otherwise than the seals.
-        RetiredInvalid: `retired.json` cannot be used.
+        FileInvalid: `retired.json` cannot be used.
         ChunkCorrupt, ChunkMissing, SealInvalid: the last chunk is not as it was sealed.
         OSError: the filesystem failed.
     """

@@ -62,7 +62,7 @@ def retire(
 
     Raises:
         StreamInvalid: the directory holds no stream of ours.
-        RetiredInvalid, ManifestInvalid, VersionUnsupported: its files cannot be used.
+        FileInvalid, VersionUnsupported: its files cannot be used.
         OSError: the filesystem refused. What is below the mark is to be deleted by the next call, or the next start.
     """
     manifest = read_manifest(directory, None)
@@ -104,7 +104,7 @@ def read_retired(directory: Path, stream_id: str | None = None) -> int:
         stream_id: the stream's identity; None reads the manifest.
 
     Raises:
-        RetiredInvalid, ManifestInvalid, VersionUnsupported: a file cannot be used.
+        FileInvalid, VersionUnsupported: a file cannot be used.
         FileRefused, FileUnreadable, OSError: it cannot be read.
     """
     path = directory / RETIRED
@@ -130,7 +130,7 @@ def list_kept(directory: Path, stream_id: str | None = None, *, arrays: bool = T
 
     Raises:
         StreamInvalid, OSError: as `list_chunks`.
-        RetiredInvalid, ManifestInvalid, VersionUnsupported: as `read_retired`.
+        FileInvalid, VersionUnsupported: as `read_retired`.
     """
     found = list_chunks(directory)
     if not arrays:

@@ -68,7 +68,7 @@ class Stream(Protocol):
         """Looks which chunks were deleted by the stream's own rules: those of the half-open range [0, n).
 
         Raises:
-            RetiredInvalid: the mark that says so cannot be used.
+            FileInvalid: the mark that says so cannot be used.
             OSError: it cannot be read.
         """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
-from lazyshard.errors import ChunkRetired, LazyShardError, RetiredInvalid, StreamEnded, StreamInvalid, WriterFailed
+from lazyshard.errors import ChunkRetired, FileInvalid, LazyShardError, StreamEnded, StreamInvalid, WriterFailed
 from lazyshard.format.names import HEAD, RETIRED
 from lazyshard.store import files
 from lazyshard.stream import listing, native_stream, read_retired, recovery
@@ -205,7 +205,7 @@ def test_a_file_that_is_read_while_it_is_replaced_is_read_again(
 def test_a_file_that_stays_torn_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = retired(tmp_path)
     Torn(monkeypatch, RETIRED, 10**9)
-    with pytest.raises(RetiredInvalid):
+    with pytest.raises(FileInvalid):
         read_retired(path)
 
 

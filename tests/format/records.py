@@ -10,14 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lazyshard.errors import (
-    CursorInvalid,
-    EndInvalid,
+    FileInvalid,
     FormatInvalid,
-    HeadInvalid,
-    ManifestInvalid,
-    OwnerInvalid,
-    ReadingInvalid,
-    RetiredInvalid,
     SealInvalid,
 )
 from lazyshard.format.cursor import Cursor, ReadingMark
@@ -89,7 +83,7 @@ RECORDS: Final = {
     "end": Record(
         "stream.end",
         End.decode,
-        EndInvalid,
+        FileInvalid,
         b'{"format":1,"chunks":3,"samples":25}\n',
         End(3, 25),
         [
@@ -103,7 +97,7 @@ RECORDS: Final = {
     "owner": Record(
         "stream.owner",
         Owner.decode,
-        OwnerInvalid,
+        FileInvalid,
         b'{"format":1,"epoch":2,"token":"00c0ffee","host":"node1","pid":42,"since":1700000000.5}\n',
         Owner(2, "00c0ffee", "node1", 42, 1700000000.5),
         [
@@ -118,7 +112,7 @@ RECORDS: Final = {
     "retired": Record(
         "retired.json",
         Retired.decode,
-        RetiredInvalid,
+        FileInvalid,
         b'{"format":1,"stream_id":"%s","chunks_before":20,"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         Retired(STREAM_ID, 20, 1700000001.25),
         [
@@ -131,7 +125,7 @@ RECORDS: Final = {
     "manifest": Record(
         "stream.json",
         Manifest.decode,
-        ManifestInvalid,
+        FileInvalid,
         b'{"format":1,"stream_id":"%s","samples_per_chunk":1000,"created_at":1700000000.5}\n' % STREAM_ID.encode(),
         Manifest(STREAM_ID, 1000, 1700000000.5),
         [
@@ -153,7 +147,7 @@ RECORDS: Final = {
     "head": Record(
         "head.json",
         Head.decode,
-        HeadInvalid,
+        FileInvalid,
         b'{"format":1,"chunks":3,"samples":25,"ended":false,"state":"running","rate":12.5,'
         b'"host":"node1","pid":42,"updated_at":1700000001.25}\n',
         Head(3, 25, False, "running", 12.5, "node1", 42, 1700000001.25),
@@ -185,7 +179,7 @@ RECORDS: Final = {
     "hint": Record(
         "cursors/sft.reading.json",
         lambda data, *file: ReadingMark.decode(data, "sft", *file),
-        ReadingInvalid,
+        FileInvalid,
         b'{"format":1,"consumer":"sft","stream_id":"%s","dp_size":8,"window":3,"needs_chunks":64,'
         b'"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         ReadingMark("sft", STREAM_ID, 8, 3, 64, 1700000001.25),
@@ -210,7 +204,7 @@ RECORDS: Final = {
     "cursor": Record(
         "cursors/sft.json",
         lambda data, *file: Cursor.decode(data, "sft", *file),
-        CursorInvalid,
+        FileInvalid,
         b'{"format":1,"consumer":"sft","stream_id":"%s","consumed":2048,"chunks_before":20,'
         b'"plan":{"dp_size":8,"seed":0},"updated_at":1700000001.25}\n' % STREAM_ID.encode(),
         Cursor("sft", STREAM_ID, 2048, 20, {"dp_size": 8, "seed": 0}, 1700000001.25),

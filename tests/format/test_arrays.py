@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lazyshard.errors import ManifestInvalid, RowInvalid, SealInvalid
+from lazyshard.errors import FileInvalid, RowInvalid, SealInvalid
 from lazyshard.format.arrays import BFLOAT16, DTYPES, fill_row, pack_row
 from lazyshard.format.batch import check_lines, without_array_keys
 from lazyshard.format.fields import pack
@@ -231,7 +231,7 @@ def test_manifest_of_a_stream_with_arrays_is_pinned() -> None:
     assert not Manifest.decode(MANIFEST.replace(b'"format":2', b'"format":1')).arrays
     check_refusal(
         lambda: Manifest.decode(changed(MANIFEST, format=0)),
-        ManifestInvalid,
+        FileInvalid,
         file="stream.json",
         field="format",
         expected="an integer from 1 to 2147483648",

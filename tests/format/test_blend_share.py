@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard.errors import CursorInvalid
+from lazyshard.errors import FileInvalid
 from lazyshard.format.blend_state import MAX_SHARES, BlendPartState, BlendShare, BlendState, blend_shares, given_shares
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.state import RunState
@@ -80,5 +80,5 @@ def test_what_each_has_given() -> None:
     ],
 )
 def test_what_is_no_blend_is_refused(blend: Any, field: str) -> None:
-    with pytest.raises(CursorInvalid, match=f"field '{field}': expected "):
+    with pytest.raises(FileInvalid, match=f"field '{field}': expected "):
         Cursor.decode(changed(GOLDEN, blend=blend), "sft")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import CursorInvalid, FormatInvalid, VersionUnsupported
+from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
@@ -56,7 +56,7 @@ def test_cursor_of_a_foreign_directory_has_no_stream_id(data: bytes) -> None:
 def check(value_of: dict[str, object], field: str, expected: str, actual: str) -> None:
     check_refusal(
         lambda: Cursor.decode(changed(GOLDEN, **value_of), "sft", "/data/s/cursors/sft.json"),
-        CursorInvalid,
+        FileInvalid,
         file="/data/s/cursors/sft.json",
         field=field,
         expected=expected,
@@ -65,7 +65,7 @@ def check(value_of: dict[str, object], field: str, expected: str, actual: str) -
 
 
 def test_long_wrong_value_of_the_plan_is_shown_in_short() -> None:
-    with pytest.raises(CursorInvalid) as caught:
+    with pytest.raises(FileInvalid) as caught:
         decode(changed(GOLDEN, plan={"seed": "x" * 10_000}))
     assert len(str(caught.value)) < 200
 
@@ -96,9 +96,7 @@ def test_state_of_a_later_format_is_refused_by_the_file() -> None:
 
 @pytest.mark.parametrize("value", [5, True, ["1/x"], "a\nb", "\x7f", "x" * 401])
 def test_owner_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(
-        CursorInvalid, match=r"field 'owner': expected text of at most 400 characters without .* found "
-    ):
+    with pytest.raises(FileInvalid, match=r"field 'owner': expected text of at most 400 characters without .* found "):
         decode(changed(OWNED_GOLDEN, owner=value))
 
 
@@ -188,7 +186,7 @@ def test_cursor_round_trips(name: str, consumed: int, chunks: int, plan: dict[st
 def test_cursor_cut_anywhere_is_refused() -> None:
     for whole in (GOLDEN, OWNED_GOLDEN):
         for size in range(len(whole) - 1):  # the last byte is the newline, which carries nothing
-            with pytest.raises(CursorInvalid):
+            with pytest.raises(FileInvalid):
                 decode(whole[:size])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from lazyshard.errors import ManifestInvalid
+from lazyshard.errors import FileInvalid
 from lazyshard.format.arrays import pack_row
 from lazyshard.format.encoded_row import EncodedRow, check_encoded
 from lazyshard.format.records import Manifest, check_encoding, differences
@@ -29,7 +29,7 @@ def test_manifest_keeps_facts_and_has_no_field_without_them() -> None:
 @pytest.mark.parametrize("value", [[], {}, "swift", {"a": {}}, {"a": [1]}, {"": 1}])
 def test_manifest_with_other_than_plain_facts_is_refused(value: Any) -> None:
     fields = orjson.loads(MANIFEST.encode()) | {"encoding": value}
-    with pytest.raises(ManifestInvalid, match="field 'encoding': expected an object of 1 to 1000 plain values"):
+    with pytest.raises(FileInvalid, match="field 'encoding': expected an object of 1 to 1000 plain values"):
         Manifest.decode(orjson.dumps(fields))
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import FormatInvalid, HeadInvalid
+from lazyshard.errors import FileInvalid, FormatInvalid
 from lazyshard.format.fields import MAX_CHUNKS, Fields, encode, pack
 from tests.format.cases import check_refusal
 
 
 def fields(**values: object) -> Fields:
-    return Fields(orjson.dumps({"format": 1} | values), "f.json", HeadInvalid)
+    return Fields(orjson.dumps({"format": 1} | values), "f.json")
 
 
 def test_largest_chunk_number_keeps_index_arithmetic_within_64_bits() -> None:
@@ -36,8 +36,8 @@ def test_largest_chunk_number_keeps_index_arithmetic_within_64_bits() -> None:
 )
 def test_json_that_is_no_object_is_refused(data: bytes, actual: str) -> None:
     check_refusal(
-        lambda: Fields(data, "f.json", HeadInvalid),
-        HeadInvalid,
+        lambda: Fields(data, "f.json"),
+        FileInvalid,
         file="f.json",
         field=None,
         expected="a JSON object",
@@ -59,8 +59,8 @@ def test_json_that_is_no_object_is_refused(data: bytes, actual: str) -> None:
     ],
 )
 def test_bytes_that_are_no_json_are_refused(data: bytes, shown: str) -> None:
-    with pytest.raises(HeadInvalid) as caught:
-        Fields(data, "f.json", HeadInvalid)
+    with pytest.raises(FileInvalid) as caught:
+        Fields(data, "f.json")
     assert (caught.value.file, caught.value.field, caught.value.expected) == ("f.json", None, "a JSON object")
     assert str(caught.value.actual).startswith(f"{shown} (")
     assert str(caught.value).startswith(f"f.json: expected a JSON object, found {shown} (")
@@ -69,15 +69,15 @@ def test_bytes_that_are_no_json_are_refused(data: bytes, shown: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, None, 1.0, "1", 2**31 + 1, [1]])
 def test_format_that_is_no_positive_integer_is_refused(value: object) -> None:
-    with pytest.raises(HeadInvalid) as caught:
+    with pytest.raises(FileInvalid) as caught:
         fields(format=value)
     assert (caught.value.field, caught.value.expected) == ("format", "an integer from 1 to 2147483648")
 
 
 def test_missing_format_is_refused() -> None:
     check_refusal(
-        lambda: Fields(b'{"chunks":1}', "f.json", HeadInvalid),
-        HeadInvalid,
+        lambda: Fields(b'{"chunks":1}', "f.json"),
+        FileInvalid,
         file="f.json",
         field="format",
         expected="an integer from 1 to 2147483648",
@@ -104,7 +104,7 @@ def test_missing_format_is_refused() -> None:
 def test_integer_of_another_type_or_range_is_refused(value: object, actual: str) -> None:
     check_refusal(
         lambda: fields(n=value).integer("n", 2, 7),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="n",
         expected="an integer from 2 to 7",
@@ -113,8 +113,8 @@ def test_integer_of_another_type_or_range_is_refused(value: object, actual: str)
 
 
 def test_integer_past_64_bits_is_refused() -> None:
-    read = Fields(b'{"format":1,"n":100000000000000000000000000000}', "f.json", HeadInvalid)
-    with pytest.raises(HeadInvalid) as caught:
+    read = Fields(b'{"format":1,"n":100000000000000000000000000000}', "f.json")
+    with pytest.raises(FileInvalid) as caught:
         read.integer("n", 0, 2**62)
     assert caught.value.actual == "1e+29"
 
@@ -130,7 +130,7 @@ def test_integer_at_both_bounds_is_read() -> None:
 def test_number_of_another_type_is_refused(value: object, actual: str) -> None:
     check_refusal(
         lambda: fields(n=value).number("n"),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="n",
         expected="a number",
@@ -147,7 +147,7 @@ def test_whole_number_is_read_as_float() -> None:
 def test_text_that_is_empty_or_of_another_type_is_refused(value: object, actual: str) -> None:
     check_refusal(
         lambda: fields(t=value).text("t"),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="t",
         expected="a string",
@@ -158,7 +158,7 @@ def test_text_that_is_empty_or_of_another_type_is_refused(value: object, actual:
 def test_text_that_is_no_choice_is_refused() -> None:
     check_refusal(
         lambda: fields(t="c").text("t", ("a", "b")),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="t",
         expected="one of a, b",
@@ -170,7 +170,7 @@ def test_text_that_is_no_choice_is_refused() -> None:
 def test_boolean_of_another_type_is_refused(value: object, actual: str) -> None:
     check_refusal(
         lambda: fields(b=value).boolean("b"),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="b",
         expected="true or false",
@@ -191,7 +191,7 @@ def test_packed_numbers_are_little_endian() -> None:
     ["AQAAAAAAAAA", "AQAA AAAAAAA=", "AQAAAAAAAAA=\n", "AQAAAAAAAA-_", "ü", "=", "A", "\u0661", "AQ==AAAAAAA="],
 )
 def test_bad_base64_is_refused(value: str) -> None:
-    with pytest.raises(HeadInvalid) as caught:
+    with pytest.raises(FileInvalid) as caught:
         fields(a=value).packed("a", "<u8", 1)
     assert (caught.value.file, caught.value.field) == ("f.json", "a")
     assert caught.value.expected == "a base64 string"
@@ -202,7 +202,7 @@ def test_bad_base64_is_refused(value: str) -> None:
 def test_packed_numbers_of_another_type_are_refused(value: object, actual: str) -> None:
     check_refusal(
         lambda: fields(a=value).packed("a", "<u8", 1),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="a",
         expected="a base64 string",
@@ -214,7 +214,7 @@ def test_packed_numbers_of_another_type_are_refused(value: object, actual: str) 
 def test_packed_numbers_of_another_count_are_refused(count: int) -> None:
     check_refusal(
         lambda: fields(a="AQAAAAAAAAA=").packed("a", "<u8", count),
-        HeadInvalid,
+        FileInvalid,
         file="f.json",
         field="a",
         expected=f"{count} numbers of 8 bytes",
@@ -239,4 +239,4 @@ def test_packed_numbers_round_trip(numbers: list[int]) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(FormatInvalid):
-        Fields(data, "f.json", HeadInvalid)
+        Fields(data, "f.json")

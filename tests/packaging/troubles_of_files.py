@@ -14,7 +14,7 @@ from lazyshard.cli.main import main as lazyshard
 from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.stream.retire import retire
 from lazyshard.stream.watchdog import READERS, Watchdog
-from tests.packaging.trouble_words import STREAM, line, rows_of_stream, said, told, without_rights
+from tests.packaging.trouble_words import STREAM, each_of, line, rows_of_stream, said, told, without_rights
 from tests.stream.streams import produce
 
 
@@ -137,8 +137,21 @@ def store_away() -> None:
         StreamReader("s3://bucket/stream")
 
 
+FILES: Final[dict[str, Callable[[], object]]] = {
+    "manifest": lambda: (torn("stream.json"), StreamReader(STREAM)),
+    "head": head_torn,
+    "end": end_torn,
+    "owner": lambda: verified("stream.owner", b"", "leftover: stream.owner", 0),
+    "cursor": lambda: verified("cursors/sft.json", b"{}", "damage: cursors/sft.json", 5),
+    "hint": lambda: verified("cursors/sft.reading.json", b"{}", "leftover: cursors/sft.reading.json", 0),
+    "retired": retired_torn,
+}
+"""By file."""
+
 TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "Mistakes in a call": mistake,
+    "FileInvalid": lambda: each_of(FILES),
+    "SealInvalid": lambda: (torn("chunk_00001.jsonl.completed"), rows_of_stream()),
     "ChunkCorrupt": changed,
     "ChunkMissing": chunk_gone,
     "ChunkRetired": deleted,
@@ -151,16 +164,6 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
 """By heading of the page."""
 
 GROUPS: Final[dict[str, dict[str, Callable[[], object]]]] = {
-    "FormatInvalid": {
-        "ManifestInvalid": lambda: (torn("stream.json"), StreamReader(STREAM)),
-        "SealInvalid": lambda: (torn("chunk_00001.jsonl.completed"), rows_of_stream()),
-        "HeadInvalid": head_torn,
-        "EndInvalid": end_torn,
-        "OwnerInvalid": lambda: verified("stream.owner", b"", "leftover: stream.owner", 0),
-        "CursorInvalid": lambda: verified("cursors/sft.json", b"{}", "damage: cursors/sft.json", 5),
-        "ReadingInvalid": lambda: verified("cursors/sft.reading.json", b"{}", "leftover: cursors/sft.reading.json", 0),
-        "RetiredInvalid": retired_torn,
-    },
     "Files that cannot be read": {
         "VersionUnsupported": later_version,
         "FileRefused": no_plain_file,

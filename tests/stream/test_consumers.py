@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyshard.errors import FileUnreadable, ManifestInvalid
+from lazyshard.errors import FileInvalid, FileUnreadable
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.format.records import Manifest
 from lazyshard.stream import (
@@ -119,7 +119,7 @@ def test_cursor_of_a_foreign_directory_counts_there(tmp_path: Path) -> None:
 def test_damaged_manifest_is_raised(stream: Path) -> None:
     write_cursor(stream, cursor(stream))
     (stream / "stream.json").write_bytes(b"{")
-    with pytest.raises(ManifestInvalid):
+    with pytest.raises(FileInvalid):
         list_consumers(stream)
 
 

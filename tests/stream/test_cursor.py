@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.errors import CursorInvalid, StreamMissing, VersionUnsupported
+from lazyshard.errors import FileInvalid, StreamMissing, VersionUnsupported
 from lazyshard.format.cursor import Cursor, ReadingMark
 from lazyshard.store import durable
 from lazyshard.stream import consumers, read_cursor, read_reading, write_cursor, write_reading
@@ -51,7 +51,7 @@ def test_torn_cursor_is_refused_by_its_name(tmp_path: Path, data: bytes) -> None
     write_cursor(tmp_path, OLD)
     path = tmp_path / "cursors" / "sft.json"
     path.write_bytes(data)
-    with pytest.raises(CursorInvalid, match=str(path)) as caught:
+    with pytest.raises(FileInvalid, match=str(path)) as caught:
         read_cursor(tmp_path, "sft")
     assert caught.value.file == str(path)
     write_cursor(tmp_path, NEW)
@@ -69,7 +69,7 @@ def test_cursor_of_a_later_release_is_refused_by_its_name(tmp_path: Path) -> Non
 def test_cursor_copied_to_another_name_is_refused(tmp_path: Path) -> None:
     write_cursor(tmp_path, OLD)
     os.rename(tmp_path / "cursors" / "sft.json", tmp_path / "cursors" / "dpo.json")
-    with pytest.raises(CursorInvalid, match="field 'consumer': expected one of dpo, found 'sft'"):
+    with pytest.raises(FileInvalid, match="field 'consumer': expected one of dpo, found 'sft'"):
         read_cursor(tmp_path, "dpo")
 
 

@@ -27,11 +27,9 @@ from lazyshard.cli.main import main
 from lazyshard.errors import (
     ChunkCorrupt,
     ChunkMissing,
-    EndInvalid,
+    FileInvalid,
     FileRefused,
     LazyShardError,
-    ManifestInvalid,
-    RetiredInvalid,
     SealInvalid,
     StreamInvalid,
     StreamMismatch,
@@ -143,13 +141,13 @@ CASES = [
         "neither manifest nor head", delete("stream.json", "head.json"), StreamInvalid, {},
         (("manifest-missing", "stream.json"),), 2, 3,
     ),
-    Case("manifest torn", put("stream.json"), ManifestInvalid, {}, (("invalid", "stream.json"),), 1),
+    Case("manifest torn", put("stream.json"), FileInvalid, {}, (("invalid", "stream.json"),), 1),
     Case(
-        "end torn, and no head", each(put("stream.end"), delete("head.json")), EndInvalid, {},
+        "end torn, and no head", each(put("stream.end"), delete("head.json")), FileInvalid, {},
         (NO_HEAD, ("invalid", "stream.end")), 2,
     ),
     Case(
-        "mark of deleted chunks torn", each(put("retired.json"), delete(C1)), RetiredInvalid, {},
+        "mark of deleted chunks torn", each(put("retired.json"), delete(C1)), FileInvalid, {},
         (("invalid", "retired.json"), ("data-missing", C1)), 2,
     ),
     *(kind_case(kind, found, name)

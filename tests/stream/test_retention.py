@@ -15,8 +15,8 @@ import pytest
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import (
     ChunkRetired,
+    FileInvalid,
     ProducerFenced,
-    RetiredInvalid,
     StreamEnded,
     StreamInvalid,
     VersionUnsupported,
@@ -178,7 +178,7 @@ def test_mark_that_cannot_be_written_deletes_nothing(stream: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("data", "error"), [(b"", RetiredInvalid), (b'{"format":1}', RetiredInvalid), (b'{"format":2}', VersionUnsupported)]
+    ("data", "error"), [(b"", FileInvalid), (b'{"format":1}', FileInvalid), (b'{"format":2}', VersionUnsupported)]
 )
 def test_mark_that_cannot_be_used_stops_deletion_and_start_and_changes_nothing(
     stream: Path, data: bytes, error: type[Exception]

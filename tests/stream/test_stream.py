@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.errors import (
     ChunkMissing,
-    EndInvalid,
+    FileInvalid,
     FileRefused,
-    HeadInvalid,
     StreamInvalid,
     StreamUnsealed,
     WaitTimeout,
@@ -80,7 +79,7 @@ def test_partial_chunk_without_head_and_end_is_not_counted(tmp_path: Path) -> No
 )
 def test_head_that_contradicts_the_manifest_is_an_error(fields: dict[str, Any], tmp_path: Path) -> None:
     edit("head.json", **fields)(produce(tmp_path, 4))
-    with pytest.raises(HeadInvalid):
+    with pytest.raises(FileInvalid):
         StreamReader(tmp_path)
 
 
@@ -88,7 +87,7 @@ def test_end_that_contradicts_the_manifest_is_an_error(tmp_path: Path) -> None:
     produce(tmp_path, 4)
     (tmp_path / "head.json").unlink()
     (tmp_path / "stream.end").write_bytes(b'{"format":1,"chunks":2,"samples":9}')
-    with pytest.raises(EndInvalid):
+    with pytest.raises(FileInvalid):
         StreamReader(tmp_path)
 
 

@@ -100,7 +100,7 @@ class Holdback:
         wall_clock: returns seconds since 1970; only for what is said of ages.
 
     Raises:
-        OSError, RetiredInvalid, ManifestInvalid: the stream's files cannot be read.
+        OSError, FileInvalid: the stream's files cannot be read.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class SideFiles:
         """Returns it; False as long as there is no manifest.
 
         Raises:
-            ManifestInvalid, OSError: the manifest cannot be read.
+            FileInvalid, OSError: the manifest cannot be read.
         """
         if self._arrays is None:
             manifest = read_manifest(self._directory, None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import Final, NamedTuple, TypeVar
 
-from lazyshard.errors import ChunkMissing, OwnerInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
+from lazyshard.errors import ChunkMissing, FileInvalid, ProducerFenced, StoreUnavailable, StreamInvalid, StreamMismatch
 from lazyshard.format.names import END, MANIFEST, OWNER, RETIRED, arrays_name, chunk_name, seal_name
 from lazyshard.format.records import End, Manifest, Owner, Retired
 from lazyshard.store.objects import ObjectStore
@@ -270,7 +270,7 @@ def find_owner(store: ObjectStore, tries: Tries) -> FoundOwner:
         return FoundOwner(None, None)
     try:
         return FoundOwner(Owner.decode(data, store.name_of(OWNER)), tag)
-    except OwnerInvalid:
+    except FileInvalid:
         return FoundOwner(None, tag)
 
 

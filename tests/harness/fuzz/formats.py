@@ -15,14 +15,8 @@ import numpy as np
 import orjson
 
 from lazyshard.errors import (
-    CursorInvalid,
-    EndInvalid,
+    FileInvalid,
     FormatInvalid,
-    HeadInvalid,
-    ManifestInvalid,
-    OwnerInvalid,
-    ReadingInvalid,
-    RetiredInvalid,
     SealInvalid,
     StateInvalid,
     VersionUnsupported,
@@ -254,14 +248,14 @@ def _encoded(value: Any) -> bytes:
 FORMATS: Final = {
     target.name: target
     for target in (
-        FileFormat("manifest", _manifest, _encoded, lambda data: Manifest.decode(data, FILE), ManifestInvalid),
-        FileFormat("head", _head, _encoded, lambda data: Head.decode(data, FILE), HeadInvalid),
-        FileFormat("end", _end, _encoded, lambda data: End.decode(data, FILE), EndInvalid),
-        FileFormat("owner", _owner, _encoded, lambda data: Owner.decode(data, FILE), OwnerInvalid),
-        FileFormat("retired", _retired, _encoded, lambda data: Retired.decode(data, FILE), RetiredInvalid),
+        FileFormat("manifest", _manifest, _encoded, lambda data: Manifest.decode(data, FILE), FileInvalid),
+        FileFormat("head", _head, _encoded, lambda data: Head.decode(data, FILE), FileInvalid),
+        FileFormat("end", _end, _encoded, lambda data: End.decode(data, FILE), FileInvalid),
+        FileFormat("owner", _owner, _encoded, lambda data: Owner.decode(data, FILE), FileInvalid),
+        FileFormat("retired", _retired, _encoded, lambda data: Retired.decode(data, FILE), FileInvalid),
         FileFormat("seal", _seal, _encoded, lambda data: Seal.decode(data, 7, FILE), SealInvalid),
-        FileFormat("cursor", _cursor, _encoded, lambda data: Cursor.decode(data, "sft", FILE), CursorInvalid),
-        FileFormat("reading", _reading, _encoded, lambda data: ReadingMark.decode(data, "sft", FILE), ReadingInvalid),
+        FileFormat("cursor", _cursor, _encoded, lambda data: Cursor.decode(data, "sft", FILE), FileInvalid),
+        FileFormat("reading", _reading, _encoded, lambda data: ReadingMark.decode(data, "sft", FILE), FileInvalid),
         FileFormat("state", _state, _encoded, lambda data: RunState.decode(data, FILE), StateInvalid),
         FileFormat("state-dict", _state, _encoded, _state_of_dict, StateInvalid),
     )

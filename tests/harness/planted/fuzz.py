@@ -10,7 +10,6 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from lazyshard.data import commits as state_checks
-from lazyshard.errors import SealInvalid
 from lazyshard.format import fields, row
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.seal import Seal
@@ -53,7 +52,7 @@ _decode_seal = Seal.decode
 
 def _seal_of_any_chunk(data: bytes, number: int, file: str = "") -> Seal:
     """Passes over the number in the seal."""
-    found = fields.Fields(data, file, SealInvalid)
+    found = fields.Fields(data, file)
     return _decode_seal(fields.encode(found.values | {"chunk": number}), number, file)
 
 

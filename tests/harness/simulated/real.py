@@ -21,7 +21,7 @@ from typing import Final
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
-from lazyshard.errors import HeadInvalid
+from lazyshard.errors import FileInvalid
 from lazyshard.format.names import HEAD, SEAL_SUFFIX
 from lazyshard.format.records import Head
 from lazyshard.simulation.setting import Setting
@@ -199,7 +199,7 @@ def _await_head(setting: Setting, stream: Path, producer: subprocess.Popen[bytes
     """Returns the head that tells of the head start, and when it was written by the monotonic clock."""
     until = time.monotonic() + LONGEST_S
     while time.monotonic() < until:
-        with contextlib.suppress(FileNotFoundError, HeadInvalid):
+        with contextlib.suppress(FileNotFoundError, FileInvalid):
             head = Head.decode((stream / HEAD).read_bytes())
             if head.samples >= setting.head_start:
                 return head, time.monotonic() - (time.time() - head.updated_at)

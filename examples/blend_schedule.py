@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from lazyshard import Batches, BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import Batches, BlendedDataset, ChunkWriter, LazyShardedDataset, Order
 
 NAMES = ("web", "maths", "code")
 SCHEDULE = [(40, (0.8, 0.2, 0.0)), (60, (0.8, 0.2, 0.0)), (80, (0.3, 0.2, 0.5))]
@@ -32,7 +32,7 @@ def open_blend(folder: Path, batch_size: int) -> BlendedDataset:
         list(zip(streams, (1.0, 0.0, 0.0), strict=True)),
         batch_size=batch_size,
         num_samples=STEPS * STEP_SAMPLES,
-        micro_batches_per_step=STEP_SAMPLES // batch_size,
+        order=Order(micro_batches_per_step=STEP_SAMPLES // batch_size),
         schedule=SCHEDULE,
         ramp="linear",
     )

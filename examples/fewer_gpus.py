@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lazyshard import Batches, ChunkWriter, LazyShardedDataset
+from lazyshard import Batches, ChunkWriter, LazyShardedDataset, Order
 
 SAMPLES = 500
 FIRST_SAMPLES = 200
@@ -61,7 +61,7 @@ def train(rank: int, ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet_{ranks}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    dataset = LazyShardedDataset(folder / "stream", batch_size=BATCH, shuffle_window=1)
+    dataset = LazyShardedDataset(folder / "stream", batch_size=BATCH, order=Order(shuffle_window=1))
     batches = dataset.batches(collate_fn=list)
     if newest := max((folder / "run").glob("checkpoint-*"), key=step_of, default=None):
         model.load_state_dict(torch.load(newest / "model.pt"))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from lazyshard import Batches, LazyShardedDataset
+from lazyshard import Batches, LazyShardedDataset, Order
 
 LINES = 200
 """In each of the two files."""
@@ -52,7 +52,9 @@ def train(folder: Path, run: str, start: Path | None = None, without: Collection
     """Trains to the end of the stream, from the start or a checkpoint; returns the loss of each step."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
-    dataset = LazyShardedDataset(folder / "stream", batch_size=BATCH, dp_rank=0, dp_size=1, shuffle_window=4)
+    dataset = LazyShardedDataset(
+        folder / "stream", batch_size=BATCH, dp_rank=0, dp_size=1, order=Order(shuffle_window=4)
+    )
     batches = dataset.batches(collate_fn=list)
     if start is not None:
         model.load_state_dict(torch.load(start / "model.pt"))

@@ -5,9 +5,10 @@ A producer publishes numbered chunk files (`ChunkWriter`); every data-parallel r
 `LazyShardedIterable`), of several streams by weights
 (`BlendedDataset`), each row through steps (`MessageTransform`, `Filter`, `Map`); `LazyShardedSequences` packs (`Pack`),
 splits (`Split`) or pads (`Pad`) raw rows while it reads. `load` makes a data set of one file, which `check_config`
-looks through. `StreamReader` reads a stream outside training. `streaming_shard` shards any other iterable. Rows may
-hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is imported when it is
-first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
+looks through. `Order`, `BadRows` and `EncodeCache` are groups of their settings; `LateRow` in the place of an encoder
+parses rows in the main process. `StreamReader` reads a stream outside training. `streaming_shard` shards any other
+iterable. Rows may hold numpy arrays; `as_tensor` makes tensors of them. What reads for training needs torch, which is
+imported when it is first used. `window_for_distance` tells which `shuffle_window` moves neighbours so far apart.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from lazyshard.lazy import lazily
 if TYPE_CHECKING:
     from lazyshard.config import check_config
     from lazyshard.data import (
+        BadRows,
         Batches,
         BlendedDataset,
+        EncodeCache,
         Filter,
+        LateRow,
         LazyShardedDataset,
         LazyShardedIterable,
         LazyShardedSequences,
         LazyShardedStream,
         Map,
         MessageTransform,
+        Order,
         Pack,
         Pad,
         Split,
@@ -44,10 +49,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BFLOAT16",
+    "BadRows",
     "Batches",
     "BlendedDataset",
     "ChunkWriter",
+    "EncodeCache",
     "Filter",
+    "LateRow",
     "LazyShardError",
     "LazyShardedDataset",
     "LazyShardedIterable",
@@ -55,6 +63,7 @@ __all__ = [
     "LazyShardedStream",
     "Map",
     "MessageTransform",
+    "Order",
     "Pack",
     "Pad",
     "Split",
@@ -74,15 +83,19 @@ __version__ = "0.1.0"
 _HOMES: Final = {
     "config": ("check_config",),
     "data": (
+        "BadRows",
         "Batches",
         "BlendedDataset",
+        "EncodeCache",
         "Filter",
+        "LateRow",
         "LazyShardedDataset",
         "LazyShardedIterable",
         "LazyShardedSequences",
         "LazyShardedStream",
         "Map",
         "MessageTransform",
+        "Order",
         "Pack",
         "Pad",
         "Split",

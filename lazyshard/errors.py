@@ -407,7 +407,7 @@ class ConfigInvalid(LazyShardError, ValueError):
 
 
 class TooManyBadSamples(BadSample):
-    """More bad samples than `max_bad_samples` allows."""
+    """More bad samples than the limit of `BadRows` allows."""
 
     count: int | None = None
 

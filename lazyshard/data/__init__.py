@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from lazyshard.data.samples import LateRow
     from lazyshard.data.sequence_forms import Pack, Pad, Split
     from lazyshard.data.sequences import LazyShardedSequences
+    from lazyshard.data.settings import BadRows, EncodeCache, Order
     from lazyshard.data.shared import Stats
     from lazyshard.data.steps import Filter, Map, MessageTransform, Step
     from lazyshard.data.tensors import as_tensor
 
 __all__ = [
+    "BadRows",
     "Batches",
     "BlendDraw",
     "BlendedDataset",
+    "EncodeCache",
     "Filter",
     "LateRow",
     "LazyShardedDataset",
@@ -40,6 +43,7 @@ __all__ = [
     "Loaded",
     "Map",
     "MessageTransform",
+    "Order",
     "Pack",
     "Pad",
     "Split",
@@ -75,6 +79,7 @@ _HOMES: Final = {
         "Split",
     ),
     "sequences": ("LazyShardedSequences",),
+    "settings": ("BadRows", "EncodeCache", "Order"),
     "shared": ("Stats",),
     "steps": (
         "Filter",

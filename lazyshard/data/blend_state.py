@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from lazyshard.data.dataset import LazyShardedDataset
-from lazyshard.data.order import LayoutName
 from lazyshard.data.rank import Rank
 from lazyshard.data.run_state import as_count, epoch_of
+from lazyshard.data.settings import Order
 from lazyshard.errors import StateInvalid, StateMismatch, redact
 from lazyshard.format.blend_state import BlendPartState, BlendState, Piece
 from lazyshard.format.state import RunState
@@ -254,17 +254,15 @@ def blend_schedule(weights: list[float], later: Any, ramp: Ramp) -> BlendSchedul
     return BlendSchedule(points, ramp)
 
 
-def check_settings(batch_size: Any, layout: str, num_samples: Any, stopping: str, micro_batches_per_step: Any) -> None:
+def check_settings(batch_size: Any, num_samples: Any, stopping: str, order: Order) -> None:
     """Refuses settings that cannot be. Arguments as of `BlendedDataset`.
 
     Raises:
         ValueError: one is wrong.
     """
     _check_count("batch_size", batch_size)
-    if micro_batches_per_step is not None:
-        _check_count("micro_batches_per_step", micro_batches_per_step)
-    if layout not in get_args(LayoutName):
-        raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {layout!r}")
+    if order != Order(layout=order.layout, micro_batches_per_step=order.micro_batches_per_step):
+        raise ValueError("unit, shuffle_window and seed are those of each data set of a blend: give them to those")
     if stopping not in get_args(Stopping):
         raise ValueError(f"stopping is one of {', '.join(get_args(Stopping))}, got {stopping!r}")
     if num_samples is not None:

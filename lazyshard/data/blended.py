@@ -24,9 +24,10 @@ from lazyshard.data.blend_state import (
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.index_space import length_given_up
 from lazyshard.data.lane import place_ahead
-from lazyshard.data.order import ENDLESS, LayoutName
+from lazyshard.data.order import ENDLESS
 from lazyshard.data.rank import Rank, check_dealt
 from lazyshard.data.run_state import only_of_a_stream
+from lazyshard.data.settings import Order
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.errors import LazyShardError, LengthUnknown, StateInvalid
 from lazyshard.format.blend_state import BlendState, blend_shares
@@ -62,18 +63,17 @@ class BlendedDataset(Dataset[Any]):
 
     Args:
         datasets: data sets and their weights, in samples. The data sets are new ones, each of another stream, with any
-            settings but these of their own: `batch_size`, `layout`, `num_samples` and `micro_batches_per_step` are the
-            blend's. Weights are divided by their sum; `shares` says what came of it.
+            settings but these of their own: `batch_size`, `num_samples`, and `layout` and `micro_batches_per_step` of
+            the order are the blend's. Weights are divided by their sum; `shares` says what came of it.
         batch_size: samples of one rank in a micro batch.
-        layout: "block" or "strided", as of `LazyShardedDataset`.
         num_samples: samples over all ranks, however many epochs of a stream that takes. None to end by `stopping`.
         stopping: "first_exhausted": before the first sample that would begin another epoch of any stream.
             "all_exhausted": once every stream was drawn whole, the others repeating meanwhile.
-        micro_batches_per_step: micro batches of one rank in an optimiser step; the state then knows its steps.
         schedule: other weights on the way: optimiser steps, counted from the beginning of the run, and the weights of
             all data sets from there on. Those of `datasets` hold until the first one. A weight may be 0 for a while.
-            Needs `micro_batches_per_step`.
+            Needs `Order(micro_batches_per_step=...)`.
         ramp: "steps": weights change at once. "linear": they go from each to the next along a line, in up to 64 pieces.
+        order: `layout` and `micro_batches_per_step`; unit, window and seed are those of each data set.
 
     Raises:
         TypeError: these are no pairs of a data set and a weight, or of a step and weights.
@@ -90,26 +90,25 @@ class BlendedDataset(Dataset[Any]):
         datasets: Iterable[tuple[LazyShardedDataset, float]],
         *,
         batch_size: int = 1,
-        layout: LayoutName = "block",
         num_samples: int | None = None,
         stopping: Stopping = "first_exhausted",
-        micro_batches_per_step: int | None = None,
         schedule: Iterable[tuple[int, Sequence[float]]] = (),
         ramp: Ramp = "steps",
+        order: Order = Order(),
     ) -> None:
         self._datasets, weights = blend_members(datasets)
         self._schedule = blend_schedule(weights, schedule, ramp)
-        check_settings(batch_size, layout, num_samples, stopping, micro_batches_per_step)
+        check_settings(batch_size, num_samples, stopping, order)
         self._names = stream_names(self._datasets)
         for dataset in self._datasets:
             dataset._draws.enter_blend()
         self._batch_size = batch_size
-        draws_per_step = batch_size * (micro_batches_per_step or 0)
+        draws_per_step = batch_size * (order.micro_batches_per_step or 0)
         if not self._schedule.constant and not draws_per_step:
-            raise ValueError("a schedule counts in optimiser steps: give micro_batches_per_step")
+            raise ValueError("a schedule counts in optimiser steps: give order=Order(micro_batches_per_step=...)")
         states = BlendStates(self._names, self._schedule, batch_size, draws_per_step)
         self._states = states
-        self._spaces = BlendSpaces(self._datasets, states, layout, num_samples, stopping)
+        self._spaces = BlendSpaces(self._datasets, states, order.layout, num_samples, stopping)
         self._length_given_up = False
         # The epoch is that of the data sets: they tell their workers.
         self._numbers = self._datasets[0]._draws.numbers
@@ -184,7 +183,7 @@ class BlendedDataset(Dataset[Any]):
             if self._spaces.used:
                 raise RuntimeError(
                     "this blend is in use already, call batches() before its rank or its length is asked for, or give "
-                    "it micro_batches_per_step=1"
+                    "it order=Order(micro_batches_per_step=1)"
                 )
             self._states.draws_per_step = self._batch_size
         per_step = self._states.draws_per_step // self._batch_size

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lazyshard.data.order import Order
+from lazyshard.data.order import RunOrder
 from lazyshard.errors import CursorTaken, CursorUnwritable, LazyShardError, StateMismatch
 from lazyshard.format.blend_state import BlendShare
 from lazyshard.format.cursor import Cursor, ReadingMark, check_consumer
@@ -34,7 +34,7 @@ _DRAWS_AT_ONCE = 1 << 20
 _MOST_RANKS: Final = 1 << 20
 
 
-def check_data(state: RunState, order: Order, reader: StreamReader) -> None:
+def check_data(state: RunState, order: RunOrder, reader: StreamReader) -> None:
     """Refuses a state that has drawn more than the stream holds, or goes on with chunks that are deleted.
 
     Whether the ranks at hand are others makes no difference: they go on with the same samples. Not looked at: what an
@@ -110,7 +110,7 @@ def first_lost(course: Course, position: int, total: int | None, stop: int) -> i
     return None
 
 
-def _check_length(state: RunState, course: Course, order: Order, total: int, where: str) -> None:
+def _check_length(state: RunState, course: Course, order: RunOrder, total: int, where: str) -> None:
     number = next((n for n in reversed(range(len(state.parts))) if state.parts[n].epoch is not None), 0)
     drawn = sum(part.dp * part.draws for part in state.parts[number:])
     limit = order.max_total_samples
@@ -181,7 +181,7 @@ class Commits:
         return self.__dict__ | {"_owner": None}
 
     def commit(
-        self, states: Sequence[RunState], order: Order, reader: StreamReader, *, last_epoch: bool, take_over: bool
+        self, states: Sequence[RunState], order: RunOrder, reader: StreamReader, *, last_epoch: bool, take_over: bool
     ) -> None:
         """Writes the cursor durably.
 

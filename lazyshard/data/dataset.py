@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +16,14 @@ from torch.utils.data import Dataset, get_worker_info
 
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.data.lane import place_ahead
-from lazyshard.data.order import ENDLESS, LayoutName, Order, UnitName
+from lazyshard.data.order import ENDLESS, RunOrder
 from lazyshard.data.rank import Rank, check_dealt, resolve_rank
 from lazyshard.data.run_state import Ranges
-from lazyshard.data.samples import SampleCache, SampleMaker
+from lazyshard.data.samples import LateRow, SampleCache, SampleMaker
+from lazyshard.data.settings import BadRows, EncodeCache, Order
 from lazyshard.data.shared import ASKED, EPOCH, Stats
 from lazyshard.data.steps import EncodeFn, Encoder, RowSteps, Step
-from lazyshard.data.substitutes import BadSamples, ErrorCount, OnBadSample
-from lazyshard.format.records import Fact
+from lazyshard.data.substitutes import BadRowCount
 from lazyshard.memory import quick_loads
 from lazyshard.plan.course import Draw
 from lazyshard.store.urls import stream_path
@@ -45,15 +45,19 @@ class LazyShardedDataset(Dataset[Any]):
         for batch in dataset.batches(num_workers=2, collate_fn=collate):
             train(batch)
 
-    The order: samples are dealt to the ranks in units; with `unit="chunk"`, chunk k is rank k % dp_size's, and each
-    rank reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size *
+    The order: samples are dealt to the ranks in units; with `Order(unit="chunk")`, chunk k is rank k % dp_size's, and
+    each rank reads its chunks in order. Every sample is drawn exactly once an epoch, but for fewer than dp_size *
     batch_size left over.
 
     Args:
         directory: the stream's directory, or its URL in an object store, like ``s3://bucket/prefix`` (the extra
             `objects`; docs/object-storage.md). If there is no stream in it yet, the constructor waits for one.
         encode_fn: makes a sample of a row, in the worker; called with ``return_length=True`` if it takes that, as
-            ms-swift's `template.encode` does. None returns the rows as they are.
+            ms-swift's `template.encode` does. None returns the rows as they are. The class `LateRow` stands for rows
+            that are parsed late: DataLoader workers hand out `LateRow`s, which become plain dicts in the main process;
+            of rows above 64 KiB only the place crosses, and the main process reads them again, out of the page cache.
+            Quicker than to pickle dicts (docs/performance.md), for a `collate_fn` that does not look into the rows, as
+            ``list``. Not for filesystems without a page cache, nor for streams whose rows hold arrays.
         dp_rank: this data-parallel rank; None asks Megatron, then torch.distributed (`lazyshard.data.resolve_rank`),
             when the data set is first used.
         dp_size: number of data-parallel ranks; given exactly if `dp_rank` is.
@@ -65,46 +69,17 @@ class LazyShardedDataset(Dataset[Any]):
             `set_epoch`. Rounded down to a multiple of dp_size * batch_size. Indices past the end of an epoch draw the
             next one, in its own order. A live stream then needs no `max_total_samples`; if given, an epoch ends there.
         batch_size: samples of one rank in a micro batch.
-        unit: what is dealt in turn: "chunk", "sample", "batch" (`batch_size` samples), a number of samples, or "auto":
-            chunks if the stream, up to `max_total_samples`, has a full one for every rank, else batches; on a live
-            stream the first use waits until that is known. A run goes on with the unit that its state names.
-        layout: "block" for samplers that give each rank a contiguous piece (`rank_indices`, ms-swift's
-            ``data_sharding=True``), "strided" for those that give rank r the indices r, r + dp_size, ... (the same
-            without shuffle, Hugging Face's).
-        shuffle_window: how many chunks' worth of samples each rank shuffles among, in each epoch differently; 0 keeps
-            the order, which a stream whose rows were dealt by cost needs (docs/balance.md). With a window as wide as
-            all that a rank has, an ended stream is shuffled whole. `lazyshard.window_for_distance` finds the one that
-            moves neighbours as far apart as you want.
-        seed: of the shuffle.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
-        on_bad_sample: what to do with a sample that cannot be read or encoded: "substitute" trains another of its
-            chunk, the same on every rank and in every run, and logs it; "raise" raises.
-        max_bad_samples: how many different bad samples one process (each DataLoader worker) substitutes before it
-            raises; None for any number.
-        cache_bytes: bytes of encoded samples that each process keeps for later epochs.
         consumer: name under which rank 0 commits, and tells the producer, about once a window, how much of the stream
             is needed to read on (`cursors/NAME.reading.json`; what cannot be written is logged). Give it where the
             producer is held back by --max-ahead, or deletes chunks: until this consumer has a cursor, its chunks are
             kept.
-        micro_batches_per_step: micro batches of one rank in an optimiser step; the state of the run then knows its
-            steps, for `lazyshard trace`, `audit` and `skip`. None for not known; `batches` takes that for 1.
-        late_parsing: without `encode_fn`, DataLoader workers hand out `LateRow`s, which become plain dicts in the main
-            process; of rows above 64 KiB only the place crosses, and the main process reads them again, out of the page
-            cache. Quicker than to pickle dicts (docs/performance.md), for a `collate_fn` that does not look into the
-            rows, as ``list``. Not for filesystems without a page cache, nor for streams whose rows hold arrays.
         steps: what is done with each row between parsing and encoding it, in order: `MessageTransform`, `Filter` and
             `Map` (docs/pipeline.md). In the place of a dropped row another one of its chunk is trained, the same on
             every rank and in every run; `stats` counts both.
-        max_error_count: the error budget of steps and encoder, in place of `on_bad_sample` and `max_bad_samples`: 0
-            raises the first error, N substitutes N different samples in each process before it raises, None any number.
-        encode_cache: a directory of this node, on its disk or in /dev/shm, where what is made of rows is kept for all
-            processes that draw the same ones: model-parallel peers, workers, later epochs, the next start
-            (docs/encode-cache.md). Not for an `encode_fn` that makes another sample of a row each time.
-        encode_cache_bytes: what it may take, as a number of at least 4,096 bytes or as a text like ``"20GB"`` or
-            ``"512MiB"``; chunks that were used longest ago go first. None stands for 16 GiB.
-        encode_fingerprint: plain facts that change whenever another sample would be made of a row: what was kept under
-            other facts is not found. By default the attribute `fingerprint` of `encode_fn`; needed where that has none,
-            and with `steps`.
+        order: how samples are dealt to the ranks, laid out and shuffled.
+        bad_rows: what to do with rows that cannot be read or encoded.
+        cache: where encoded samples are kept, on this node and in memory.
 
     Raises:
         StepInvalid: a step is none, or there is no function of its name.
@@ -135,32 +110,18 @@ class LazyShardedDataset(Dataset[Any]):
         max_total_samples: int | None = None,
         num_samples: int | None = None,
         batch_size: int = 1,
-        unit: UnitName | int = "chunk",
-        layout: LayoutName = "block",
-        shuffle_window: int = 0,
-        seed: int = 0,
         max_wait: float = 600.0,
-        on_bad_sample: OnBadSample = "substitute",
-        max_bad_samples: int | None = 100,
-        cache_bytes: int = 0,
         consumer: str | None = None,
-        micro_batches_per_step: int | None = None,
-        late_parsing: bool = False,
         steps: Iterable[Step] | Step = (),
-        max_error_count: ErrorCount = "max_bad_samples",
-        encode_cache: str | os.PathLike[str] | None = None,
-        encode_cache_bytes: int | str | None = None,
-        encode_fingerprint: Mapping[str, Fact] | None = None,
+        order: Order = Order(),
+        bad_rows: BadRows = BadRows(),
+        cache: EncodeCache = EncodeCache(),
     ) -> None:
-        pipeline = RowSteps(steps, None if encode_fn is None else Encoder(encode_fn))
-        if late_parsing and pipeline:
-            name = "steps, which need" if encode_fn is None else "encode_fn, which needs"
-            raise ValueError(f"late_parsing hands out rows, it cannot be used with {name} them parsed")
-        order = Order(
-            batch_size, unit, layout, shuffle_window, seed, max_total_samples, num_samples, micro_batches_per_step
-        )
-        bad = BadSamples.within(on_bad_sample, max_bad_samples, max_error_count)
-        cache = SampleCache(cache_bytes)
+        late = encode_fn is LateRow
+        pipeline = RowSteps(steps, None if encode_fn is None or late else Encoder(encode_fn))
+        if late and pipeline:
+            raise ValueError("LateRow hands out rows unparsed, it cannot be used with steps, which need them parsed")
+        run_order = RunOrder.of(order, batch_size, max_total_samples, num_samples)
         self._commits: Commits | None = None
         if consumer is not None:
             from lazyshard.data.commits import Commits
@@ -168,15 +129,13 @@ class LazyShardedDataset(Dataset[Any]):
             self._commits = Commits(stream_path(directory), consumer)
         rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         self._reader = StreamReader(directory, samples_per_chunk, max_wait=max_wait)
-        given = self._reader, pipeline, bad, cache, max_total_samples
+        given = self._reader, pipeline, BadRowCount(bad_rows), SampleCache(cache.memory_bytes), max_total_samples
         samples = SampleMaker(*given)
-        if (encode_cache, encode_cache_bytes, encode_fingerprint) != (None, None, None):
-            from lazyshard.data.encode_cache import CachedSampleMaker, open_encode_cache
+        if cache.directory is not None:
+            from lazyshard.data.encode_cache import CachedSampleMaker, open_node_cache
 
-            where = encode_cache, encode_cache_bytes, encode_fingerprint
-            if (shared := open_encode_cache(self._reader, *where, encode_fn, pipeline)) is not None:
-                samples = CachedSampleMaker(shared, *given)
-        self._draws = IndexReader(order, rank, self._reader, samples, consumer, late=late_parsing)
+            samples = CachedSampleMaker(open_node_cache(self._reader, cache, encode_fn, pipeline), *given)
+        self._draws = IndexReader(run_order, rank, self._reader, samples, consumer, late=late)
 
     def __repr__(self) -> str:
         """Tells what is known without a look at the stream; never waits, never raises."""
@@ -285,8 +244,7 @@ class LazyShardedDataset(Dataset[Any]):
         that the state is the one that the data set began with.
 
         Args:
-            state: what `state_dict` returned; of the same stream, `unit`, `shuffle_window`, `seed` and
-                `max_total_samples`.
+            state: what `state_dict` returned; of the same stream, `order` and `max_total_samples`.
 
         Raises:
             StateInvalid, VersionUnsupported: it cannot be used.
@@ -395,7 +353,7 @@ class LazyShardedDataset(Dataset[Any]):
 
         Raises:
             LengthUnknown: the stream was live and there is neither of the two; or a `LazyShardedStream` draws from it.
-            WaitTimeout: with `unit="auto"`, as the first use of the data set.
+            WaitTimeout: with `Order(unit="auto")`, as the first use of the data set.
             ValueError: `num_samples` is less than one batch of every rank.
             RankInvalid: a DataLoader without a sampler asks, which would draw everything on each of several ranks.
         """
@@ -417,7 +375,7 @@ class LazyShardedDataset(Dataset[Any]):
             TypeError: neither an index nor "lengths".
             WaitTimeout: not published within `max_wait`.
             ChunkRetired: its chunk was deleted by the producer.
-            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `on_bad_sample`.
+            BadSample, TooManyBadSamples, ChunkCorrupt, RowInvalid: see `BadRows`.
             NothingKept: the steps drop row after row, 10,000 of them.
         """
         if type(index) is not int:

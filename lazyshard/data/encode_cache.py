@@ -18,12 +18,12 @@ from typing import Any, Final
 import xxhash
 
 from lazyshard.data.samples import SampleMaker
+from lazyshard.data.settings import EncodeCache
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import EncodeFn, RowSteps, Step
 from lazyshard.data.tensors import pack, unpack
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample, redact
-from lazyshard.format.fields import parse_size
-from lazyshard.format.kept_sample import LEAST_CACHE_BYTES, Kept, chunk_key, encode_dropped, encode_sample
+from lazyshard.format.kept_sample import Kept, chunk_key, encode_dropped, encode_sample
 from lazyshard.format.records import Encoding, Fact, check_encoding
 from lazyshard.memory import raise_if_short
 from lazyshard.store.kept_samples import KeptSamples
@@ -50,7 +50,7 @@ _MOST_KEYS: Final = 4096
 _digest = xxhash.xxh3_64_intdigest
 
 
-class EncodeCache:
+class NodeCache:
     """The cache, for one data set.
 
     Args:
@@ -132,7 +132,7 @@ class EncodeCache:
             self._tell(
                 "large",
                 f"a sample of {len(record)} bytes in a chunk of {rows} rows is larger than the whole cache, or than a "
-                f"sample may be, and is not cached; give encode_cache_bytes more",
+                f"sample may be, and is not cached; give it a larger size",
             )
 
     def drop(self, sample: int, line: bytes, cause: SkipSample) -> None:
@@ -230,7 +230,7 @@ class CachedSampleMaker(SampleMaker):
 
     takes_lines = True
 
-    def __init__(self, shared: EncodeCache, *given: Any) -> None:
+    def __init__(self, shared: NodeCache, *given: Any) -> None:
         super().__init__(*given)
         self._shared = shared
 
@@ -303,77 +303,60 @@ class CachedSampleMaker(SampleMaker):
         return self._through_cache(sample, line, wait=True)
 
 
-ENCODE_CACHE_BYTES: Final = 16 << 30
-"""What a machine can spare that trains; 100 million tokens and their labels take 1 GB."""
-
-
-def open_encode_cache(
-    reader: StreamReader,
-    directory: str | os.PathLike[str] | None,
-    most: int | str | None,
-    fingerprint: Mapping[str, Fact] | None,
-    encode_fn: EncodeFn | None,
-    pipeline: RowSteps,
-) -> EncodeCache | None:
-    """Returns the cache that a data set is given, None where it is given none.
+def open_node_cache(
+    reader: StreamReader, settings: EncodeCache, encode_fn: EncodeFn | None, pipeline: RowSteps
+) -> NodeCache:
+    """Returns the cache in a directory.
 
     Args:
         reader: of the stream.
-        directory: `encode_cache`.
-        most: `encode_cache_bytes`; None for `ENCODE_CACHE_BYTES`.
-        fingerprint: `encode_fingerprint`.
+        settings: of the cache, with its directory.
         encode_fn: what encodes; its attribute `fingerprint`, if it has one, stands for a fingerprint that is not given.
         pipeline: steps and encoder.
 
     Raises:
-        ValueError: nothing is encoded, it is not known by what, there is no room, or it is no place for a cache; or
-            there is none, and the rest was given.
+        ValueError: nothing is encoded, it is not known by what, or it is no place for a cache.
     """
-    if directory is None:
-        for name, value in (("encode_cache_bytes", most), ("encode_fingerprint", fingerprint)):
-            if value is not None:
-                raise ValueError(f"{name} is for encode_cache, which is not given: give both, or leave it out")
-        return None
     if not pipeline:
-        raise ValueError("encode_cache keeps what encode_fn or steps make of rows, and neither is given: leave it out")
-    place = cache_place(directory, reader.directory)
-    room = _room(most)
+        raise ValueError("an encode cache keeps what encode_fn or steps make of rows, and neither is given")
+    place = cache_place(settings.directory, reader.directory)
     steps = [_described(step) for step in pipeline.steps]
+    fingerprint = settings.fingerprint
     if fingerprint is None:
         own = getattr(encode_fn, "fingerprint", None)
         if own is None or steps:
             raise ValueError(
-                "encode_cache needs to know by what rows are encoded, so that nothing comes back that was encoded "
-                "otherwise: give encode_fingerprint={...}, plain facts by name that change whenever "
+                "an encode cache needs to know by what rows are encoded, so that nothing comes back that was encoded "
+                "otherwise: give EncodeCache(fingerprint={...}), plain facts by name that change whenever "
                 f"{'encode_fn or steps' if steps else 'encode_fn'} would make another sample of a row (tokenizer, "
                 "template, greatest length, a version of your own)"
             )
         name = getattr(encode_fn, "__qualname__", type(encode_fn).__qualname__)
         own = check_encoding(own, "the attribute fingerprint of encode_fn")
         fingerprint = own | _own_fact("function", f"{getattr(encode_fn, '__module__', '')}:{name}", own)
-    facts = check_encoding(fingerprint, "encode_fingerprint")
+    facts = check_encoding(fingerprint, "the fingerprint of an encode cache")
     if steps:
         facts |= _own_fact("lazyshard.steps", "; ".join(steps), facts)
-    return EncodeCache(reader, place, room, facts)
+    return NodeCache(reader, place, settings.most_bytes, facts)
 
 
 def cache_place(directory: Any, stream: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of `encode_cache`.
+    """Returns the absolute path of the directory of a cache.
 
     Raises:
         ValueError: it is no path, lies in the stream, or there is a file in its place.
     """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"encode_cache is the path of a directory of this node, got {directory!r}")
+        raise ValueError(f"an encode cache is the path of a directory of this node, got {directory!r}")
     if is_url(path):
         raise ValueError(
-            f"encode_cache is a directory of this node, in memory or on its own disk, got the URL {redact(path)!r}"
+            f"an encode cache is a directory of this node, in memory or on its own disk, got the URL {redact(path)!r}"
         )
     place = Path(os.path.abspath(os.path.expanduser(path)))
     if not is_url(stream) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(stream)):
         raise ValueError(
-            f"encode_cache {path!r} lies in the stream's own directory, {stream}, where only what is published "
+            f"the encode cache {path!r} lies in the stream's own directory, {stream}, where only what is published "
             f"belongs, and which other machines see: name a directory of this node outside of it, "
             f"such as one in /dev/shm"
         )
@@ -395,24 +378,8 @@ def _check_place(given: str, place: Path) -> None:
             if one.exists() and one.is_symlink():
                 what = f"a link to {os.readlink(one)}, which is a file"
             raise ValueError(
-                f"encode_cache {given!r} cannot be a directory: {one} is {what}; remove it, or name another one"
+                f"the encode cache {given!r} cannot be a directory: {one} is {what}; remove it, or name another one"
             )
-
-
-def _room(most: Any) -> int:
-    """Returns the bytes of `encode_cache_bytes`. Raises ValueError: it is no number of bytes, or too small."""
-    if most is None:
-        return ENCODE_CACHE_BYTES
-    try:
-        size = parse_size(most) if type(most) is str else most
-    except ValueError:
-        size = None
-    if type(size) is not int or size < LEAST_CACHE_BYTES:
-        raise ValueError(
-            f"encode_cache_bytes is a number of bytes from {LEAST_CACHE_BYTES} on, or a text such as '20GB' or "
-            f"'512MiB', got {most!r}"
-        )
-    return size
 
 
 def _own_fact(name: str, value: str, given: Mapping[str, Fact]) -> dict[str, Fact]:

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from lazyshard.data.index_space import IndexSpace, length_given_up, length_unknown
 from lazyshard.data.lane import LaneReader, consecutive, parsed_rows
-from lazyshard.data.order import Order, tell_undone
+from lazyshard.data.order import RunOrder, tell_undone
 from lazyshard.data.rank import Rank, enter_process, resolve_rank, watch_forks
 from lazyshard.data.run_state import Ranges, RunStates
 from lazyshard.data.samples import LateRows, SampleMaker
@@ -60,7 +60,7 @@ class IndexReader:
 
     def __init__(
         self,
-        order: Order,
+        order: RunOrder,
         rank: Rank | None,
         reader: StreamReader,
         samples: SampleMaker,
@@ -70,7 +70,7 @@ class IndexReader:
     ) -> None:
         if late and reader.arrays:
             raise ValueError(
-                f"{reader.directory}: the rows of this stream hold arrays, which late_parsing does not hand out; leave "
+                f"{reader.directory}: the rows of this stream hold arrays, which LateRow does not hand out; leave "
                 f"it out"
             )
         self.order = order
@@ -180,13 +180,13 @@ class IndexReader:
         self._length_given_up = self.order.num_samples is None
         self.order = self.order.without_end()
 
-    def count_steps(self) -> Order:
+    def count_steps(self) -> RunOrder:
         """Returns the order, by which the steps of the run are known from now on, one micro batch each by default."""
         if self.order.micro_batches_per_step is None:
             if self.used and self.states.given:
                 raise RuntimeError(
                     f"{self._reader.directory}: this data set is in use already, call batches() before its rank or its "
-                    f"length is asked for, or give it micro_batches_per_step=1"
+                    f"length is asked for, or give it order=Order(micro_batches_per_step=1)"
                 )
             self.order = self.states.order = replace(self.order, micro_batches_per_step=1)
         return self.order

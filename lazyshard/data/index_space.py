@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.data.order import Order
+from lazyshard.data.order import RunOrder
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import ASKED, SharedNumbers
 from lazyshard.errors import LengthUnknown
@@ -62,7 +62,7 @@ class IndexSpace:
 
     def __init__(
         self,
-        order: Order,
+        order: RunOrder,
         rank: Rank,
         reader: StreamReader,
         state: RunState,

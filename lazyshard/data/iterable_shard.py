@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from lazyshard.data.substitutes import FILL_ROWS, BadSamples
+from lazyshard.data.settings import BadRows
+from lazyshard.data.substitutes import FILL_ROWS, BadRowCount
 from lazyshard.errors import BadSample, NothingKept, SkipSample, StateInvalid, StateMismatch
 from lazyshard.plan.layout import Sharding
 
@@ -91,7 +92,7 @@ class StreamingShard(IterableDataset[Any]):
         self.iterable = iterable
         self.sharding = sharding
         self._transform = transform
-        self._left_out = BadSamples("substitute", None, instead="what is made of another element is used instead")
+        self._left_out = BadRowCount(BadRows(limit=None), instead="what is made of another element is used instead")
         self._epoch: int | None = None
         # Of the pass at hand: global batches that are behind it, the iterable's own state there, and how many elements
         # of the next one were handed out.

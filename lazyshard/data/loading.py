@@ -15,6 +15,7 @@ from lazyshard.config.named_function import named_function
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedStream
+from lazyshard.data.settings import BadRows, EncodeCache, Order
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Filter, Map, MessageTransform, Step
 from lazyshard.errors import ConfigInvalid, SkipSample
@@ -58,7 +59,7 @@ class Loaded:
                 batch_size=config.dataloader.batch_size,
                 num_samples=config.num_samples,
                 stopping=config.stopping,
-                micro_batches_per_step=config.micro_batches_per_step,
+                order=Order(micro_batches_per_step=config.micro_batches_per_step),
             )
         self.stream: LazyShardedStream[Any] | None = None
         if config.dataloader.form == "stream":
@@ -107,15 +108,17 @@ class Loaded:
             max_total_samples=one.max_total_samples,
             num_samples=None if blended else config.num_samples,
             batch_size=config.dataloader.batch_size,
-            unit=one.unit,
-            shuffle_window=one.shuffle_window,
-            seed=config.seed,
             max_wait=config.max_wait,
-            cache_bytes=one.cache_bytes,
             consumer=config.consumer,
-            micro_batches_per_step=config.micro_batches_per_step,
             steps=[_step(step) for step in one.steps],
-            max_error_count=one.max_error_count,
+            order=Order(
+                unit=one.unit,
+                shuffle_window=one.shuffle_window,
+                seed=config.seed,
+                micro_batches_per_step=config.micro_batches_per_step,
+            ),
+            bad_rows=BadRows("raise") if one.max_error_count == 0 else BadRows(limit=one.max_error_count),
+            cache=EncodeCache(memory_bytes=one.cache_bytes),
         )
 
     def _loader(self) -> DataLoader[Any]:

@@ -6,60 +6,53 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from typing import Final
 
+from lazyshard.data.settings import Order
 from lazyshard.errors import LazyShardError
 from lazyshard.format.source_facts import DealtByCost
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
-from lazyshard.plan.deal import Rules, auto_unit, named_unit, window_positions
+from lazyshard.plan.deal import auto_unit, named_unit
 from lazyshard.stream import Published, StreamReader
 from lazyshard.stream.chunk import read_dealt
 
 _log = logging.getLogger("lazyshard")
 
-LayoutName = Literal["block", "strided"]
-UnitName = Literal["chunk", "sample", "batch", "auto"]
-
 ENDLESS: Final = 1 << 60
 """Samples of a stream that goes on from epoch to epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The settings that decide which sample is drawn when.
+@dataclass(frozen=True, kw_only=True)
+class RunOrder(Order):
+    """The order, and what else decides which sample is drawn when.
 
     Attributes:
         batch_size: samples of one rank in a micro batch.
-        unit: what is dealt to the ranks in turn: "chunk", "sample", "batch", "auto", or a number of samples.
-        layout: "block" (rank r has the indices [r * B, (r + 1) * B)) or "strided" (r, r + dp_size, ...).
-        shuffle_window: how many chunks' worth of samples each rank shuffles among; 0 keeps the order.
-        seed: of the shuffle.
         max_total_samples: the stream is taken to end there at the latest; None for no bound.
         num_samples: samples over all ranks, however long an epoch is; None for those of one epoch.
-        micro_batches_per_step: micro batches of one rank in an optimiser step; None where it is not known.
         blended: whether a blend draws, in batches that mix streams and epochs.
         unit_batch: samples of the "batch" that is dealt in turn, where that is not `batch_size`.
     """
 
     batch_size: int
-    unit: UnitName | int
-    layout: LayoutName
-    shuffle_window: int
-    seed: int
     max_total_samples: int | None
     num_samples: int | None = None
-    micro_batches_per_step: int | None = None
     blended: bool = False
     unit_batch: int | None = None
 
+    @classmethod
+    def of(cls, order: Order, batch_size: int, max_total_samples: int | None, num_samples: int | None) -> RunOrder:
+        """Returns an order with these.
+
+        Raises:
+            ValueError: one of them is impossible.
+        """
+        return cls(**vars(order), batch_size=batch_size, max_total_samples=max_total_samples, num_samples=num_samples)
+
     def __post_init__(self) -> None:
         """Checks the fields."""
-        if self.layout not in get_args(LayoutName):
-            raise ValueError(f"layout is one of {', '.join(get_args(LayoutName))}, got {self.layout!r}")
-        named_unit(self.unit, 1, 1)
-        if type(self.shuffle_window) is not int or self.shuffle_window < 0:
-            raise ValueError(f"shuffle_window is a number of chunks, 0 or more, got {self.shuffle_window!r}")
+        super().__post_init__()
         limit = self.max_total_samples
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_total_samples is an integer from 1, got {limit!r}")
@@ -67,18 +60,14 @@ class Order:
         # More than that `len` cannot say.
         if count is not None and (type(count) is not int or not 1 <= count <= sys.maxsize):
             raise ValueError(f"num_samples is an integer from 1 to {sys.maxsize}, got {count!r}")
-        steps = self.micro_batches_per_step
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise ValueError(f"micro_batches_per_step is an integer from 1, got {steps!r}")
-        # The plan's own checks, before a stream is waited for.
+        # The plan's own check, before a stream is waited for.
         Part(1, self.batch_size)
-        self.rules(1, 1)
 
-    def without_end(self) -> Order:
+    def without_end(self) -> RunOrder:
         """Returns the same settings for as many indices as are asked for, where the number is not given."""
         return self if self.num_samples is not None else replace(self, num_samples=ENDLESS)
 
-    def in_blend(self) -> Order:
+    def in_blend(self) -> RunOrder:
         """Returns the settings of one stream of a blend: draws one by one, without an end, in the same order."""
         return replace(
             self,
@@ -103,10 +92,6 @@ class Order:
         """Returns the same for "auto", from what is known of the stream; None as long as that is open."""
         size = self.unit_batch or self.batch_size
         return auto_unit(dp, samples_per_chunk, size, published.samples, published.ended, self.max_total_samples)
-
-    def rules(self, samples_per_chunk: int, unit: int) -> Rules:
-        """Returns how a stream with so many samples in a chunk is dealt and shuffled, so many samples in a row."""
-        return Rules(unit, window_positions(self.shuffle_window, samples_per_chunk, unit), self.seed)
 
     def known_total(self, published: Published) -> int | None:
         """Returns how many samples there are to draw, None as long as that is open."""
@@ -148,7 +133,7 @@ def is_dealt(reader: StreamReader) -> bool:
         return False
 
 
-def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
+def tell_undone(order: RunOrder, unit: int, reader: StreamReader) -> None:
     """Warns if the stream was dealt by cost and this order has samples meet in other steps."""
     if order.blended or not (order.shuffle_window or order.unit != "chunk" or order.batch_size > 1):
         return
@@ -164,7 +149,7 @@ def tell_undone(order: Order, unit: int, reader: StreamReader) -> None:
         )
 
 
-def _reasons(order: Order, unit: int, samples_per_chunk: int, made: DealtByCost) -> Iterator[str]:
+def _reasons(order: RunOrder, unit: int, samples_per_chunk: int, made: DealtByCost) -> Iterator[str]:
     if order.shuffle_window:
         yield (
             f"shuffle_window={order.shuffle_window} puts rows into other steps, give 0 (in ms-swift "

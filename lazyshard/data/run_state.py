@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from lazyshard.data.order import Order
+from lazyshard.data.order import RunOrder
 from lazyshard.data.rank import Rank
 from lazyshard.errors import StateInvalid
 from lazyshard.format.state import RunState
@@ -64,7 +64,7 @@ class RunStates:
         order: as given; may say later that steps are known, as long as no state is begun with it.
     """
 
-    def __init__(self, order: Order, reader: StreamReader) -> None:
+    def __init__(self, order: RunOrder, reader: StreamReader) -> None:
         self.order = order
         self._where = str(reader.directory)
         self._stream_id = reader.stream_id

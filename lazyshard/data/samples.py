@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import RowSteps
-from lazyshard.data.substitutes import BadSamples, SubstituteSearch
+from lazyshard.data.substitutes import BadRowCount, SubstituteSearch
 from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.memory import quick_loads, raise_if_short
 from lazyshard.plan.deal import Gaps
@@ -41,7 +41,7 @@ class SampleMaker:
         self,
         reader: StreamReader,
         steps: RowSteps,
-        bad: BadSamples,
+        bad: BadRowCount,
         cache: SampleCache,
         limit: int | None,
     ) -> None:
@@ -105,7 +105,7 @@ class SampleMaker:
         need be; at the end of the stream, of those before it.
 
         Raises:
-            ChunkCorrupt, RowInvalid, BadSample, TooManyBadSamples: what `on_bad_sample` says; or the rows that were
+            ChunkCorrupt, RowInvalid, BadSample, TooManyBadSamples: what `bad_rows` says; or the rows that were
                 looked at are bad too.
             NothingKept: so many rows in a row were dropped.
             WaitTimeout: a later chunk was not published in time.
@@ -133,14 +133,9 @@ class SampleCache:
 
     Args:
         limit: bytes of pickled samples to keep; 0 keeps none.
-
-    Raises:
-        ValueError: the limit is negative.
     """
 
     def __init__(self, limit: int) -> None:
-        if limit < 0:
-            raise ValueError(f"cache_bytes is 0 or more, got {limit}")
         self._limit = limit
         self._size = 0
         self._samples: dict[int, bytes] = {}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lazyshard.data.shared import Stats
 from lazyshard.data.steps import Encoder
-from lazyshard.data.substitutes import MOST_BAD, BadSamples, where_bad
+from lazyshard.data.substitutes import MOST_BAD, BadRowCount, where_bad
 from lazyshard.errors import ChunkCorrupt, RowInvalid, SkipSample
 from lazyshard.memory import raise_if_short
 from lazyshard.plan.sequences import PackRule, PadRule, Rule, cut_tokens, pad_tokens, tokens_of
@@ -277,7 +277,7 @@ class SequenceMaker:
         reader: StreamReader,
         encoder: Encoder | None,
         form: Form,
-        bad: BadSamples,
+        bad: BadRowCount,
         length_of: Callable[[int], int],
     ) -> None:
         self._reader = reader

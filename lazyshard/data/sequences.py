@@ -14,9 +14,10 @@ from lazyshard.data.rank import Rank, resolve_rank, watch_forks
 from lazyshard.data.sequence_forms import AtEnd, Form, SequenceMaker, SequenceSettings, TooLong, at_least
 from lazyshard.data.sequence_passes import EpochPosition, SequencePasses
 from lazyshard.data.sequence_plan import SequencePlanner, check_beginning
+from lazyshard.data.settings import BadRows
 from lazyshard.data.shared import EPOCH, SharedNumbers, Stats
 from lazyshard.data.steps import EncodeFn, Encoder
-from lazyshard.data.substitutes import BadSamples, OnBadSample
+from lazyshard.data.substitutes import BadRowCount
 from lazyshard.errors import LazyShardError
 from lazyshard.format.state import Place
 from lazyshard.stream import StreamReader
@@ -40,7 +41,7 @@ class LazyShardedSequences(IterableDataset[Any]):
     their number. A pass over a live stream waits for what is still to come.
 
     Every row is in one sequence of an epoch, but for those of 0 tokens and for what `at_end`, `too_long` and
-    `on_bad_sample` say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
+    `bad_rows` say. Every process reads the lengths of all rows, and of the rows only those of its own sequences.
 
     Args:
         directory: the stream's directory, or its URL in an object store; if there is no stream in it yet, the
@@ -63,10 +64,9 @@ class LazyShardedSequences(IterableDataset[Any]):
         too_long: what becomes of a row with more tokens than a sequence, with `Pack` and `Pad`: "raise", or "drop" for
             leaving it out, which `stats().dropped` counts.
         max_wait: how many seconds to wait at the most for anything that is still to be published.
-        on_bad_sample: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
+        bad_rows: what to do with a row that cannot be read or encoded, or has more tokens than there is room for:
             "substitute" leaves it out of its sequence, and takes another sequence of the window where nothing is left
             of that; "raise" raises, and so does `Split` always, as all tokens behind would move.
-        max_bad_samples: how many different bad rows one process leaves out before it raises; None for any number.
 
     Raises:
         WaitTimeout: no stream has appeared.
@@ -97,11 +97,10 @@ class LazyShardedSequences(IterableDataset[Any]):
         at_end: AtEnd = "drop",
         too_long: TooLong = "raise",
         max_wait: float = 600.0,
-        on_bad_sample: OnBadSample = "substitute",
-        max_bad_samples: int | None = 100,
+        bad_rows: BadRows = BadRows(),
     ) -> None:
         settings = SequenceSettings(form, batch_size, window, seed, at_end, too_long)
-        self._bad = BadSamples(on_bad_sample, max_bad_samples, instead="it is left out")
+        self._bad = BadRowCount(bad_rows, instead="it is left out")
         self._encoder = None if encode_fn is None else Encoder(encode_fn)
         self._rank = None if dp_rank is None and dp_size is None else resolve_rank(dp_rank, dp_size)
         if not max_wait >= 0:
@@ -193,7 +192,7 @@ class LazyShardedSequences(IterableDataset[Any]):
         """Begins a pass, one at a time.
 
         Raises:
-            BadSample: a row is longer than a sequence; or as `on_bad_sample` says.
+            BadSample: a row is longer than a sequence; or as `bad_rows` says.
             LengthsMissing: how long the rows of a chunk are is not known.
             StreamMismatch: the rows are packs, see above.
             StateMismatch: the loaded state stands behind the end of the stream.

@@ -41,7 +41,7 @@ class Stats(NamedTuple):
         waited_s: seconds spent waiting for the producer, added up over the workers.
         dropped: samples drawn whose rows a filter dropped, or `SkipSample`.
         filled: samples drawn in whose places other rows stand, as theirs were dropped or bad.
-        encoded: with an `encode_cache`: rows that were encoded.
+        encoded: with an `EncodeCache` in a directory: rows that were encoded.
         from_cache: rows that were not, as what is made of them was in the cache.
         not_cached: rows encoded of which the cache did not take what was made, as it holds values that would not come
             back as they are, or there was no room.

@@ -6,8 +6,9 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
+from lazyshard.data.settings import BadRows
 from lazyshard.data.steps import StepFailed
 from lazyshard.errors import (
     BadSample,
@@ -24,55 +25,20 @@ from lazyshard.stream import StreamReader
 
 _log = logging.getLogger("lazyshard")
 
-OnBadSample = Literal["substitute", "raise"]
 
-ErrorCount = int | None | Literal["max_bad_samples"]
-"""An error budget: how many bad samples are replaced, None for as many as like."""
-
-
-class BadSamples:
+class BadRowCount:
     """Counts bad samples and decides whether to go on; counts those that are dropped, too.
 
     Args:
-        action: "substitute" or "raise".
-        limit: how many different bad samples this process accepts; None for any number.
-        name: how the user calls that limit.
+        rules: what is done with them.
         instead: what is done in the place of a bad or dropped sample, for the log; None for what data sets do.
-
-    Raises:
-        ValueError: the action is neither, or the limit negative.
     """
 
-    def __init__(
-        self, action: OnBadSample, limit: int | None, name: str = "max_bad_samples", instead: str | None = None
-    ) -> None:
-        if action not in get_args(OnBadSample):
-            raise ValueError(f"on_bad_sample is one of {', '.join(get_args(OnBadSample))}, got {action!r}")
-        if limit is not None and limit < 0:
-            raise ValueError(f"max_bad_samples is 0 or more, got {limit}")
-        self._action = action
-        self._limit = limit
-        self._name = name
+    def __init__(self, rules: BadRows, instead: str | None = None) -> None:
+        self._rules = rules
         self._instead = instead
         self._seen: set[int] = set()
         self._skipped = 0
-
-    @classmethod
-    def within(cls, action: OnBadSample, limit: int | None, error_count: ErrorCount) -> BadSamples:
-        """Returns one with an error budget, which says both: 0 raises the first error, None none.
-
-        Raises:
-            ValueError: as the constructor; or the budget is none, or says something else than the action.
-        """
-        if error_count == "max_bad_samples":
-            return cls(action, limit)
-        if error_count is not None and (type(error_count) is not int or error_count < 0):
-            raise ValueError(f"max_error_count is 0 or more, or None for no limit, got {error_count!r}")
-        if action == "raise" and error_count != 0:
-            raise ValueError(
-                f"on_bad_sample='raise' raises the first error, max_error_count={error_count} does not: give one"
-            )
-        return cls(action if error_count != 0 else "raise", error_count, "max_error_count")
 
     @property
     def skipped(self) -> int:
@@ -83,9 +49,9 @@ class BadSamples:
         """Different bad samples met by this process."""
         return len(self._seen)
 
-    def fresh(self) -> BadSamples:
+    def fresh(self) -> BadRowCount:
         """Returns one with the same settings that has met none."""
-        return BadSamples(self._action, self._limit, self._name, self._instead)
+        return BadRowCount(self._rules, self._instead)
 
     def skip(self, where: Callable[[], BadSample]) -> None:
         """Takes note of a drawn sample that is dropped; speaks of the first, tenth, hundredth and so on."""
@@ -103,16 +69,17 @@ class BadSamples:
             BadSample: `where`, where the encoder failed.
             TooManyBadSamples: the limit is passed.
         """
-        if self._action == "raise":
+        if self._rules.action == "raise":
             if isinstance(cause, (ChunkCorrupt, RowInvalid)):
                 raise cause
             raise where from cause
         known = sample in self._seen
         self._seen.add(sample)
         # A known one too: who goes on after the error must not get what it refused.
-        if self._limit is not None and len(self._seen) > self._limit:
+        limit = self._rules.limit
+        if limit is not None and len(self._seen) > limit:
             raise TooManyBadSamples(
-                f"{len(self._seen)} bad samples in this process, {self._name} is {self._limit}; the last one: {where}",
+                f"{len(self._seen)} bad samples in this process, their limit is {limit}; the last one: {where}",
                 file=where.file,
                 step=where.step,
                 sample=sample,
@@ -123,7 +90,7 @@ class BadSamples:
             ) from cause
         if known:
             return
-        most = "" if self._limit is None else f" of at most {self._limit}"
+        most = "" if limit is None else f" of at most {limit}"
         instead = self._instead or "another row of its chunk is used instead"
         _log.warning("%s; %s (bad sample %d%s)", where, instead, len(self), most)
 
@@ -207,7 +174,7 @@ class SubstituteSearch:
         left_out: samples that are not to be drawn, among which none is taken.
     """
 
-    def __init__(self, reader: StreamReader, bad: BadSamples, limit: int | None) -> None:
+    def __init__(self, reader: StreamReader, bad: BadRowCount, limit: int | None) -> None:
         self.bad = bad
         self.filled = 0
         self.left_out = Gaps()

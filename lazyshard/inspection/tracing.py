@@ -140,7 +140,7 @@ class Tracing:
             )
             raise StateMismatch(
                 f"the state does not tell what step {step + 1} took: {why}. Ask by --sample, or take the state of a "
-                f"checkpoint that knows its steps: LazyShardedDataset(micro_batches_per_step=...) writes such ones",
+                f"checkpoint that knows its steps: Order(micro_batches_per_step=...) writes such ones",
                 directory=self._where,
                 field="draws_per_step",
             )

@@ -251,7 +251,8 @@ def window_for_distance(distance: int, samples_per_chunk: int) -> int:
     chunks that hold at least 3 * distance - 1 samples, however many ranks there are and whatever the unit
     (`lazyshard.plan.shuffle` has the derivation)::
 
-        dataset = LazyShardedDataset(stream, shuffle_window=window_for_distance(10_000, samples_per_chunk=1000))
+        order = Order(shuffle_window=window_for_distance(10_000, samples_per_chunk=1000))
+        dataset = LazyShardedDataset(stream, order=order)
 
     Not guaranteed where a stream ends: its last window is as short as what is left, and the window is at most all that
     a rank has, with which neighbours are a third of that apart.

@@ -17,7 +17,7 @@ from typing import Any, Final
 from swift import get_processor, get_template
 from transformers import AutoTokenizer
 
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, StreamReader
 from lazyshard_swift.encoded import EncodedRows, encoders
 from lazyshard_swift.encoding import of_producer, pack
 from lazyshard_swift.rows import RowEncoder
@@ -56,7 +56,7 @@ def write_encoded(raw: Path, encoded: Path, encoder: RowEncoder, template: Any) 
 
 def in_batches(directory: Path, encode: Any, **options: Any) -> list[Any]:
     """Returns all samples of a stream, made in batches as a DataLoader's worker makes them."""
-    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, on_bad_sample="raise", **options)
+    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, bad_rows=BadRows("raise"), **options)
     samples: list[Any] = []
     for first in range(0, len(dataset), BATCH):
         samples += dataset.__getitems__(list(range(first, min(first + BATCH, len(dataset)))))
@@ -109,7 +109,7 @@ def passes(stream: str, place: str, rounds: int) -> dict[str, list[float]]:
     (ready,) = encoders([str(encoded)], template, fly)
     if not isinstance(ready, EncodedRows):
         raise RuntimeError("the encoded stream is not taken for one")
-    cache = {"encode_cache": Path(place) / "cache", "encode_fingerprint": of_producer(template, None, True)}
+    cache = {"cache": EncodeCache(directory=Path(place) / "cache", fingerprint=of_producer(template, None, True))}
     in_batches(raw, fly, **cache)
     found: dict[str, list[float]] = {"on the fly": [], "of that loading": [], "encoded": [], "cached": []}
     for number in range(rounds + 1):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard import LateRow, Order
 from scripts.benchmarks.bench_formats import Row, all_rows, streaming
 from scripts.benchmarks.bench_loaders_rows import MapRows, chunk_files
 from scripts.benchmarks.bench_process import processor_s, session_mb
@@ -114,8 +115,8 @@ def lazyshard(settings: Settings, late: bool = True) -> tuple[Opened, bool]:
 
     def opened() -> Iterable[Any]:
         window = WINDOW_CHUNKS if settings.shuffled else 0
-        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "shuffle_window": window, "late_parsing": late}
-        dataset = dataset_of(settings.data, **options)
+        options = {"batch_size": BATCH, "dp_rank": 0, "dp_size": 1, "encode_fn": LateRow if late else None}
+        dataset = dataset_of(settings.data, order=Order(shuffle_window=window), **options)
         if settings.in_workers:
             indices = dataset.rank_indices
             found: Iterable[Any] = loader_of(dataset, BATCH, sampler=indices, num_workers=WORKERS, collate_fn=list)

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import orjson
 
-from lazyshard import BlendedDataset, LazyShardedDataset
+from lazyshard import BlendedDataset, LazyShardedDataset, Order
 from scripts.benchmarks.bench_data import BATCH, chunk_files, make_many_chunks, make_stream
 from scripts.benchmarks.bench_harness import Benchmark, Figures, Row, Setting, Side, child
 from scripts.benchmarks.bench_process import memory_mb, timed
 
 PARSING: Final = "orjson.loads alone"
-WINDOW: Final = 4
+WINDOWS: Final = Order(shuffle_window=4)
 SHARES: Final = (0.8, 0.2)
 _UNIT: Final = "processor us"
 
@@ -129,10 +129,10 @@ def prepare(setting: Setting) -> Mapping[str, Side]:
         PARSING: reading("prose", parse),
         "ds[i] in order": reading("prose", in_order),
         "batches of 8": reading("prose", lambda directory: in_batches(opened(directory))),
-        "windows of 4 chunks": reading("prose", lambda directory: in_batches(opened(directory, shuffle_window=WINDOW))),
+        "windows of 4 chunks": reading("prose", lambda directory: in_batches(opened(directory, order=WINDOWS))),
         "ds[i] at random": reading("prose", at_random),
         "a blend of two": blending(),
-        "a blend of two, windows": blending(shuffle_window=WINDOW),
+        "a blend of two, windows": blending(order=WINDOWS),
         "orjson.loads alone, plain text": reading("plain", parse),
         "batches of 8, plain text": reading("plain", lambda directory: in_batches(opened(directory))),
         "first sample of 20,000 chunks": first(many),

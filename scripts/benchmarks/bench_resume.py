@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
@@ -60,23 +60,24 @@ class Stop:
 
     def settings(self, stream: SparseStream) -> tuple[dict[str, Any], int]:
         """Makes the chunk that will be read; returns the arguments of `first_sample`, and the row that it reads."""
-        arguments: dict[str, Any] = {"shuffle_window": self.window * SAMPLES_PER_CHUNK and self.window}
+        window = self.window * SAMPLES_PER_CHUNK and self.window
+        order = Order(shuffle_window=window)
         # A chunk that should not be read fails at once.
-        arguments |= {"max_total_samples": stream.total if self.live else None, "max_wait": 1}
+        arguments: dict[str, Any] = {"max_total_samples": stream.total if self.live else None, "max_wait": 1}
         state: dict[str, Any] | None = None
         consumed = 0
         before = [_HISTORY[number % len(_HISTORY)] for number in range(self.rescales)]
         for ranks in (*before, self.saved):
-            dataset = LazyShardedDataset(stream.directory, dp_rank=0, dp_size=ranks, **arguments)
+            dataset = LazyShardedDataset(stream.directory, dp_rank=0, dp_size=ranks, order=order, **arguments)
             if state:
                 dataset.load_state_dict(state)
             consumed += ranks * (self.draws // (self.rescales + 1))
             state = dataset.state_dict(consumed)
         arguments |= {"dp_rank": self.ranks // 2, "dp_size": self.ranks}
-        goes_on = LazyShardedDataset(stream.directory, **arguments)
+        goes_on = LazyShardedDataset(stream.directory, order=order, **arguments)
         goes_on.load_state_dict(state or {})
         row = stream.add(goes_on.draw(goes_on.rank_indices[0]).sample)
-        return {"directory": str(stream.directory), "arguments": arguments, "state": state}, row
+        return {"directory": str(stream.directory), "window": window, "arguments": arguments, "state": state}, row
 
 
 def variants() -> dict[str, tuple[Rules, tuple[Part, ...], int]]:

@@ -150,17 +150,18 @@ def _ms(work: Callable[[], None]) -> dict[str, float]:
     return {"ms": taken["us"] / 1e3, "processor ms": taken["processor us"] / 1e3}
 
 
-def first_sample(directory: str, arguments: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
+def first_sample(directory: str, window: int, arguments: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
     """In a fresh process: ours goes on and reads one sample; memory counts from before the import of ours."""
     for name in ("numpy", "torch"):
         importlib.import_module(name)
     idle = memory_mb()["resident"]
-    dataset_of = importlib.import_module("lazyshard").LazyShardedDataset
+    package = importlib.import_module("lazyshard")
+    dataset_of, order_of = package.LazyShardedDataset, package.Order
     forget_peak()
     rows: list[int] = []
 
     def first() -> None:
-        dataset = dataset_of(directory, **arguments)
+        dataset = dataset_of(directory, order=order_of(shuffle_window=window), **arguments)
         dataset.load_state_dict(state)
         rows.append(dataset[dataset.rank_indices[0]]["id"])
 

@@ -20,7 +20,7 @@ from unittest import mock
 
 import orjson
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import ChunkWriter, LazyShardedDataset, Order
 from lazyshard.format.names import SEAL_SUFFIX
 
 
@@ -100,8 +100,7 @@ def read_epoch(directory: Path, rank: int, ranks: int, batch: int, unit: Any, wi
             dp_rank=rank,
             dp_size=ranks,
             batch_size=batch,
-            unit=unit,
-            shuffle_window=window,
+            order=Order(unit=unit, shuffle_window=window),
             samples_per_chunk=size,
         )
         own, indices = 0, dataset.rank_indices

@@ -20,7 +20,7 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset
+from lazyshard import BadRows, LazyShardedDataset
 from scripts.demonstration.demo_model import ByteModel, collate, encode
 from scripts.demonstration.demo_settings import BATCH, WORKERS
 from scripts.demonstration.demo_steps import Finish, Step, finish_line, step_line
@@ -35,7 +35,7 @@ PATIENCE_S: Final = 120.0
 def train(stream: Path, record: TextIO) -> Finish:
     """Trains on this rank's part of the stream until its end, and writes a line a step."""
     dataset = LazyShardedDataset(
-        stream, encode, batch_size=BATCH, max_total_samples=MOST_SAMPLES, max_wait=PATIENCE_S, on_bad_sample="raise"
+        stream, encode, batch_size=BATCH, max_total_samples=MOST_SAMPLES, max_wait=PATIENCE_S, bad_rows=BadRows("raise")
     )
     indices = dataset.rank_indices
     loader = DataLoader(dataset, sampler=indices, batch_size=BATCH, num_workers=WORKERS, collate_fn=collate)

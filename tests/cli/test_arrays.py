@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset
+from lazyshard import BFLOAT16, ChunkWriter, LazyShardedDataset, Order
 from lazyshard.cli.main import main
 
 
@@ -57,7 +57,7 @@ def test_json_holds_the_row_as_it_is_published(stream: Path, capsys: pytest.Capt
 
 
 def test_traced_row_shows_arrays(stream: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, micro_batches_per_step=1)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=1, order=Order(micro_batches_per_step=1))
     (tmp_path / "state.json").write_text(json.dumps(dataset.state_dict(2)))
     text = shown(capsys, "trace", stream, "--state", tmp_path / "state.json", "--sample", 1, "--rows")
     assert '"x": "array of int16, shape 2 x 15: 0, 1, ' in text

@@ -15,6 +15,7 @@ import torch
 import lazyshard
 from lazyshard import BlendedDataset, LazyShardedDataset, LazyShardedStream
 from lazyshard.errors import BadSample, ConfigInvalid
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import HERE, produce
 
@@ -121,7 +122,7 @@ def test_seed_window_and_end_are_taken_over(stream: Path) -> None:
     config["datasets"][0] |= {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample"}
     loaded = lazyshard.load(config, dp_rank=0, dp_size=2)
     options: Any = {"shuffle_window": 2, "max_total_samples": 15, "unit": "sample", "seed": 3, "batch_size": 2}
-    plain = LazyShardedStream(LazyShardedDataset(stream, dp_rank=0, dp_size=2, **options), at_end="loop")
+    plain = LazyShardedStream(LazyShardedDataset(stream, dp_rank=0, dp_size=2, **grouped(options)), at_end="loop")
     assert [number for batch in ids(loaded.loader) for number in batch] == [row["id"] for row in plain]
     assert len(ids(loaded.loader)) == 4
 

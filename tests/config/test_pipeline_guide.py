@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter, Filter, LazyShardedDataset, Map
+from lazyshard import BadRows, ChunkWriter, Filter, LazyShardedDataset, Map
 from lazyshard.config.checks import read_config
 from lazyshard.data.substitutes import FILL_ROWS
 from lazyshard.errors import BadSample
@@ -68,7 +68,7 @@ def test_error_is_what_the_page_says(place: Path, monkeypatch: pytest.MonkeyPatc
     number.__module__, number.__qualname__ = "my_rows", "number"
     steps = [Filter(lambda row: True), Map(number)]
     with pytest.raises(BadSample) as caught:
-        LazyShardedDataset("chat", steps=steps, max_error_count=0, dp_rank=0, dp_size=1)[2]
+        LazyShardedDataset("chat", steps=steps, bad_rows=BadRows("raise"), dp_rank=0, dp_size=1)[2]
     assert f"{caught.value}\n" == PRINTED[2]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 
 State = dict[str, Any]
@@ -40,17 +41,16 @@ def blend(
         "seed",
         "unit",
         "max_total_samples",
-        "on_bad_sample",
+        "bad_rows",
         "consumer",
-        "late_parsing",
     }
     each = {"max_wait": DEADLINE_S} | {name: options.pop(name) for name in [*options] if name in own | {"max_wait"}}
     blended = BlendedDataset(
         [
-            (LazyShardedDataset(directory / letter, dp_rank=rank, dp_size=dp, **each), weight)
+            (LazyShardedDataset(directory / letter, dp_rank=rank, dp_size=dp, **grouped(each)), weight)
             for letter, weight in weights.items()
         ],
-        **options,
+        **grouped(options),
     )
     if state is not None:
         blended.load_state_dict(state)

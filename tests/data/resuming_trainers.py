@@ -24,7 +24,7 @@ from accelerate import Accelerator, skip_first_batches
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 
 BATCH = 2
 ACCUMULATION = 2
@@ -58,9 +58,8 @@ def open_stream(run: dict[str, Any]) -> LazyShardedDataset:
         dp_rank=run["rank"],
         dp_size=run["ranks"],
         batch_size=BATCH,
-        shuffle_window=1,
+        order=Order(shuffle_window=1, micro_batches_per_step=ACCUMULATION),
         num_samples=run["rows"],
-        micro_batches_per_step=ACCUMULATION,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyshard import LazyShardedDataset
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 
 State = dict[str, Any]
@@ -15,7 +16,9 @@ def open_ranks(directory: Path, dp: int, state: State | None = None, **options: 
     """Opens the data sets of all ranks, going on from a state."""
     ranks = []
     for rank in range(dp):
-        dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **{"max_wait": DEADLINE_S, **options})
+        dataset = LazyShardedDataset(
+            directory, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options})
+        )
         if state is not None:
             dataset.load_state_dict(state)
         ranks.append(dataset)

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedStream
 from lazyshard.plan.steps import AtEnd
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, ids
 from tests.plan import oracle
 
@@ -20,7 +21,7 @@ def open_stream(
     directory: Path, rank: int = 0, dp: int = 1, *, at_end: AtEnd = "drop", state: Any = None, **options: Any
 ) -> Stream:
     """Opens one rank's stream, going on from a state."""
-    dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **{"max_wait": DEADLINE_S, **options})
+    dataset = LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options}))
     stream = LazyShardedStream(dataset, at_end=at_end)
     if state is not None:
         stream.load_state_dict(state)

@@ -15,18 +15,21 @@ from lazyshard import (
     BFLOAT16,
     BlendedDataset,
     ChunkWriter,
+    EncodeCache,
     Filter,
+    LateRow,
     LazyShardedDataset,
     LazyShardedStream,
     as_tensor,
 )
 from lazyshard.stream.chunk_files import ChunkArrays
+from tests.data.options import grouped
 from tests.stream.arrays import expected, produce, values
 from tests.stream.streams import produce as produce_rows
 
 
 def dataset(directory: Path, *given: Any, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, *given, **({"dp_rank": 0, "dp_size": 1, "batch_size": 4} | options))
+    return LazyShardedDataset(directory, *given, **grouped({"dp_rank": 0, "dp_size": 1, "batch_size": 4} | options))
 
 
 def encode(row: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +37,9 @@ def encode(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle_window": 2}, {"shuffle_window": 20}, {"unit": 1}, {"cache_bytes": 1 << 20}], ids=str
+    "options",
+    [{}, {"shuffle_window": 2}, {"shuffle_window": 20}, {"unit": 1}, {"cache": EncodeCache(memory_bytes=1 << 20)}],
+    ids=str,
 )
 def test_every_order_gives_rows_with_their_arrays(options: dict[str, Any], tmp_path: Path) -> None:
     found = dataset(produce(tmp_path, 40), **options)
@@ -82,8 +87,8 @@ def test_iterable_form_and_blend_give_arrays(tmp_path: Path) -> None:
 
 
 def test_late_parsing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the rows of this stream hold arrays, which late_parsing does not hand out"):
-        dataset(produce(tmp_path, 2), late_parsing=True)
+    with pytest.raises(ValueError, match="the rows of this stream hold arrays, which LateRow does not hand out"):
+        dataset(produce(tmp_path, 2), encode_fn=LateRow)
 
 
 def test_streams_without_arrays_never_ask_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
 from lazyshard.errors import LengthUnknown, StateMismatch, WaitTimeout
 from lazyshard.plan.course import Draw
 from lazyshard.stream import read_reading
+from tests.data.options import grouped
 from tests.data.runs import open_ranks, read
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import produce
@@ -207,7 +208,7 @@ def test_streams_of_a_blend_choose_each_for_itself(tmp_path: Path) -> None:
 
     def blend(rank: int) -> BlendedDataset:
         common: dict[str, Any] = {"dp_rank": rank, "dp_size": 4, "batch_size": 2, "max_wait": DEADLINE_S}
-        members = [LazyShardedDataset(directory, unit="auto", **common) for directory in (few, many)]
+        members = [LazyShardedDataset(directory, **grouped(unit="auto", **common)) for directory in (few, many)]
         return BlendedDataset([(member, 1) for member in members], batch_size=2)
 
     blends = [blend(rank) for rank in range(4)]

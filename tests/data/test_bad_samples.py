@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 import pytest
 
-from lazyshard import LazyShardedDataset, Map
+from lazyshard import BadRows, LazyShardedDataset, Map
 from lazyshard.data.substitutes import substitutes
 from lazyshard.errors import BadSample, ChunkCorrupt, RowInvalid, TooManyBadSamples
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import foreign, produce
 
@@ -23,7 +24,7 @@ Row = dict[str, Any]
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **options)
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **grouped(options))
 
 
 def read_all(dataset: LazyShardedDataset) -> list[int]:
@@ -103,7 +104,7 @@ def test_substitute_is_another_row_of_the_chunk() -> None:
 def test_chunk_with_one_good_row_left_still_has_a_substitute(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 160, 4)
     good = range(3, 160, 4)
-    dataset = open_rank(directory, encode_fn=refusing(*set(range(160)) - set(good)), max_bad_samples=120)
+    dataset = open_rank(directory, encode_fn=refusing(*set(range(160)) - set(good)), bad_rows=BadRows(limit=120))
     assert read_all(dataset) == [i // 4 * 4 + 3 for i in range(160)]
 
 
@@ -121,10 +122,10 @@ def test_bad_sample_is_counted_and_logged_once(stream: Path, caplog: pytest.LogC
 
 
 def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream: Path) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), max_bad_samples=2)
+    dataset = open_rank(stream, encode_fn=refusing(0, 5, 9), bad_rows=BadRows(limit=2))
     assert [dataset[0]["id"], dataset[5]["id"], dataset[0]["id"]] == [3, 6, 3]
     for _ in range(2):
-        with pytest.raises(TooManyBadSamples, match="3 bad samples in this process, max_bad_samples is 2") as caught:
+        with pytest.raises(TooManyBadSamples, match="3 bad samples in this process, their limit is 2") as caught:
             dataset[9]
         error = caught.value
         assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00002.jsonl", 9, 2)
@@ -134,13 +135,13 @@ def test_more_bad_samples_than_allowed_are_raised_however_often_one_asks(stream:
 
 
 def test_first_bad_sample_is_raised_where_none_is_allowed(stream: Path) -> None:
-    with pytest.raises(TooManyBadSamples, match="1 bad samples in this process, max_bad_samples is 0"):
-        read_all(open_rank(stream, encode_fn=refusing(3), max_bad_samples=0))
+    with pytest.raises(TooManyBadSamples, match="1 bad samples in this process, their limit is 0"):
+        read_all(open_rank(stream, encode_fn=refusing(3), bad_rows=BadRows(limit=0)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_too_many_bad_samples_come_out_of_a_worker_with_their_fields(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(1, 6), max_bad_samples=1)
+    dataset = open_rank(stream, encode_fn=refusing(1, 6), bad_rows=BadRows(limit=1))
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
     assert isinstance(error, TooManyBadSamples)
     assert (error.file, error.sample, error.chunk) == (f"{stream}/chunk_00001.jsonl", 6, 1)
@@ -149,7 +150,7 @@ def test_too_many_bad_samples_come_out_of_a_worker_with_their_fields(stream: Pat
 
 
 def test_limit_is_that_of_each_process(stream: Path) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(1, 6), max_bad_samples=1)
+    dataset = open_rank(stream, encode_fn=refusing(1, 6), bad_rows=BadRows(limit=1))
     assert dataset[1] == {"id": 2}
     # A worker forked now has met none.
     assert list(loader(dataset, [6], 1, batch_size=1)) == [[5]]
@@ -158,7 +159,7 @@ def test_limit_is_that_of_each_process(stream: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_encoders_error_is_raised_with_its_place_and_cause(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, encode_fn=refusing(6), on_bad_sample="raise")
+    dataset = open_rank(stream, encode_fn=refusing(6), bad_rows=BadRows("raise"))
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert type(error) is BadSample
     assert "row 2 (line 3, byte 18, sample 6): KeyError: 6" in str(error)
@@ -172,7 +173,7 @@ def test_encoders_error_is_raised_with_its_place_and_cause(stream: Path, workers
 @pytest.mark.parametrize("workers", [0, 1])
 def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> None:
     byte = damage(stream, 6)
-    dataset = open_rank(stream, on_bad_sample="raise")
+    dataset = open_rank(stream, bad_rows=BadRows("raise"))
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=2))
     assert isinstance(error, ChunkCorrupt)
     assert "expected XXH3" in str(error)
@@ -183,7 +184,7 @@ def test_damaged_row_is_raised_with_its_place(stream: Path, workers: int) -> Non
 def test_row_of_a_foreign_directory_that_is_no_object_is_raised_with_its_line(tmp_path: Path) -> None:
     directory = foreign(tmp_path / "s", b'{"id":0}\n\n[1]\n{"id":2}\n', end=True)
     with pytest.raises(RowInvalid, match="expected a JSON object, found an array") as caught:
-        read_all(open_rank(directory, samples_per_chunk=3, on_bad_sample="raise"))
+        read_all(open_rank(directory, samples_per_chunk=3, bad_rows=BadRows("raise")))
     error = caught.value
     assert (error.file, error.line, error.byte) == (f"{directory}/chunk_00000.jsonl", 3, 10)
 
@@ -207,7 +208,7 @@ def test_reason_of_an_encoders_own_error_keeps_its_name(stream: Path, caplog: py
 @pytest.mark.parametrize("action", ["substitute", "raise"])
 @pytest.mark.parametrize("when", ["before it is opened", "after"])
 def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, when: str) -> None:
-    dataset = open_rank(stream, on_bad_sample=action, encode_fn=refusing(4))
+    dataset = open_rank(stream, bad_rows=BadRows(action), encode_fn=refusing(4))
     if when == "after" and action == "substitute":
         assert dataset[4] == {"id": 7}
     elif when == "after":
@@ -215,7 +216,7 @@ def test_chunk_that_was_cut_is_raised_whole(stream: Path, action: Any, when: str
     os.truncate(stream / "chunk_00001.jsonl", 5)
     for index in (7, 4):
         with pytest.raises(ChunkCorrupt) as caught:
-            open_rank(stream, on_bad_sample=action)[index] if when != "after" else dataset[index]
+            open_rank(stream, bad_rows=BadRows(action))[index] if when != "after" else dataset[index]
         assert (caught.value.file, caught.value.row) == (f"{stream}/chunk_00001.jsonl", None)
     assert dataset.stats().bad_samples == (when == "after" and action == "substitute")
 

@@ -16,6 +16,7 @@ from lazyshard.data.batches import Batches
 from lazyshard.errors import CursorTaken
 from lazyshard.stream import read_cursor
 from lazyshard.stream.retire import retire
+from tests.data.options import grouped
 from tests.data.runs import State, open_ranks
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
@@ -185,7 +186,7 @@ def test_a_blend_is_counted_too(end: bool, tmp_path: Path) -> None:
 
     def blend(rank: int, dp: int) -> BlendedDataset:
         options: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S}
-        members = [LazyShardedDataset(stream, **options) for stream in streams]
+        members = [LazyShardedDataset(stream, **grouped(options)) for stream in streams]
         return BlendedDataset(list(zip(members, (0.75, 0.25), strict=True)), batch_size=2)
 
     states = []

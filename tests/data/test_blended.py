@@ -14,13 +14,14 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import BlendedDataset, LazyShardedDataset
+from lazyshard import BlendedDataset, LateRow, LazyShardedDataset
 from lazyshard.data.blend_space import BlendReader
 from lazyshard.data.index_reader import IndexReader
 from lazyshard.errors import ChunkRetired, LengthUnknown, RankInvalid, WaitTimeout
 from lazyshard.format.records import Retired
 from lazyshard.plan.blend import BlendTable
 from tests.data.blends import Stream, blend, ids, take, write
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import foreign
 
@@ -37,7 +38,7 @@ def streams(tmp_path: Path) -> Path:
 def alone(directory: Path, letter: str, rank: int, dp: int, count: int, **options: Any) -> list[str]:
     """What a stream gives a rank by itself."""
     dataset = LazyShardedDataset(
-        directory / letter, dp_rank=rank, dp_size=dp, layout="strided", num_samples=dp * count, **options
+        directory / letter, dp_rank=rank, dp_size=dp, num_samples=dp * count, **grouped(layout="strided", **options)
     )
     return ids([dataset[index] for index in dataset.rank_indices])
 
@@ -165,7 +166,7 @@ def test_where_a_blend_ends(tmp_path: Path, stream: str, stopping: str) -> None:
         (LazyShardedDataset(tmp_path / "a", dp_rank=0, dp_size=1, max_wait=DEADLINE_S), 1.0),
         (LazyShardedDataset(tmp_path / "b", dp_rank=0, dp_size=1, max_wait=DEADLINE_S, max_total_samples=limit), 1.0),
     ]
-    blended = BlendedDataset(parts, batch_size=2, **options)
+    blended = BlendedDataset(parts, batch_size=2, **grouped(options))
     expected = STOPPING[stream, stopping]
     if expected is None:
         with pytest.raises(LengthUnknown, match="a stream in it is still being produced: pass num_samples"):
@@ -216,7 +217,7 @@ def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> 
     [
         ("fork", {}),
         ("spawn", {}),
-        ("fork", {"late_parsing": True}),
+        ("fork", {"encode_fn": LateRow}),
         ("fork", {"encode_fn": dict}),
     ],
 )
@@ -234,7 +235,7 @@ def test_large_rows(tmp_path: Path) -> None:
     write(tmp_path, Stream("a", 8, 4), size=100_000)
     write(tmp_path, Stream("b", 8, 4))
     for late in (False, True):
-        blended = blend(tmp_path, {"a": 1, "b": 1}, batch_size=4, late_parsing=late)
+        blended = blend(tmp_path, {"a": 1, "b": 1}, batch_size=4, encode_fn=LateRow if late else None)
         loader = DataLoader(blended, 4, num_workers=1, collate_fn=list)
         rows = [row for batch in loader for row in batch]
         assert ids(rows) == take(blend(tmp_path, {"a": 1, "b": 1}), 16)
@@ -245,8 +246,8 @@ def test_large_rows(tmp_path: Path) -> None:
 def test_rows_that_nobody_has_checked_are_not_parsed_late(tmp_path: Path, streams: Path, foreign_first: bool) -> None:
     other = foreign(tmp_path / "other", b'{"id":"f0"}\n[1]\n{"id":"f2"}\n{"id":"f3"}\n', end=True)
     parts = [
-        (LazyShardedDataset(streams / "a", dp_rank=0, dp_size=1, late_parsing=True), 1.0),
-        (LazyShardedDataset(other, dp_rank=0, dp_size=1, samples_per_chunk=4, late_parsing=True), 1.0),
+        (LazyShardedDataset(streams / "a", dp_rank=0, dp_size=1, encode_fn=LateRow), 1.0),
+        (LazyShardedDataset(other, dp_rank=0, dp_size=1, samples_per_chunk=4, encode_fn=LateRow), 1.0),
     ]
     blended = BlendedDataset(parts[::-1] if foreign_first else parts, batch_size=4)
 
@@ -412,7 +413,7 @@ def test_streams_too_short_to_be_repeated_are_refused(streams: Path) -> None:
 
 def test_data_sets_that_cannot_be_blended_are_refused(streams: Path) -> None:
     def opened(letter: str, **options: Any) -> LazyShardedDataset:
-        return LazyShardedDataset(streams / letter, **{"dp_rank": 0, "dp_size": 2, **options})
+        return LazyShardedDataset(streams / letter, **grouped({"dp_rank": 0, "dp_size": 2, **options}))
 
     with pytest.raises(ValueError, match="two data sets of a blend are of the same stream"):
         BlendedDataset([(opened("a"), 1), (opened("a"), 1)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import EncodeCache, LazyShardedDataset, Order
 from lazyshard.data.samples import SampleCache
 from tests.data.workers import loader
 from tests.stream.streams import produce
@@ -90,7 +90,9 @@ class Counting:
 def test_later_epochs_encode_only_what_was_not_kept(tmp_path: Path) -> None:
     encode = Counting()
     directory = produce(tmp_path / "s", 6, 4)
-    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, cache_bytes=1 << 20, shuffle_window=2)
+    dataset = LazyShardedDataset(
+        directory, encode, dp_rank=0, dp_size=1, cache=EncodeCache(memory_bytes=1 << 20), order=Order(shuffle_window=2)
+    )
     orders = []
     for epoch in range(3):
         dataset.set_epoch(epoch)
@@ -107,7 +109,7 @@ def test_later_epochs_encode_only_what_was_not_kept(tmp_path: Path) -> None:
 def test_substitute_is_not_kept_as_the_bad_sample(tmp_path: Path) -> None:
     encode = Counting(bad=1)
     directory = produce(tmp_path / "s", 4, 4)
-    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, cache_bytes=1 << 20)
+    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, cache=EncodeCache(memory_bytes=1 << 20))
     for _ in range(2):
         assert [dataset[i]["id"] for i in range(4)] == [0, 2, 2, 3]
     assert encode.calls == [0, 1, 2, 2, 3, 1, 2]
@@ -116,7 +118,7 @@ def test_substitute_is_not_kept_as_the_bad_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", ["fork", "pickled"])
 def test_worker_starts_with_the_right_samples(tmp_path: Path, context: str) -> None:
     directory = produce(tmp_path / "s", 8, 4)
-    dataset = LazyShardedDataset(directory, Counting(), dp_rank=0, dp_size=1, cache_bytes=60)
+    dataset = LazyShardedDataset(directory, Counting(), dp_rank=0, dp_size=1, cache=EncodeCache(memory_bytes=60))
     assert [dataset[i]["id"] for i in range(8)] == list(range(8))
     if context == "pickled":
         assert len(dataset._draws._samples.__getstate__()["_cache"]) == 0

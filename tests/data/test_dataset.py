@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import BadRows, ChunkWriter, EncodeCache, LazyShardedDataset, Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import EPOCH
 from lazyshard.errors import RankInvalid, StreamInvalid, StreamMismatch, StreamUnsealed
 from lazyshard.plan.course import Draw
 from lazyshard.stream import foreign_stream
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
 
 
 def ids(rows: Any) -> list[int]:
@@ -64,9 +65,6 @@ def long_chunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"max_total_samples": 1e6}, "max_total_samples is an integer from 1, got 1000000.0"),
         ({"max_wait": -1}, "max_wait is 0 or more seconds, got -1"),
         ({"max_wait": float("nan")}, "max_wait is 0 or more seconds, got nan"),
-        ({"on_bad_sample": "skip"}, "on_bad_sample is one of substitute, raise, got 'skip'"),
-        ({"max_bad_samples": -1}, "max_bad_samples is 0 or more, got -1"),
-        ({"cache_bytes": -1}, "cache_bytes is 0 or more, got -1"),
     ],
 )
 def test_impossible_argument_is_refused_before_the_stream_is_waited_for(
@@ -74,6 +72,28 @@ def test_impossible_argument_is_refused_before_the_stream_is_waited_for(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_rank(tmp_path / "absent", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BadRows("skip"), "action of bad rows is one of substitute, raise, got 'skip'"),  # type: ignore[arg-type]
+        (lambda: BadRows(limit=-1), "limit of bad rows is an integer from 0, or None for no limit, got -1"),
+        (lambda: BadRows(limit=1.5), "limit of bad rows .* got 1.5"),  # type: ignore[arg-type]
+        (lambda: BadRows(limit=True), "limit of bad rows .* got True"),
+        (lambda: EncodeCache(memory_bytes=-1), "memory_bytes is 0 or more, got -1"),
+        (lambda: Order(micro_batches_per_step=0), "micro_batches_per_step is an integer from 1, got 0"),
+    ],
+)
+def test_impossible_group_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("old", ["unit", "on_bad_sample", "max_error_count", "encode_cache", "late_parsing"])
+def test_arguments_of_before_there_were_groups_are_refused(stream: Path, old: str) -> None:
+    with pytest.raises(TypeError, match=old):
+        LazyShardedDataset(stream, **{old: 1})  # type: ignore[arg-type]
 
 
 def test_rank_outside_the_ranks_is_refused_before_the_stream_is_waited_for(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import ChunkWriter, LazyShardedDataset, Order
+from tests.data.options import grouped
 
 MADE = {"recipe": {"balance": 2, "micro_batch_size": 2, "length_field": "length", "cost_per_token": 1.0}}
 
@@ -28,7 +29,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def read(directory: Path, dp_rank: int = 0, **more: Any) -> None:
     arguments = {"batch_size": 2, "shuffle_window": 0} | more
-    dataset = LazyShardedDataset(directory, dp_rank=dp_rank, dp_size=2, **arguments)
+    dataset = LazyShardedDataset(directory, dp_rank=dp_rank, dp_size=2, **grouped(arguments))
     for index in dataset.rank_indices:
         dataset[index]
 
@@ -75,7 +76,7 @@ def test_other_streams_are_silent(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_workers_say_it_once(tmp_path: Path) -> None:
     stream, log = produce(tmp_path / "s"), tmp_path / "log"
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=2, batch_size=2, shuffle_window=1)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=2, batch_size=2, order=Order(shuffle_window=1))
     # Forked workers write to the same file.
     handler = logging.FileHandler(log)
     logging.getLogger("lazyshard").addHandler(handler)

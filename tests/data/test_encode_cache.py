@@ -18,17 +18,19 @@ import numpy as np
 import pytest
 import torch
 
-from lazyshard import BlendedDataset, ChunkWriter, Filter, LazyShardedDataset, Map
+from lazyshard import BadRows, BlendedDataset, ChunkWriter, EncodeCache, Filter, LazyShardedDataset, Map
 from lazyshard.data import encode_cache
-from lazyshard.data.encode_cache import ENCODE_CACHE_BYTES
+from lazyshard.data.settings import ENCODE_CACHE_BYTES
 from lazyshard.data.shared import Stats
 from lazyshard.errors import SkipSample
+from lazyshard.format.records import Encoding
 from lazyshard.store.kept_samples import FOLDER
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, loader
 from tests.harness.disks import SmallDisk
 from tests.stream.streams import foreign, forked, produce, reap, rows
 
-FACTS: Final = {"tokenizer": "bytes", "max_length": 512}
+FACTS: Final[Encoding] = {"tokenizer": "bytes", "max_length": 512}
 SAMPLES: Final = 24
 
 
@@ -67,11 +69,11 @@ def opened(tmp_path: Path, encode: Any, **options: Any) -> LazyShardedDataset:
         "dp_rank": 0,
         "dp_size": 1,
         "batch_size": 4,
-        "encode_cache": tmp_path / "cache",
-        "encode_fingerprint": FACTS,
         **options,
     }
-    return LazyShardedDataset(directory, encode, **given)
+    cache: dict[str, Any] = {"directory": tmp_path / "cache", "fingerprint": FACTS}
+    cache |= {name: given.pop(name) for name in ("directory", "size", "fingerprint", "memory_bytes") if name in given}
+    return LazyShardedDataset(directory, encode, **grouped(given), cache=EncodeCache(**cache))
 
 
 def ids(dataset: LazyShardedDataset, batch: int = 4) -> list[int]:
@@ -102,7 +104,7 @@ def test_later_epochs_and_starts_encode_nothing(tmp_path: Path, encode: Counting
 
 
 def test_without_a_cache_nothing_is_counted_or_written(tmp_path: Path, encode: Counting) -> None:
-    dataset = opened(tmp_path, encode, encode_cache=None, encode_fingerprint=None)
+    dataset = opened(tmp_path, encode, directory=None, fingerprint=None)
     assert ids(dataset) == list(range(SAMPLES))
     assert dataset.stats() == Stats(0, 3, 0.0)
     assert not (tmp_path / "cache").exists()
@@ -110,7 +112,7 @@ def test_without_a_cache_nothing_is_counted_or_written(tmp_path: Path, encode: C
 
 def test_what_was_encoded_by_other_facts_is_not_found(tmp_path: Path, encode: Counting) -> None:
     for facts in (FACTS, {**FACTS, "max_length": 1024}, FACTS):
-        assert ids(opened(tmp_path, encode, encode_fingerprint=facts)) == list(range(SAMPLES))
+        assert ids(opened(tmp_path, encode, fingerprint=facts)) == list(range(SAMPLES))
     assert encode.calls() == sorted(2 * list(range(SAMPLES)))
 
 
@@ -295,7 +297,7 @@ def test_dropped_rows_are_remembered_and_bad_ones_are_not(tmp_path: Path) -> Non
         orders.append([dataset[number]["id"] for number in range(8)])
         stats = dataset.stats()
         assert (stats.bad_samples, stats.dropped, stats.filled) == (1, 1, 2)
-    without = opened(tmp_path, encode, encode_cache=None, encode_fingerprint=None)
+    without = opened(tmp_path, encode, directory=None, fingerprint=None)
     assert orders == [[without[number]["id"] for number in range(8)]] * 2
     assert sorted(calls[:8]) == list(range(8))
     assert calls[8] == 5
@@ -345,8 +347,8 @@ def test_blends_share_it(tmp_path: Path, encode: Counting) -> None:
                 with ChunkWriter(directory, 4) as writer:
                     for row in rows(100 * number, 100 * number + 6):
                         writer.write(row)
-            options: dict[str, Any] = {"encode_cache": tmp_path / "cache", "encode_fingerprint": FACTS}
-            parts.append((LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **options), 1.0))
+            cache = EncodeCache(tmp_path / "cache", fingerprint=FACTS)
+            parts.append((LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, cache=cache), 1.0))
         blend = BlendedDataset(parts)
         assert sorted(blend[number]["id"] for number in range(12)) == [*range(6), *range(100, 106)]
         stats = blend.stats()
@@ -355,7 +357,7 @@ def test_blends_share_it(tmp_path: Path, encode: Counting) -> None:
 
 
 def test_samples_in_memory_come_first(tmp_path: Path, encode: Counting) -> None:
-    dataset = opened(tmp_path, encode, cache_bytes=1 << 20)
+    dataset = opened(tmp_path, encode, memory_bytes=1 << 20)
     for _ in range(3):
         assert ids(dataset) == list(range(SAMPLES))
     assert dataset.stats()[5:] == (SAMPLES, 0, 0)
@@ -363,35 +365,38 @@ def test_samples_in_memory_come_first(tmp_path: Path, encode: Counting) -> None:
 
 def test_fingerprint_of_the_encoder_stands_for_one_that_is_not_given(tmp_path: Path, encode: Counting) -> None:
     encode.fingerprint = {"v": 1}  # type: ignore[attr-defined]
-    ids(opened(tmp_path, encode, encode_fingerprint=None))
+    ids(opened(tmp_path, encode, fingerprint=None))
     encode.fingerprint = {"v": 2}  # type: ignore[attr-defined]
-    ids(opened(tmp_path, encode, encode_fingerprint=None))
-    ids(opened(tmp_path, encode, encode_fingerprint=None))
+    ids(opened(tmp_path, encode, fingerprint=None))
+    ids(opened(tmp_path, encode, fingerprint=None))
     assert encode.calls() == sorted(2 * list(range(SAMPLES)))
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"encode_fingerprint": None}, "needs to know by what rows are encoded.*encode_fingerprint={...}"),
-        ({"encode_fingerprint": {}}, "encode_fingerprint is 1 to 1000 facts by name.*, got 0 of them"),
-        ({"encode_fingerprint": {"a": 1, "b": [1]}}, r"encode_fingerprint is .*, got \[1\] \(list\) under 'b'"),
-        ({"encode_fingerprint": {1: 1}}, "encode_fingerprint is .*, got the name 1"),
-        ({"encode_fingerprint": "v1"}, r"encode_fingerprint is .*, got 'v1' \(str\)"),
-        ({"encode_cache_bytes": 0}, "encode_cache_bytes is a number of bytes from 4096 on, .* got 0"),
-        ({"encode_cache_bytes": 4095}, "encode_cache_bytes is a number of bytes from 4096 on, .* got 4095"),
-        ({"encode_cache_bytes": "4kB"}, "encode_cache_bytes is a number of bytes from 4096 on, .* got '4kB'"),
-        ({"encode_cache_bytes": "20 apples"}, "encode_cache_bytes is .* such as '20GB' or '512MiB', got '20 apples'"),
-        ({"encode_cache_bytes": 1e9}, "encode_cache_bytes is a number of bytes"),
-        ({"encode_cache_bytes": True}, "encode_cache_bytes is a number of bytes"),
-        ({"encode_fn": None}, "encode_cache keeps what encode_fn or steps make of rows"),
-        ({"encode_cache": 5}, "encode_cache is the path of a directory of this node, got 5"),
-        ({"encode_cache": ""}, "encode_cache is the path of a directory of this node, got ''"),
-        ({"encode_cache": b"c"}, "encode_cache is the path of a directory of this node, got b'c'"),
-        ({"encode_cache": None}, "encode_fingerprint is for encode_cache, which is not given"),
+        ({"fingerprint": None}, "needs to know by what rows are encoded.*fingerprint={...}"),
+        ({"fingerprint": {}}, "the fingerprint of an encode cache is 1 to 1000 facts by name.*, got 0 of them"),
         (
-            {"encode_cache": None, "encode_fingerprint": None, "encode_cache_bytes": "20GB"},
-            "encode_cache_bytes is for encode_cache, which is not given",
+            {"fingerprint": {"a": 1, "b": [1]}},
+            r"fingerprint of an encode cache is .*, got \[1\] \(list\) under 'b'",
+        ),
+        ({"fingerprint": {1: 1}}, "the fingerprint of an encode cache is .*, got the name 1"),
+        ({"fingerprint": "v1"}, r"fingerprint of an encode cache is .*, got 'v1' \(str\)"),
+        ({"size": 0}, "size of an encode cache is a number of bytes from 4096 on, .* got 0"),
+        ({"size": 4095}, "size of an encode cache is a number of bytes from 4096 on, .* got 4095"),
+        ({"size": "4kB"}, "size of an encode cache is a number of bytes from 4096 on, .* got '4kB'"),
+        ({"size": "20 apples"}, "size of an encode cache is .* such as '20GB' or '512MiB', got '20 apples'"),
+        ({"size": 1e9}, "size of an encode cache is a number of bytes"),
+        ({"size": True}, "size of an encode cache is a number of bytes"),
+        ({"encode_fn": None}, "an encode cache keeps what encode_fn or steps make of rows"),
+        ({"directory": 5}, "an encode cache is the path of a directory of this node, got 5"),
+        ({"directory": ""}, "an encode cache is the path of a directory of this node, got ''"),
+        ({"directory": b"c"}, "an encode cache is the path of a directory of this node, got b'c'"),
+        ({"directory": None}, "fingerprint is that of an encode cache with a directory"),
+        (
+            {"directory": None, "fingerprint": None, "size": "20GB"},
+            "size is that of an encode cache with a directory",
         ),
     ],
 )
@@ -403,10 +408,10 @@ def test_mistakes_are_named(tmp_path: Path, encode: Counting, options: dict[str,
 @pytest.mark.parametrize("name", ["function", "lazyshard.steps"])
 def test_fact_that_is_told_here_is_no_fact_of_the_users(tmp_path: Path, encode: Counting, name: str) -> None:
     text = f"a fingerprint has no fact '{name}', which lazyshard tells itself: give yours another name"
-    options: dict[str, Any] = {"encode_fingerprint": {name: 1}, "steps": [Filter("builtins:bool")]}
+    options: dict[str, Any] = {"fingerprint": {name: 1}, "steps": [Filter("builtins:bool")]}
     if name == "function":
         encode.fingerprint = {name: 1}  # type: ignore[attr-defined]
-        options = {"encode_fingerprint": None}
+        options = {"fingerprint": None}
     with pytest.raises(ValueError, match=text):
         opened(tmp_path, encode, **options)
 
@@ -422,26 +427,28 @@ def test_place_where_no_directory_can_be_is_refused_at_once(tmp_path: Path, enco
         (nowhere, f"{nowhere} is a link to gone, which is not there"),
         (link, f"{link} is a link to file, which is a file"),
     ):
-        with pytest.raises(ValueError, match=f"encode_cache '{place}' cannot be a directory: {what}; remove it, or"):
-            opened(tmp_path, encode, encode_cache=place)
+        with pytest.raises(
+            ValueError, match=f"the encode cache '{place}' cannot be a directory: {what}; remove it, or"
+        ):
+            opened(tmp_path, encode, directory=place)
     # One that is not there yet is made when it is needed.
-    assert ids(opened(tmp_path, encode, encode_cache=tmp_path / "a" / "b")) == list(range(SAMPLES))
+    assert ids(opened(tmp_path, encode, directory=tmp_path / "a" / "b")) == list(range(SAMPLES))
 
 
 def test_fingerprint_of_the_encoder_that_is_none_is_named_as_such(tmp_path: Path, encode: Counting) -> None:
     encode.fingerprint = {"tokenizer": object}  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"the attribute fingerprint of encode_fn is .* under 'tokenizer'"):
-        opened(tmp_path, encode, encode_fingerprint=None)
+        opened(tmp_path, encode, fingerprint=None)
 
 
 def test_size_is_taken_as_text_as_the_flag_takes_it(tmp_path: Path, encode: Counting) -> None:
-    assert ids(opened(tmp_path, encode, encode_cache_bytes="64 MiB")) == list(range(SAMPLES))
-    assert ids(opened(tmp_path, encode, encode_cache_bytes=4096)) == list(range(SAMPLES))
+    assert ids(opened(tmp_path, encode, size="64 MiB")) == list(range(SAMPLES))
+    assert ids(opened(tmp_path, encode, size=4096)) == list(range(SAMPLES))
 
 
 def test_cache_in_an_object_store_is_refused(tmp_path: Path, encode: Counting) -> None:
     with pytest.raises(ValueError, match=r"directory of this node, .* got the URL 's3://bucket/cache'"):
-        opened(tmp_path, encode, encode_cache="s3://bucket/cache")
+        opened(tmp_path, encode, directory="s3://bucket/cache")
 
 
 @pytest.mark.parametrize("within", [".", "cache", "cursors/cache"])
@@ -449,9 +456,9 @@ def test_cache_in_the_folder_of_the_stream_is_refused(tmp_path: Path, encode: Co
     (tmp_path / "link").symlink_to("s")
     for stream in (tmp_path / "s", tmp_path / "link"):
         with pytest.raises(ValueError, match=r"lies in the stream's own directory, .*name a directory of this node"):
-            opened(tmp_path, encode, encode_cache=stream / within)
+            opened(tmp_path, encode, directory=stream / within)
     # Beside it, under a name that begins alike, it is none of the stream's.
-    assert ids(opened(tmp_path, encode, encode_cache=tmp_path / "s2")) == list(range(SAMPLES))
+    assert ids(opened(tmp_path, encode, directory=tmp_path / "s2")) == list(range(SAMPLES))
 
 
 def test_sample_larger_than_the_cache_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -459,13 +466,13 @@ def test_sample_larger_than_the_cache_is_told_once(tmp_path: Path, caplog: pytes
         return {"id": row["id"], "x": "x" * (5000 if row["id"] % 2 else 5)}
 
     with caplog.at_level(logging.WARNING, "lazyshard"):
-        dataset = opened(tmp_path, encode, encode_cache_bytes=4096)
+        dataset = opened(tmp_path, encode, size=4096)
         assert [len(dataset[number]["x"]) for number in range(SAMPLES)] == [5, 5000] * (SAMPLES // 2)
         assert dataset.stats()[5:] == (SAMPLES, 0, SAMPLES // 2)
     (record,) = caplog.records
     assert re.fullmatch(
         r".*: a sample of 50\d\d bytes in a chunk of 8 rows is larger than the whole cache, .* and is not cached; give "
-        "encode_cache_bytes more",
+        "it a larger size",
         record.getMessage(),
     )
 
@@ -506,12 +513,12 @@ def test_cache_that_is_read_only_is_left_alone_though_all_is_in_it(
 def test_steps_need_a_fingerprint_that_says_so(tmp_path: Path, encode: Counting) -> None:
     encode.fingerprint = {"v": 1}  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="whenever encode_fn or steps would make another sample"):
-        opened(tmp_path, encode, encode_fingerprint=None, steps=[Filter(bool)])
+        opened(tmp_path, encode, fingerprint=None, steps=[Filter(bool)])
 
 
 def test_bound_is_kept(tmp_path: Path, encode: Counting) -> None:
     for _ in range(2):
-        dataset = opened(tmp_path, encode, encode_cache_bytes=6000)
+        dataset = opened(tmp_path, encode, size=6000)
         for first in range(0, SAMPLES, 4):
             dataset.__getitems__(list(range(first, first + 4)))
             assert sum(path.stat().st_size for path in (tmp_path / "cache" / FOLDER).glob("*.kept")) <= 6000
@@ -554,14 +561,14 @@ def test_cache_that_cannot_be_had_is_told_once_and_training_goes_on(
 def test_disk_that_fills_up_stops_nothing(tmp_path: Path, encode: Counting) -> None:
     with SmallDisk(tmp_path / "disk", "size=64k", all_closed=True):
         for _ in range(2):
-            dataset = opened(tmp_path, encode, encode_cache=tmp_path / "disk" / "cache")
+            dataset = opened(tmp_path, encode, directory=tmp_path / "disk" / "cache")
             dataset.reader.refresh()
             big = Counting(encode.log)
 
             def padded(row: dict[str, Any], big: Counting = big) -> dict[str, Any]:
                 return {**big(row), "pad": "x" * 4000}
 
-            dataset = opened(tmp_path, padded, encode_cache=tmp_path / "disk" / "cache")
+            dataset = opened(tmp_path, padded, directory=tmp_path / "disk" / "cache")
             assert ids(dataset) == list(range(SAMPLES))
         encoded = encode.calls()
         assert SAMPLES < len(encoded) < 2 * SAMPLES
@@ -572,7 +579,7 @@ def test_chunk_that_goes_while_its_rows_are_kept_is_an_error_of_the_stream(tmp_p
     dataset = opened(tmp_path, encode)
     ids(dataset)
     (tmp_path / "s" / "chunk_00001.jsonl").write_bytes(b"damaged\n")
-    again = opened(tmp_path, encode, on_bad_sample="raise")
+    again = opened(tmp_path, encode, bad_rows=BadRows("raise"))
     assert again[0]["id"] == 0
     with pytest.raises(Exception, match=r"chunk_00001\.jsonl"):
         again[8]

@@ -31,6 +31,7 @@ from lazyshard.errors import (
 )
 from lazyshard.format.state import RunState
 from lazyshard.stream.retire import retire
+from tests.data.options import grouped
 from tests.data.runs import State, open_ranks, part
 from tests.data.workers import loader
 from tests.inspection.surveyed import edit_head
@@ -232,7 +233,7 @@ BAD_RANKS = [
 @pytest.mark.parametrize(("given", "message"), BAD_RANKS)
 def test_bad_rank_is_an_error_before_a_stream_is_waited_for(given: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(RankInvalid) as caught:
-        LazyShardedDataset(tmp_path / "none", max_wait=0, **given)
+        LazyShardedDataset(tmp_path / "none", max_wait=0, **grouped(given))
     assert str(caught.value) == message
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset, LazyShardedStream
+from lazyshard import LazyShardedDataset, LazyShardedStream, Order
 from lazyshard.errors import LengthsMissing, LengthUnknown
 from tests.data import swift_samplers
+from tests.data.options import grouped
 from tests.stream.lengths import put_lengths, sealed
 from tests.stream.streams import foreign, produce
 
@@ -41,7 +42,7 @@ def test_each_index_has_the_length_of_its_sample(
     stream_of(tmp_path / "s", samples)
     for rank in range(dp):
         dataset = LazyShardedDataset(
-            tmp_path / "s", dp_rank=rank, dp_size=dp, layout=layout, **{"batch_size": 2, **options}
+            tmp_path / "s", dp_rank=rank, dp_size=dp, **grouped(layout=layout, **{"batch_size": 2, **options})
         )
         lengths = dataset["lengths"]
         assert (lengths.dtype, lengths.shape) == (np.dtype(np.int32), (len(dataset),))
@@ -81,7 +82,7 @@ def test_length_beyond_32_bits_is_whole(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_refused_with_the_way_out(tmp_path: Path) -> None:
     def ask(directory: Path, **options: Any) -> Any:
-        return LazyShardedDataset(directory, dp_rank=0, dp_size=1, **options)["lengths"]
+        return LazyShardedDataset(directory, dp_rank=0, dp_size=1, **grouped(options))["lengths"]
 
     live = stream_of(tmp_path / "live", 6, end=False)
     with pytest.raises(LengthsMissing, match=r"still being produced \(4 samples so far\).*once it has ended"):
@@ -119,7 +120,9 @@ def test_sampler_of_hugging_face_trainers_in_ms_swift_groups_and_draws_each_samp
     seen: list[int] = []
     spreads: list[list[int]] = []
     for rank in range(dp):
-        dataset = LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=dp, batch_size=4, layout="strided")
+        dataset = LazyShardedDataset(
+            tmp_path / "s", dp_rank=rank, dp_size=dp, batch_size=4, order=Order(layout="strided")
+        )
         placed = type("Placed", (real,), {"rank": rank, "world_size": dp})
         sampler: Any = placed(
             len(dataset), 4, shuffle=True, drop_last=True, data_seed=7, group_by_length=True, lengths=dataset["lengths"]
@@ -127,7 +130,7 @@ def test_sampler_of_hugging_face_trainers_in_ms_swift_groups_and_draws_each_samp
         for batch in DataLoader(dataset, batch_sampler=sampler, collate_fn=list):
             seen += [row["id"] for row in batch]
             spreads.append([length(row["id"]) for row in batch])
-    dataset = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=dp, batch_size=4, layout="strided")
+    dataset = LazyShardedDataset(tmp_path / "s", dp_rank=0, dp_size=dp, batch_size=4, order=Order(layout="strided"))
     assert len(seen) == len(set(seen)) == len(dataset)
     # Lengths are 1 to 23; a batch in any order spans about 14 of that.
     assert np.mean([max(batch) - min(batch) for batch in spreads]) < 7
@@ -140,7 +143,9 @@ def test_sampler_of_megatron_in_ms_swift_groups_and_draws_each_sample_once(dp: i
     real = swift_samplers.load("megatron/trainers/batch_sampler.py").MegatronPretrainingRandomSampler
     seen: list[int] = []
     for rank in range(dp):
-        dataset = LazyShardedDataset(tmp_path / "s", dp_rank=rank, dp_size=dp, batch_size=4, layout="strided")
+        dataset = LazyShardedDataset(
+            tmp_path / "s", dp_rank=rank, dp_size=dp, batch_size=4, order=Order(layout="strided")
+        )
         sampler = real(
             dataset,
             total_samples=len(dataset),

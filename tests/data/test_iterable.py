@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import StateInvalid, StateMismatch
+from tests.data.options import grouped
 from tests.data.runs import State, open_ranks, part, read
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
@@ -25,7 +26,7 @@ def stream(tmp_path: Path) -> Path:
 
 def open_rank(stream: Path, rank: int = 0, dp: int = 2, **options: Any) -> LazyShardedIterable:
     return LazyShardedIterable(
-        LazyShardedDataset(stream, dp_rank=rank, dp_size=dp, **{"max_wait": DEADLINE_S, **options})
+        LazyShardedDataset(stream, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options}))
     )
 
 

@@ -12,9 +12,9 @@ import pytest
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lazyshard import ChunkWriter, LazyShardedDataset, LazyShardedIterable
-from lazyshard.data import LateRow
+from lazyshard import ChunkWriter, Filter, LateRow, LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import ChunkCorrupt
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S
 from tests.stream.streams import foreign, produce
 
@@ -31,8 +31,8 @@ def kinds(rows: list[Any]) -> list[tuple[str, Any]]:
 
 
 def opened(directory: Path, **options: Any) -> LazyShardedDataset:
-    options = {"late_parsing": True, "batch_size": 2, **options}
-    return LazyShardedDataset(directory, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, **options)
+    options = {"encode_fn": LateRow, "batch_size": 2, **options}
+    return LazyShardedDataset(directory, dp_rank=0, dp_size=1, max_wait=DEADLINE_S, **grouped(options))
 
 
 def test_a_row_is_a_mapping() -> None:
@@ -80,7 +80,7 @@ def test_rows_are_late_in_workers_and_dicts_in_the_main_process(tmp_path: Path, 
 def test_without_workers_and_without_being_asked_for_rows_are_dicts(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 4)
     here = DataLoader(opened(directory), 2, collate_fn=kinds)
-    workers = DataLoader(opened(directory, late_parsing=False), 2, num_workers=1, collate_fn=kinds)
+    workers = DataLoader(opened(directory, encode_fn=None), 2, num_workers=1, collate_fn=kinds)
     for loader in (here, workers):
         assert [pair for batch in loader for pair in batch] == [("dict", {"id": i}) for i in range(4)]
 
@@ -190,6 +190,6 @@ def test_a_large_row_is_refused_that_was_changed_after_its_worker_had_read_it(tm
         list(DataLoader(opened(directory), 2, num_workers=1, collate_fn=damaging))
 
 
-def test_late_parsing_and_an_encoder_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="late_parsing hands out rows, it cannot be used with encode_fn"):
-        LazyShardedDataset(tmp_path, dict, late_parsing=True)
+def test_late_rows_and_steps_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="LateRow hands out rows unparsed, it cannot be used with steps"):
+        LazyShardedDataset(tmp_path, LateRow, steps=Filter(bool))

@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data.order import LayoutName
+from lazyshard.data.settings import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.plan.course import Draw
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import HERE, produce
 
@@ -57,7 +58,7 @@ def producing(
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
 
 
 def iterate(dataset: Any) -> list[Any]:

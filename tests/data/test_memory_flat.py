@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, LazyShardedStream, StreamReader
+from lazyshard import BlendedDataset, ChunkWriter, LateRow, LazyShardedDataset, LazyShardedStream, StreamReader
+from tests.data.options import grouped
 
 SAMPLES: Final = 14_000
 PER_CHUNK: Final = 6
@@ -42,7 +43,7 @@ def written(directory: Path) -> Iterator[object]:
 
 
 def mapped(directory: Path, encode: Callable[[Row], Row] | None = None, **options: Any) -> Iterator[object]:
-    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **options)
+    dataset = LazyShardedDataset(directory, encode, dp_rank=0, dp_size=1, **grouped(options))
     return (dataset[index] for index in range(SAMPLES))
 
 
@@ -62,7 +63,7 @@ READINGS: Final[dict[str, Callable[[Path], Iterator[object]]]] = {
     "writer": lambda directory: written(directory.with_name("again")),
     "data set": mapped,
     "shuffled": lambda directory: mapped(directory, shuffle_window=4),
-    "late parsing": lambda directory: mapped(directory, late_parsing=True),
+    "late parsing": lambda directory: mapped(directory, encode_fn=LateRow),
     "iterable": streamed,
     "blend": blended,
 }

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lazyshard
-from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset
+from lazyshard import BlendedDataset, ChunkWriter, LazyShardedDataset, Order
 from lazyshard.errors import RankInvalid, StreamMissing
 from tests.data.workers import DEADLINE_S, ids
 
@@ -85,7 +85,9 @@ def test_who_deals_samples_out_or_reads_them_all_is_not_refused(workers: int, tm
     options: dict[str, Any] = {"batch_size": 2, "collate_fn": ids, "num_workers": workers}
     alone = LazyShardedDataset(stream, dp_rank=0, dp_size=1)
     assert [*chain.from_iterable(DataLoader(alone, **options))] == list(range(16))
-    ranks = [LazyShardedDataset(stream, dp_rank=r, dp_size=2, batch_size=2, layout="strided") for r in (0, 1)]
+    ranks = [
+        LazyShardedDataset(stream, dp_rank=r, dp_size=2, batch_size=2, order=Order(layout="strided")) for r in (0, 1)
+    ]
     assert [[dataset[index]["id"] for index in range(2)] for dataset in ranks] == [[0, 4], [0, 4]]
     for rank, dataset in enumerate(ranks):
         share: Any = {"num_processes": 2, "process_index": rank, "rng_types": []}
@@ -102,7 +104,9 @@ def test_forgotten_sampler_is_told_once_by_the_rank_that_reads_another_ones_part
     window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = produce(tmp_path / "s", 16)
-    first, second = (LazyShardedDataset(stream, dp_rank=r, dp_size=2, shuffle_window=window) for r in (0, 1))
+    first, second = (
+        LazyShardedDataset(stream, dp_rank=r, dp_size=2, order=Order(shuffle_window=window)) for r in (0, 1)
+    )
     for index in first.rank_indices:
         assert first[index]
     assert caplog.messages == []

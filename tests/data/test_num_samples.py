@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from lazyshard import ChunkWriter, LazyShardedDataset
-from lazyshard.data.order import LayoutName
+from lazyshard.data.settings import LayoutName
 from lazyshard.errors import LengthUnknown, WaitTimeout
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import produce
 
@@ -23,7 +24,7 @@ both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
 
 
 def read(dataset: LazyShardedDataset) -> list[int]:

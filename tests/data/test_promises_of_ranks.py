@@ -22,7 +22,7 @@ pytestmark = pytest.mark.full
 TRAIN: Final = '''
 """train.py STREAM OUT RANK RANKS WORKERS KILL_AT: prints the ids of each micro batch; dies at that step."""
 import json, os, pathlib, signal, sys
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 
 stream, out, (rank, ranks, workers, kill_at) = sys.argv[1], pathlib.Path(sys.argv[2]), map(int, sys.argv[3:])
 
@@ -31,7 +31,7 @@ def encode(row):
         raise ValueError("too long")
     return row["id"]
 
-dataset = LazyShardedDataset(stream, encode, dp_rank=rank, dp_size=ranks, batch_size=4, shuffle_window=2)
+dataset = LazyShardedDataset(stream, encode, dp_rank=rank, dp_size=ranks, batch_size=4, order=Order(shuffle_window=2))
 batches = dataset.batches(num_workers=workers, collate_fn=list)
 saved = out / "state.json"
 if saved.exists():

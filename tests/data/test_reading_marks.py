@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.data import commits as reading_marks
 from lazyshard.data.commits import ReadingMarks, is_due
-from lazyshard.data.order import Order
 from lazyshard.format.cursor import ReadingMark
 from lazyshard.inspection.outlook import Looks
 from lazyshard.inspection.survey import take_survey
@@ -22,6 +21,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream import read_reading, write_reading
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, loader
 from tests.stream.streams import foreign, names, produce, wait_until
 
@@ -33,7 +33,7 @@ def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
     common: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "max_wait": 0, "consumer": "sft"}
-    return LazyShardedDataset(directory, **{**common, **options})
+    return LazyShardedDataset(directory, **grouped({**common, **options}))
 
 
 def told(directory: Path) -> tuple[int, int] | None:
@@ -257,8 +257,7 @@ def test_data_set_that_was_forked_tells_for_itself(tmp_path: Path) -> None:
 
 
 def test_window_of_the_order_is_the_courses() -> None:
-    order = Order(1, "chunk", "block", 2, 0, 11)
-    assert order.rules(3, 3) == Rules(3, window=6)
+    assert Order(shuffle_window=2).rules(3, 3) == Rules(3, window=6)
 
 
 def test_later_epoch_does_not_take_back_what_another_process_has_told_meanwhile(tmp_path: Path) -> None:

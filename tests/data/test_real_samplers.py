@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from tests.data import swift_samplers
 from tests.stream.streams import produce
 
@@ -66,7 +66,7 @@ def loaded_once() -> Iterator[None]:
 
 def open_rank(directory: Path, rank: int, dp: int, batch: int, layout: Any, window: int) -> LazyShardedDataset:
     return LazyShardedDataset(
-        directory, dp_rank=rank, dp_size=dp, batch_size=batch, layout=layout, shuffle_window=window
+        directory, dp_rank=rank, dp_size=dp, batch_size=batch, order=Order(layout=layout, shuffle_window=window)
     )
 
 

@@ -18,12 +18,13 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream import list_consumers, read_retired, write_cursor
 from lazyshard.stream.retire import retire
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import HERE, names, produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, **{"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options})
+    return LazyShardedDataset(directory, **grouped({"dp_rank": rank, "dp_size": dp, "max_wait": DEADLINE_S, **options}))
 
 
 @pytest.mark.parametrize("shuffle_window", [0, 2])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
-from lazyshard import ChunkWriter, LazyShardedSequences, Pack, Pad, Split
+from lazyshard import BadRows, ChunkWriter, LazyShardedSequences, Pack, Pad, Split
 from lazyshard.errors import (
     BadSample,
     ChunkCorrupt,
@@ -271,9 +271,9 @@ def test_another_sequence_of_the_window_takes_the_place_of_one_of_which_nothing_
 def test_bad_rows_are_raised_on_demand_and_when_there_are_too_many(tmp_path: Path) -> None:
     directory = write_rows(tmp_path / "s", LENGTHS)
     with pytest.raises(BadSample, match=r"sample 5\): OSError: no such image"):
-        list(encoding(directory, Pack(10), Encode(5), on_bad_sample="raise"))
-    with pytest.raises(TooManyBadSamples, match="2 bad samples in this process, max_bad_samples is 1"):
-        list(encoding(directory, Pack(10), Encode(5, 8), max_bad_samples=1))
+        list(encoding(directory, Pack(10), Encode(5), bad_rows=BadRows("raise")))
+    with pytest.raises(TooManyBadSamples, match="2 bad samples in this process, their limit is 1"):
+        list(encoding(directory, Pack(10), Encode(5, 8), bad_rows=BadRows(limit=1)))
 
 
 def test_nothing_is_left_out_of_what_is_cut(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_rows_that_are_longer_than_measured_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadSample, match=says):
         list(encoding(directory, Split(size=8), longer))
     with pytest.raises(BadSample, match=says + ".*for which its sequence has no room"):
-        list(encoding(directory, Pack(10), longer, on_bad_sample="raise"))
+        list(encoding(directory, Pack(10), longer, bad_rows=BadRows("raise")))
     assert written(next(iter(encoding(directory, Pack(10), longer)))) == [0]
 
 
@@ -319,7 +319,7 @@ def test_a_damaged_row_is_left_out_too(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"id":1,', b'"id":7,'))
     assert written(next(iter(open_sequences(directory, Pack(10))))) == [0]
     with pytest.raises(ChunkCorrupt, match="row 1"):
-        next(iter(open_sequences(directory, Pack(10), on_bad_sample="raise")))
+        next(iter(open_sequences(directory, Pack(10), bad_rows=BadRows("raise"))))
 
 
 def test_lengths_have_to_be_known(tmp_path: Path) -> None:
@@ -349,7 +349,6 @@ def test_deleted_chunks_are_told(tmp_path: Path) -> None:
         ({"window": 0}, ValueError, "window is 1 or more, got 0"),
         ({"max_wait": -1}, ValueError, "max_wait is 0 or more seconds, got -1"),
         ({"seed": -1}, ValueError, "seed is 0 or more, got -1"),
-        ({"on_bad_sample": "cry"}, ValueError, "on_bad_sample is one of"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, options: Any, error: type[Exception], says: str) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset, StreamReader, window_for_distance
+from lazyshard import LazyShardedDataset, Order, StreamReader, window_for_distance
 from lazyshard.errors import WaitTimeout
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, ids
 from tests.plan.distances import neighbours
 from tests.stream.streams import produce
@@ -30,7 +31,7 @@ def stream(tmp_path: Path) -> Path:
 def drawn(stream: Path, rank: int, epoch: int, workers: int = 0, **options: Any) -> list[int]:
     """The samples that a rank's loader hands out in an epoch, in order."""
     dataset = LazyShardedDataset(
-        stream, dp_rank=rank, dp_size=RANKS, batch_size=5, seed=3, max_wait=DEADLINE_S, **options
+        stream, dp_rank=rank, dp_size=RANKS, batch_size=5, max_wait=DEADLINE_S, **grouped(seed=3, **options)
     )
     dataset.set_epoch(epoch)
     loader: Any = DataLoader(dataset, 5, sampler=dataset.rank_indices, num_workers=workers, collate_fn=ids)
@@ -107,9 +108,9 @@ def test_a_window_of_all_chunks_waits_for_the_end_of_a_live_stream(tmp_path: Pat
     directory = produce(tmp_path / "s", CHUNKS * PER_CHUNK, PER_CHUNK, end=False)
     options: dict[str, Any] = {"dp_rank": 0, "dp_size": RANKS, "num_samples": 10, "shuffle_window": RANK_CHUNKS + 1}
     with pytest.raises(WaitTimeout):
-        LazyShardedDataset(directory, max_wait=0.2, **options)[0]
+        LazyShardedDataset(directory, max_wait=0.2, **grouped(options))[0]
     produce(directory, CHUNKS * PER_CHUNK, PER_CHUNK)
-    assert LazyShardedDataset(directory, max_wait=DEADLINE_S, **options)[0]["id"] < CHUNKS * PER_CHUNK
+    assert LazyShardedDataset(directory, max_wait=DEADLINE_S, **grouped(options))[0]["id"] < CHUNKS * PER_CHUNK
 
 
 def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> None:
@@ -118,6 +119,6 @@ def test_window_for_a_distance_draws_neighbours_so_far_apart(tmp_path: Path) -> 
     size = StreamReader(directory).samples_per_chunk
     window = window_for_distance(100, size)
     assert window == 15
-    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=2, shuffle_window=window)
+    dataset = LazyShardedDataset(directory, dp_rank=0, dp_size=2, order=Order(shuffle_window=window))
     order = [[dataset.draw(index).sample for index in range(lane * 3000, (lane + 1) * 3000)] for lane in range(2)]
     assert neighbours(np.array(order), np.arange(3000)) == pytest.approx(100, rel=0.05)

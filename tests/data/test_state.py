@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from lazyshard.data import commits as state_checks
 from lazyshard.errors import LengthUnknown, RankInvalid, StateInvalid, StateMismatch, VersionUnsupported
 from lazyshard.stream.retire import retire
@@ -336,7 +336,7 @@ def test_run_that_went_on_with_another_epoch_after_an_early_end_goes_on_there(tm
 @pytest.mark.parametrize("steps", [0, -1, 1.0, True, "2"])
 def test_micro_batches_that_cannot_be_are_refused(tmp_path: Path, steps: Any) -> None:
     with pytest.raises(ValueError, match="micro_batches_per_step is an integer from 1, got "):
-        LazyShardedDataset(tmp_path / "none", micro_batches_per_step=steps)
+        LazyShardedDataset(tmp_path / "none", order=Order(micro_batches_per_step=steps))
 
 
 def test_counting_anew_behind_a_loaded_state_is_refused_with_the_same_ranks_too(stream: Path) -> None:

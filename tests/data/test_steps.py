@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map, MessageTransform
+from lazyshard import (
+    BadRows,
+    BlendedDataset,
+    Filter,
+    LateRow,
+    LazyShardedDataset,
+    LazyShardedStream,
+    Map,
+    MessageTransform,
+)
 from lazyshard.errors import BadSample, SkipSample, StepInvalid
 from tests.data import step_functions as functions
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import HERE, produce
 
@@ -25,7 +35,7 @@ def stream(tmp_path: Path) -> Path:
 
 
 def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, max_wait=DEADLINE_S, **options)
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, max_wait=DEADLINE_S, **grouped(options))
 
 
 def test_steps_are_applied_in_their_order_and_the_encoder_last(stream: Path) -> None:
@@ -82,7 +92,9 @@ def test_index_is_the_place_in_the_stream_on_any_number_of_ranks(stream: Path, d
 
 
 def test_row_in_the_place_of_a_dropped_one_has_its_own_index(stream: Path) -> None:
-    dataset = open_rank(stream, Filter(functions.even), Map(functions.add_index, with_indices=True), max_error_count=0)
+    dataset = open_rank(
+        stream, Filter(functions.even), Map(functions.add_index, with_indices=True), bad_rows=BadRows("raise")
+    )
     rows = [dataset[index] for index in range(12)]
     assert [row["index"] for row in rows] == [row["id"] for row in rows]
     assert {row["id"] % 2 for row in rows} == {0}
@@ -158,7 +170,7 @@ def test_one_step_needs_no_list(stream: Path) -> None:
 
 def test_rows_cannot_be_handed_out_unparsed_with_steps(stream: Path) -> None:
     with pytest.raises(ValueError, match="it cannot be used with steps, which need them parsed"):
-        open_rank(stream, Filter(functions.even), late_parsing=True)
+        open_rank(stream, Filter(functions.even), encode_fn=LateRow)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +183,7 @@ def test_rows_cannot_be_handed_out_unparsed_with_steps(stream: Path) -> None:
 )
 def test_wrong_answer_is_an_error_of_the_step(stream: Path, step: Any, message: str) -> None:
     with pytest.raises(BadSample, match=message):
-        open_rank(stream, step, max_error_count=0)[0]
+        open_rank(stream, step, bad_rows=BadRows("raise"))[0]
 
 
 def test_step_may_say_itself_that_a_row_is_skipped(stream: Path) -> None:
@@ -188,7 +200,9 @@ def test_step_may_say_itself_that_a_row_is_skipped(stream: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_error_names_sample_and_step_and_has_its_cause(stream: Path, workers: int) -> None:
-    dataset = open_rank(stream, Filter(functions.even), Map(functions.fail_on_two), batch_size=3, max_error_count=0)
+    dataset = open_rank(
+        stream, Filter(functions.even), Map(functions.fail_on_two), batch_size=3, bad_rows=BadRows("raise")
+    )
     error = first_error(loader(dataset, dataset.rank_indices, workers, batch_size=3))
     assert type(error) is BadSample
     assert "chunk_00000.jsonl: row 2 (line 3, byte 18, sample 2): steps[1], map tests.data" in str(error)

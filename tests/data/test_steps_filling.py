@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lazyshard import BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
+from lazyshard import BadRows, BlendedDataset, Filter, LazyShardedDataset, LazyShardedStream, Map
 from lazyshard.data import substitutes as substitutes_module
 from lazyshard.data.substitutes import FILL_ROWS, DroppedRows, of_another_chunk, substitutes
 from lazyshard.errors import BadSample, ChunkRetired, NothingKept, TooManyBadSamples, WaitTimeout
 from tests.data import step_functions as functions
+from tests.data.options import grouped
 from tests.data.streams import expected, loader_of
 from tests.data.workers import DEADLINE_S, first_error, loader
 from tests.stream.streams import produce
@@ -37,7 +38,7 @@ def failing(*bad: int) -> Map:
 
 def open_rank(directory: Path, *steps: Any, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
     settings = {"max_wait": DEADLINE_S, **options}
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, **settings)
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, steps=steps, **grouped(settings))
 
 
 def read_all(dataset: LazyShardedDataset) -> list[int]:
@@ -254,7 +255,7 @@ def test_dropped_rows_are_logged_ever_more_rarely(tmp_path: Path, caplog: pytest
 
 def test_error_budget_of_any_number(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 300, 100)
-    dataset = open_rank(directory, failing(*range(0, 300, 2)), max_error_count=None)
+    dataset = open_rank(directory, failing(*range(0, 300, 2)), bad_rows=BadRows(limit=None))
     assert {number % 2 for number in read_all(dataset)} == {1}
     stats = dataset.stats()
     assert (stats.bad_samples, stats.dropped, stats.filled) == (150, 0, 150)
@@ -262,7 +263,7 @@ def test_error_budget_of_any_number(tmp_path: Path) -> None:
 
 def test_error_budget_is_that_of_each_process(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 12, 3)
-    dataset = open_rank(directory, failing(0, 4, 8), max_error_count=2)
+    dataset = open_rank(directory, failing(0, 4, 8), bad_rows=BadRows(limit=2))
     with pytest.raises(TooManyBadSamples, match="3 bad samples in this process") as caught:
         read_all(dataset)
     assert (caught.value.sample, caught.value.count) == (8, 3)
@@ -274,7 +275,7 @@ def test_error_budget_is_that_of_each_process(tmp_path: Path) -> None:
 
 def test_dropped_rows_do_not_count_as_errors(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 12, 3)
-    dataset = open_rank(directory, Filter(functions.even), max_error_count=0)
+    dataset = open_rank(directory, Filter(functions.even), bad_rows=BadRows("raise"))
     assert set(read_all(dataset)) <= set(range(0, 12, 2))
     assert dataset.stats().bad_samples == 0
 
@@ -282,32 +283,17 @@ def test_dropped_rows_do_not_count_as_errors(tmp_path: Path) -> None:
 def test_bad_rows_alone_are_not_replaced_by_those_of_other_chunks(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 6, 3)
     with pytest.raises(BadSample, match="no usable substitute for sample 0") as caught:
-        open_rank(directory, failing(0, 1, 2), max_error_count=None)[0]
+        open_rank(directory, failing(0, 1, 2), bad_rows=BadRows(limit=None))[0]
     assert "It was bad by ValueError: bad 0" in str(caught.value)
     # Where rows are dropped too, they are.
-    assert open_rank(directory, keeping(0, 4), failing(0), max_error_count=None)[0] == {"id": 4}
-    assert open_rank(directory, keeping(0, 4), failing(0), max_error_count=None)[2] == {"id": 4}
+    assert open_rank(directory, keeping(0, 4), failing(0), bad_rows=BadRows(limit=None))[0] == {"id": 4}
+    assert open_rank(directory, keeping(0, 4), failing(0), bad_rows=BadRows(limit=None))[2] == {"id": 4}
 
 
 def test_so_many_bad_ones_in_a_row_are_an_error_with_any_budget(tmp_path: Path) -> None:
     directory = produce(tmp_path / "s", 100, 100)
     with pytest.raises(BadSample, match="no usable substitute for sample 0"):
-        open_rank(directory, Filter(lambda row: row["id"] % 3), failing(*range(100)), max_error_count=None)[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_error_count": -1}, "max_error_count is 0 or more, or None for no limit, got -1"),
-        ({"max_error_count": 1.5}, "max_error_count is 0 or more, or None for no limit, got 1.5"),
-        ({"max_error_count": True}, "got True"),
-        ({"max_error_count": 3, "on_bad_sample": "raise"}, "on_bad_sample='raise' raises the first error, max_error_"),
-        ({"max_bad_samples": -1}, "max_bad_samples is 0 or more, got -1"),
-    ],
-)
-def test_budget_that_cannot_be_is_refused(tmp_path: Path, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        open_rank(produce(tmp_path / "s", 3, 3), **options)
+        open_rank(directory, Filter(lambda row: row["id"] % 3), failing(*range(100)), bad_rows=BadRows(limit=None))[0]
 
 
 def test_batches_over_a_live_stream_stay_equal(tmp_path: Path) -> None:

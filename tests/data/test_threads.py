@@ -12,12 +12,13 @@ import pytest
 from lazyshard import LazyShardedDataset
 from lazyshard.data.index_space import IndexSpace
 from lazyshard.plan.course import Draw
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 
 
 def open_rank(directory: Path, rank: int, dp: int, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **options)
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **grouped(options))
 
 
 @pytest.mark.parametrize("layout", ["block", "strided"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import ChunkWriter, LazyShardedDataset
+from lazyshard import ChunkWriter, LazyShardedDataset, Order
 from tests.data.workers import loader
 
 RANKS, BATCH, ROWS = 8, 4, 320
@@ -70,7 +70,7 @@ def test_each_rank_reads_the_bytes_of_its_rows_once(
     everything: list[tuple[int, int]] = []
     for rank in range(RANKS):
         dataset = LazyShardedDataset(
-            stream, dp_rank=rank, dp_size=RANKS, batch_size=BATCH, unit=unit, layout=layout, max_wait=0
+            stream, dp_rank=rank, dp_size=RANKS, batch_size=BATCH, order=Order(unit=unit, layout=layout), max_wait=0
         )
         found.clear()
         drawn = [number for batch in loader(dataset, dataset.rank_indices, 0, batch_size=BATCH) for number in batch]
@@ -91,7 +91,7 @@ def test_shuffled_rows_are_read_by_themselves_where_many_ranks_share_a_file(
 ) -> None:
     found = reads_of(monkeypatch)
     dataset = LazyShardedDataset(
-        stream, dp_rank=3, dp_size=RANKS, batch_size=BATCH, unit=unit, shuffle_window=1, max_wait=0
+        stream, dp_rank=3, dp_size=RANKS, batch_size=BATCH, order=Order(unit=unit, shuffle_window=1), max_wait=0
     )
     drawn = [number for batch in loader(dataset, dataset.rank_indices, 0, batch_size=BATCH) for number in batch]
     chunk = dataset.reader.chunk(0)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import BadRows, LazyShardedDataset
 from lazyshard.data import lane as window_reader
 from lazyshard.errors import ChunkCorrupt
 from lazyshard.stream import chunk, scattered
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, ids
 from tests.stream.streams import produce
 
@@ -27,7 +28,7 @@ def stream(tmp_path: Path) -> Path:
 
 def open_rank(directory: Path, dp: int = 1, **options: Any) -> LazyShardedDataset:
     return LazyShardedDataset(
-        directory, dp_rank=0, dp_size=dp, max_wait=DEADLINE_S, **{"shuffle_window": 3, "seed": 5, **options}
+        directory, dp_rank=0, dp_size=dp, max_wait=DEADLINE_S, **grouped({"shuffle_window": 3, "seed": 5, **options})
     )
 
 
@@ -141,7 +142,7 @@ def test_a_bad_row_is_met_at_its_place_and_replaced(stream: Path, batch: int) ->
     assert [expected[index] for index in different] == [17]
     assert all(10 <= got[index] < 20 for index in different)
     assert dataset.stats().bad_samples == 1
-    strict = open_rank(stream, on_bad_sample="raise")
+    strict = open_rank(stream, bad_rows=BadRows("raise"))
     with pytest.raises(ChunkCorrupt, match=r"row 7 .*as sealed"):
         for index in range(SAMPLES):
             strict[index]

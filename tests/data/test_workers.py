@@ -9,13 +9,14 @@ import pytest
 from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 
 from lazyshard import LazyShardedDataset
-from lazyshard.data.order import LayoutName
+from lazyshard.data.settings import LayoutName
+from tests.data.options import grouped
 from tests.data.workers import DEADLINE_S, RecordOpened, ids, loader
 from tests.stream.streams import produce
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **options)
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, max_wait=DEADLINE_S, **grouped(options))
 
 
 def flat(batches: Any) -> list[int]:

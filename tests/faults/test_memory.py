@@ -107,13 +107,13 @@ LOOKS: Final = (
     "dataset()[1]",
     "dataset().__getitems__([0, 1])",
     "dataset(encode_fn=dict)[1]",
-    "dataset(encode_fn=dict, encode_cache=cache, encode_fingerprint={'of': 'a test'})[1]",
+    "dataset(encode_fn=dict, cache=EncodeCache(cache, fingerprint={'of': 'a test'}))[1]",
     "list(LazyShardedStream(dataset()))",
 )
 
 PROGRAM: Final = """
 import resource, sys
-from lazyshard import LazyShardedDataset, LazyShardedStream, StreamReader
+from lazyshard import BadRows, EncodeCache, LazyShardedDataset, LazyShardedStream, StreamReader
 
 stream, cache, late, *looks = sys.argv[1:]
 if late == "late":
@@ -123,7 +123,7 @@ if late == "late":
 
 def dataset(**more):
     return LazyShardedDataset(
-        stream, dp_rank=0, dp_size=1, max_bad_samples=None, **more
+        stream, dp_rank=0, dp_size=1, bad_rows=BadRows(limit=None), **more
     )
 
 for look in looks:

@@ -62,7 +62,7 @@ def test_speeds_are_those_that_were_measured() -> None:
     performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     of_a, of_b = re.findall(r"^\| [AB] \| rows/s in order .*?\n\n", performance, re.MULTILINE | re.DOTALL)
     names = {
-        "lazyshard, `late_parsing=True`": "**lazyshard, late**",
+        "lazyshard, `LateRow`": "**lazyshard, late**",
         "lazyshard": "**lazyshard**",
         "LitData": "litdata",
         "WebDataset": "webdataset",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+from tests.data.options import grouped
 
 STREAM: Final = Path("stream")
 NOBODY: Final = 65534
@@ -71,7 +72,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def dataset(encode: Callable[[Row], Row] | None = None, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(STREAM, encode, **{"dp_rank": 0, "dp_size": 1, "max_wait": 0} | options)
+    return LazyShardedDataset(STREAM, encode, **grouped({"dp_rank": 0, "dp_size": 1, "max_wait": 0} | options))
 
 
 def rows_of_stream() -> list[Row]:

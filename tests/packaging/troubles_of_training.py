@@ -10,7 +10,7 @@ from unittest import mock
 
 from torch.utils.data import DataLoader
 
-from lazyshard import Filter, LazyShardedDataset, load
+from lazyshard import BadRows, Filter, LazyShardedDataset, load
 from lazyshard.errors import SkipSample
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream import pacing
@@ -66,7 +66,7 @@ def bad_sample() -> str:
     encode = fails_at(1, error=KeyError("text"))
     with logged() as lines:
         dataset(encode)[1]
-    return "\n".join((told(lambda: dataset(encode, on_bad_sample="raise")[1]), *lines))
+    return "\n".join((told(lambda: dataset(encode, bad_rows=BadRows("raise"))[1]), *lines))
 
 
 def skipped() -> str:
@@ -152,7 +152,7 @@ TROUBLES: Final[dict[str, Callable[[], object]]] = {
     "BadSample": bad_sample,
     "TooManyBadSamples": lambda: (
         produce(STREAM, 4),
-        dataset(fails_at(0, error=KeyError("text")), max_bad_samples=0)[0],
+        dataset(fails_at(0, error=KeyError("text")), bad_rows=BadRows(limit=0))[0],
     ),
     "SkipSample": skipped,
     "RankInvalid": ranks,

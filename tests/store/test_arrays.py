@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard import LazyShardedDataset, Order, StreamReader
 from lazyshard.errors import ChunkCorrupt, ChunkMissing, StreamInvalid
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.inspection.verification import verify
@@ -49,7 +49,7 @@ def test_side_file_is_fetched_with_its_chunk_and_once(
     fetched = [key.rpartition("/")[2] for method, key in server.asked if method == "GET" and ".arrays" in key]
     assert sorted(fetched) == [arrays_name(number) for number in range(3)]
     assert copies(tmp_path) == sorted(name(n) for n in range(3) for name in (arrays_name, chunk_name, seal_name))
-    dataset = LazyShardedDataset(bucket, dp_rank=0, dp_size=1, shuffle_window=4)
+    dataset = LazyShardedDataset(bucket, dp_rank=0, dp_size=1, order=Order(shuffle_window=4))
     assert sorted(values(dataset[index]) for index in range(6)) == expected(0, 6)
     assert not verify(bucket).findings
 

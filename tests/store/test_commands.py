@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from lazyshard.cli.main import main
 from lazyshard.format.names import chunk_name, seal_name
 from lazyshard.store.objects import PATIENCE_VARIABLE
@@ -112,7 +112,7 @@ def test_forget_takes_the_cursor_away(folder: Path, bucket: UrlPath, capsys: pyt
 
 def test_a_run_is_traced_and_audited(folder: Path, bucket: UrlPath, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = LazyShardedDataset(
-        bucket, dp_rank=0, dp_size=1, batch_size=2, consumer="run", micro_batches_per_step=2, unit="batch"
+        bucket, dp_rank=0, dp_size=1, batch_size=2, consumer="run", order=Order(micro_batches_per_step=2, unit="batch")
     )
     dataset.commit(8, last_epoch=True)
     assert run(capsys, "trace", bucket, "--consumer", "run", "--step", "2")[0] == 0

@@ -32,13 +32,14 @@ from lazyshard.store.objects import PATIENCE_VARIABLE
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream import CursorOwner
 from lazyshard.stream import retire as retiring
+from tests.data.options import grouped
 from tests.store.server import BUSY, Gate, Server
 from tests.store.streams import publish, put, upload
 from tests.stream.streams import DEADLINE_S, rows
 
 
 def open_rank(directory: Path, rank: int = 0, dp: int = 1, **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **{"max_wait": DEADLINE_S, **options})
+    return LazyShardedDataset(directory, dp_rank=rank, dp_size=dp, **grouped({"max_wait": DEADLINE_S, **options}))
 
 
 def ids(dataset: LazyShardedDataset) -> list[int]:

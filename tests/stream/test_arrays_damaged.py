@@ -11,7 +11,7 @@ import orjson
 import pytest
 import xxhash
 
-from lazyshard import ChunkWriter, LazyShardedDataset, StreamReader
+from lazyshard import BadRows, ChunkWriter, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
 from lazyshard.errors import (
     ChunkCorrupt,
@@ -24,6 +24,7 @@ from lazyshard.errors import (
 )
 from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.inspection.verification import verify
+from tests.data.options import grouped
 from tests.stream.arrays import expected, produce, values
 from tests.stream.damage import Damage, copy, cut, delete, each, edit, flip, put
 
@@ -101,7 +102,7 @@ def test_damage_is_told(
     assert type(caught.value) is error
     assert {name: getattr(caught.value, name) for name in ("file", *fields)} == {"file": str(tmp_path / file), **fields}
     assert found == expected(0, good)
-    dataset = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, max_wait=0, on_bad_sample="raise")
+    dataset = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, max_wait=0, bad_rows=BadRows("raise"))
     with pytest.raises(error):
         dataset[good]
     assert [(one.severity, one.kind, one.file) for one in verify(tmp_path).findings] == [("damage", kind, file)]
@@ -113,7 +114,7 @@ def test_damage_is_told(
 def test_row_with_bad_arrays_is_replaced_by_another_one(tmp_path: Path) -> None:
     flip(A1, 17)(produce(tmp_path, 6))
     for options in ({}, {"shuffle_window": 2}, {"encode_fn": values}):
-        dataset: Any = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, batch_size=3, **options)
+        dataset: Any = LazyShardedDataset(tmp_path, dp_rank=0, dp_size=1, batch_size=3, **grouped(options))
         found = [row if "encode_fn" in options else values(row) for row in dataset.__getitems__(list(range(6)))]
         assert sorted(found) == expected(0, 3) + expected(2, 3) + expected(4, 6)
         assert dataset.stats().bad_samples == 1

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 import pytest
 
-from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard import BadRows, LazyShardedDataset, StreamReader
 from lazyshard.cli.main import main
 from lazyshard.errors import (
     ChunkCorrupt,
@@ -176,7 +176,7 @@ def test_reader_and_data_set_raise_the_same_error(case: Case, place: Path) -> No
     assert str(place) in str(caught.value)
     assert {name: getattr(caught.value, name) for name in case.fields} == case.fields
     with pytest.raises(case.error) as again:
-        dataset = LazyShardedDataset(place, dp_rank=0, dp_size=1, max_wait=0, on_bad_sample="raise")
+        dataset = LazyShardedDataset(place, dp_rank=0, dp_size=1, max_wait=0, bad_rows=BadRows("raise"))
         dataset[3]
     assert str(again.value) == str(caught.value)
 

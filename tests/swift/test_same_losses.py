@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from tests.swift.commands import RESUMABLE, Run, ids_by_dp, megatron_sft, swift_sft
 from tests.swift.consumption import MICRO, SIZE, assert_dealt, by_epoch, position_of
 from tests.swift.streams import row, write_stream
@@ -38,9 +38,7 @@ def drawn(directory: Path, ranks: int, count: int) -> list[int]:
         dp_rank=0,
         dp_size=ranks,
         batch_size=MICRO,
-        layout="strided",
-        shuffle_window=WINDOW,
-        seed=SEED,
+        order=Order(layout="strided", shuffle_window=WINDOW, seed=SEED),
         num_samples=count,
     )
     return [dataset.draw(index).sample for index in range(count)]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from lazyshard import LazyShardedDataset, window_for_distance
+from lazyshard import LazyShardedDataset, Order, window_for_distance
 from tests.swift.commands import ids_by_dp, swift_sft
 from tests.swift.consumption import MICRO, SIZE, position_of
 from tests.swift.streams import write_stream
@@ -44,7 +44,7 @@ def test_order_is_that_of_the_window_and_stays_it_on_resume(tmp_path: Path, mode
     trained = ids_by_dp([*first.batches, *second.batches])
     for rank in range(RANKS):
         dataset = LazyShardedDataset(
-            directory, dp_rank=rank, dp_size=RANKS, batch_size=MICRO, shuffle_window=3, seed=42
+            directory, dp_rank=rank, dp_size=RANKS, batch_size=MICRO, order=Order(shuffle_window=3, seed=42)
         )
         assert trained[rank] == [dataset.draw(index).sample for index in dataset.rank_indices[: 9 * MICRO]]
     # Another distance would be another order.

@@ -11,9 +11,11 @@ from typing_extensions import assert_type
 
 from lazyshard import (
     BFLOAT16,
+    BadRows,
     Batches,
     BlendedDataset,
     ChunkWriter,
+    EncodeCache,
     Filter,
     LazyShardedDataset,
     LazyShardedIterable,
@@ -21,6 +23,7 @@ from lazyshard import (
     LazyShardedStream,
     Map,
     MessageTransform,
+    Order,
     Pack,
     Pad,
     Split,
@@ -79,16 +82,11 @@ def train(directory: Path) -> None:
         max_total_samples=1_000_000,
         num_samples=8,
         batch_size=4,
-        unit="chunk",
-        layout="block",
-        shuffle_window=0,
-        seed=0,
+        order=Order(unit="chunk", layout="block", shuffle_window=0, seed=0, micro_batches_per_step=2),
         max_wait=600.0,
-        on_bad_sample="substitute",
-        max_bad_samples=100,
-        cache_bytes=0,
+        bad_rows=BadRows(limit=100),
+        cache=EncodeCache(memory_bytes=0),
         consumer="run",
-        micro_batches_per_step=2,
     )
     full.set_epoch(1)
 
@@ -110,10 +108,10 @@ def train_with_steps(directory: Path) -> None:
         directory,
         encode,
         steps=steps,
-        max_error_count=None,
-        encode_cache=Path("/dev/shm/cache"),
-        encode_cache_bytes=10**9,
-        encode_fingerprint={"max_length": 512, "template": None},
+        bad_rows=BadRows(limit=None),
+        cache=EncodeCache(
+            directory=Path("/dev/shm/cache"), size=10**9, fingerprint={"max_length": 512, "template": None}
+        ),
     )
     assert_type(dataset.stats().dropped, int)
     assert_type(dataset.stats().encoded, int)
@@ -133,7 +131,7 @@ def train_by_a_file(file: Path, saved: dict[str, Any]) -> None:
 
 
 def resume(directory: Path, saved: dict[str, Any]) -> None:
-    dataset = LazyShardedDataset(directory, batch_size=4, consumer="run", micro_batches_per_step=1)
+    dataset = LazyShardedDataset(directory, batch_size=4, consumer="run", order=Order(micro_batches_per_step=1))
     dataset.load_state_dict(saved)
     dataset.skip(samples=[(0, 10)], chunks=[(4, 5)], steps=[(100, 110)])
     assert_type(dataset.consumed, int)
@@ -175,8 +173,7 @@ def pack_while_training(directory: Path, saved: dict[str, Any]) -> None:
             at_end="complete",
             too_long="drop",
             max_wait=600.0,
-            on_bad_sample="raise",
-            max_bad_samples=100,
+            bad_rows=BadRows("raise", limit=100),
         )
         sequences.load_state_dict(saved)
         sequences.set_epoch(1)

@@ -35,6 +35,7 @@ from lazyshard.errors import ChunkRetired
 from lazyshard.stream import list_consumers, read_cursor, read_reading, read_retired
 from lazyshard_producer.cli import main as produce
 from lazyshard_swift.checkpoints import load_position
+from tests.data.options import grouped
 
 WRITTEN: Final = Path(__file__).parent / "by_5c9efa2"
 STREAMS: Final = WRITTEN / "streams"
@@ -178,7 +179,9 @@ def test_cursors(directory: str, name: str, consumed: int, chunks_before: int, n
 
 
 def ended(stream: Path = STREAMS / "ended", **options: Any) -> LazyShardedDataset:
-    return LazyShardedDataset(stream, **{"batch_size": 2, "shuffle_window": 1, "seed": 5, "max_wait": 0, **options})
+    return LazyShardedDataset(
+        stream, **grouped({"batch_size": 2, "shuffle_window": 1, "seed": 5, "max_wait": 0, **options})
+    )
 
 
 def blend(weights: tuple[float, float] = (3, 1), window: int = 1, seed_of_other: int = 0, **options: Any) -> Any:

@@ -9,11 +9,11 @@ and the length of an epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from lazyshard import BlendedDataset, LazyShardedDataset
+from lazyshard import BadRows, BlendedDataset, EncodeCache, LazyShardedDataset, Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkRetired
@@ -29,7 +29,7 @@ from lazyshard_swift.parallel import Facts, notice, stream_id_of
 from lazyshard_swift.planning import batch_sizes, stream_unit
 from lazyshard_swift.position import Position
 from lazyshard_swift.run_plan import RunPlan, chunks_before, make_cursor
-from lazyshard_swift.stream import ENDLESS, NO_CACHE, Gate, TrainStream, check_present, load_state, open_samples
+from lazyshard_swift.stream import ENDLESS, Gate, TrainStream, check_present, load_state, open_samples
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
 
@@ -47,7 +47,7 @@ class BlendStream(TrainStream):
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
-        cache: options of the cache of encoded samples.
+        cache: of encoded samples.
 
     Raises:
         ResumeRefused: the checkpoint's state does not fit one of the streams.
@@ -62,25 +62,26 @@ class BlendStream(TrainStream):
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
         samples_per_chunk: int | None,
-        cache: Mapping[str, Any] = NO_CACHE,
+        cache: EncodeCache = EncodeCache(),
     ) -> None:
         self.gate: _Gate
         self._told_at = time.monotonic()
-        self._cache = cache.get("encode_cache")
+        self._cache = cache.directory
         own: dict[str, Any] = {
             "samples_per_chunk": samples_per_chunk,
-            "shuffle_window": plan.window,
-            "seed": plan.seed,
-            "on_bad_sample": on_bad_sample,
+            "order": Order(shuffle_window=plan.window, seed=plan.seed),
+            "bad_rows": BadRows(on_bad_sample),
         }
         of_blend: dict[str, Any] = {
-            "layout": "strided",
             "num_samples": ENDLESS,
             "batch_size": plan.batch_size,
-            "micro_batches_per_step": plan.state.parts[-1].draws_per_step // plan.batch_size or None,
+            "order": Order(
+                layout="strided",
+                micro_batches_per_step=plan.state.parts[-1].draws_per_step // plan.batch_size or None,
+            ),
         }
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
-        waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer} | dict(cache)
+        waiting = own | {"max_wait": float("inf"), "consumer": plan.consumer, "cache": cache}
         self._dataset: BlendedDataset = streams.open(plan.rank, encode, waiting, of_blend)  # type: ignore[assignment]
         for dataset in self._dataset.datasets:
             dataset.reader.quiet = True
@@ -262,16 +263,17 @@ class Streams:
         Args:
             rank: whose.
             encode: makes samples of rows, one for each stream; None gives the rows.
-            own: options of each stream's data set; those of a cache are for streams of raw rows.
+            own: options of each stream's data set, with its `order`; a `cache` is for streams of raw rows.
             of_blend: options of the blend.
         """
-        place: dict[str, Any] = {"dp_rank": rank.dp_rank, "dp_size": rank.dp_size}
-        units: list[dict[str, Any]] = [{"unit": unit} for unit in self.units] or [{} for _ in self.directories]
+        order, cache = own.get("order", Order()), own.get("cache", EncodeCache())
+        orders = [replace(order, unit=unit) for unit in self.units] or [order for _ in self.directories]
         each: Sequence[Encode | None] = encode or [None] * len(self.directories)
-        parts = [
-            (LazyShardedDataset(directory, one, **place, **unit, **for_stream(own, one)), weight)
-            for directory, one, weight, unit in zip(self.directories, each, self.weights, units, strict=True)
-        ]
+        parts = []
+        for directory, one, weight, order in zip(self.directories, each, self.weights, orders, strict=True):
+            options = own | {"dp_rank": rank.dp_rank, "dp_size": rank.dp_size, "order": order}
+            dataset = LazyShardedDataset(directory, one, **options | {"cache": for_stream(cache, one)})
+            parts.append((dataset, weight))
         return BlendedDataset(parts, stopping=self.stopping, **of_blend)
 
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import xxhash
 
 from lazyshard.data.encode_cache import cache_place
+from lazyshard.data.settings import EncodeCache
 from lazyshard.data.shared import Stats
-from lazyshard.format.fields import parse_size
 from lazyshard.format.records import Encoding, differences
 from lazyshard.plan.sequences import ATTENTION_MASK, INPUT_IDS, LABELS, NO_LABEL, POSITION_IDS
 from lazyshard.store.urls import stream_path
@@ -174,15 +174,15 @@ def check_encoding(directory: str, stream: Encoding, own: Encoding) -> None:
         )
 
 
-def cache_options(args: Any, template: Any) -> dict[str, Any]:
-    """Returns what a data set of raw rows is told of the cache; nothing without one.
+def encode_cache(args: Any, template: Any) -> EncodeCache:
+    """Returns the cache of a data set of raw rows; one without a directory where none is asked for.
 
     Raises:
         SettingsRefused: with this template nothing can be kept, or the directory lies in that of a stream.
     """
     directory = args.sharded_lazy_encode_cache
     if directory is None:
-        return {}
+        return EncodeCache()
     if ms_swift.release(ms_swift.version() or "") is None:
         raise _cache_refused("what is kept is found again by the version of ms-swift, which this one does not tell")
     if getattr(template, "use_model", False):
@@ -195,15 +195,12 @@ def cache_options(args: Any, template: Any) -> dict[str, Any]:
             cache_place(directory, stream)
         except ValueError as cause:
             raise _cache_refused(f"{cause}") from cause
-    size = args.sharded_lazy_encode_cache_size
-    more = {} if size is None else {"encode_cache_bytes": parse_size(size)}
-    return {"encode_cache": directory, "encode_fingerprint": cache_facts(args, template), **more}
+    return EncodeCache(directory, args.sharded_lazy_encode_cache_size, cache_facts(args, template))
 
 
-def for_stream(options: Mapping[str, Any], encode: Encode | None) -> dict[str, Any]:
-    """Returns the options of a stream's data set, without a cache where its rows are encoded, or not to be."""
-    raw = encode is not None and not isinstance(encode, EncodedRows)
-    return {name: value for name, value in options.items() if raw or not name.startswith("encode_")}
+def for_stream(cache: EncodeCache, encode: Encode | None) -> EncodeCache:
+    """Returns the cache of a stream's data set; none where its rows are encoded, or not to be."""
+    return EncodeCache() if encode is None or isinstance(encode, EncodedRows) else cache
 
 
 def cache_facts(args: Any, template: Any) -> Encoding:
@@ -221,7 +218,7 @@ def cache_facts(args: Any, template: Any) -> Encoding:
     }
 
 
-def tell_cache(directory: str, stats: Sequence[Stats]) -> None:
+def tell_cache(directory: object, stats: Sequence[Stats]) -> None:
     """Tells how much of what a rank drew of its streams was in the cache."""
     encoded, found = sum(one.encoded for one in stats), sum(one.from_cache for one in stats)
     left = sum(one.not_cached for one in stats)

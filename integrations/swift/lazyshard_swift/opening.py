@@ -93,7 +93,7 @@ def _options(args: Any, template: Any) -> dict[str, Any]:
         "max_wait": args.sharded_lazy_max_wait,
         "on_bad_sample": args.sharded_lazy_on_bad_sample or ("raise" if args.strict else "substitute"),
         "samples_per_chunk": args.sharded_lazy_samples_per_chunk,
-        "cache": encoded.cache_options(args, template),
+        "cache": encoded.encode_cache(args, template),
     }
 
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from lazyshard import LazyShardedDataset, LazyShardError, StreamReader
+from lazyshard import BadRows, EncodeCache, LazyShardedDataset, LazyShardError, Order, StreamReader
 from lazyshard.data.shared import Stats
 from lazyshard.errors import ChunkMissing, ChunkRetired, StateMismatch, StoreUnavailable, WaitTimeout, redact
 from lazyshard.format.state import RunState
@@ -40,9 +39,6 @@ ENDLESS: Final = 2**50
 TOLD_EVERY_S: Final = 60.0
 """How often the log tells how much of what is published was trained."""
 
-NO_CACHE: Final[Mapping[str, Any]] = MappingProxyType({})
-"""What `lazyshard_swift.encoded.cache_options` returns where no cache is asked for."""
-
 _LOOK_S: Final = 5.0
 """How long a chunk that a checkpoint goes on with may stay invisible."""
 
@@ -59,7 +55,7 @@ class TrainStream(Dataset[Any]):
         max_wait: how many seconds a step may wait for its data.
         on_bad_sample: "substitute" or "raise".
         samples_per_chunk: for foreign directories.
-        cache: options of the cache of encoded samples; see `lazyshard_swift.encoded`.
+        cache: of encoded samples.
     """
 
     def __init__(
@@ -70,37 +66,35 @@ class TrainStream(Dataset[Any]):
         max_wait: float,
         on_bad_sample: settings.OnBadSample,
         samples_per_chunk: int | None,
-        cache: Mapping[str, Any] = NO_CACHE,
+        cache: EncodeCache = EncodeCache(),
     ) -> None:
         self.plan = plan
         self._told_at = time.monotonic()
-        self._cache = cache.get("encode_cache")
+        self._cache = cache.directory
         common: dict[str, Any] = {
             "dp_rank": plan.rank.dp_rank,
             "dp_size": plan.rank.dp_size,
             "samples_per_chunk": samples_per_chunk,
             "batch_size": plan.batch_size,
-            "unit": plan.state.unit,
-            "shuffle_window": plan.window,
-            "seed": plan.seed,
         }
         # Workers read ahead of the training, for as long as it takes: the gate is what gives up.
         own: dict[str, Any] = {"consumer": plan.consumer}
         if plan.layout == GROUPED:
             # The sampler's indices are samples, of which it takes some for each rank: there are no lanes.
             own = {"dp_rank": 0, "dp_size": 1}
+        order = Order(unit=plan.state.unit, layout="strided", shuffle_window=plan.window, seed=plan.seed)
         self._dataset = LazyShardedDataset(
             plan.directory,
             encoder,
-            layout="strided" if plan.layout == "strided" else "block",
+            order=order if plan.layout == "strided" else replace(order, layout="block"),
             num_samples=ENDLESS if plan.layout == "strided" else plan.epoch_samples,
             max_wait=float("inf"),
-            on_bad_sample=on_bad_sample,
-            **encoded.for_stream(cache, encoder),
+            bad_rows=BadRows(on_bad_sample),
+            cache=encoded.for_stream(cache, encoder),
             **{**common, **own},
         )
         self._dataset.reader.quiet = True
-        asked = LazyShardedDataset(plan.directory, layout="strided", num_samples=ENDLESS, max_wait=max_wait, **common)
+        asked = LazyShardedDataset(plan.directory, order=order, num_samples=ENDLESS, max_wait=max_wait, **common)
         self.gate = Gate(asked, plan.stop_at_end, begun=plan.state.consumed > 0)
         if plan.layout == "strided" and plan.state != _begun_now(plan.state):
             for dataset in (self._dataset, asked):

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import orjson
 import typer
 
-from lazyshard import LazyShardedDataset, StreamReader
+from lazyshard import BadRows, LazyShardedDataset, StreamReader
 from lazyshard.cli import command, exits
 from lazyshard.cli import verify as verify_command
 from lazyshard.cli.command import execute
@@ -31,6 +31,7 @@ from lazyshard.format.names import arrays_name, chunk_name
 from lazyshard.inspection.verification import verify
 from lazyshard.stream import chunk, foreign_rows, list_consumers, read_cursor
 from lazyshard.stream.retire import retire
+from tests.data.options import grouped
 from tests.harness.fuzz.damage import Damaged
 from tests.harness.fuzz.streams import ID, Known
 
@@ -152,7 +153,7 @@ def _read_any(directory: Path, known: Known, done: Damaged) -> None:
 
 
 def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
-    for options in ({"on_bad_sample": "raise"}, {"unit": "sample", "shuffle_window": 2, "seed": 1}):
+    for options in ({"bad_rows": BadRows("raise")}, {"unit": "sample", "shuffle_window": 2, "seed": 1}):
         try:
             dataset = LazyShardedDataset(
                 directory,
@@ -161,7 +162,7 @@ def _read_dataset(directory: Path, known: Known, done: Damaged) -> None:
                 max_wait=0,
                 samples_per_chunk=None if known.native else known.per_chunk,
                 max_total_samples=None if known.ended else len(known.rows),
-                **options,
+                **grouped(options),
             )
             for index in dataset.rank_indices:
                 sample = dataset.draw(index).sample
@@ -188,7 +189,7 @@ def _resume(directory: Path, known: Known, done: Damaged) -> None:
             samples_per_chunk=None if known.native else known.per_chunk,
             max_total_samples=None if known.ended else len(known.rows),
             consumer="run0",
-            on_bad_sample="raise",
+            bad_rows=BadRows("raise"),
         )
         if cursor is not None and cursor.state is not None:
             dataset.load_state_dict(cursor.state.to_dict())

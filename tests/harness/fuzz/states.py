@@ -15,10 +15,11 @@ import numpy as np
 import orjson
 import torch
 
-from lazyshard import BlendedDataset, LazyShardedDataset
+from lazyshard import BadRows, BlendedDataset, LazyShardedDataset, Order
 from lazyshard.errors import LazyShardError, StateInvalid
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
+from tests.data.options import grouped
 from tests.harness.fuzz.mutations import alter_json
 from tests.harness.fuzz.streams import STREAMS, Known
 
@@ -105,7 +106,9 @@ def drawn_state(random: Random) -> tuple[Known, Any, dict[str, Any]]:
 
 def check_state(directory: Path, known: Known, state: Any, options: dict[str, Any], dp: int) -> bool:
     """Asserts what must hold for any state; returns whether it was taken."""
-    dataset = LazyShardedDataset(directory, dp_rank=dp - 1, dp_size=dp, max_wait=0, on_bad_sample="raise", **options)
+    dataset = LazyShardedDataset(
+        directory, dp_rank=dp - 1, dp_size=dp, max_wait=0, bad_rows=BadRows("raise"), **grouped(options)
+    )
     try:
         dataset.load_state_dict(state)
         left = dataset.rank_indices
@@ -173,10 +176,10 @@ def opened(streams: dict[str, Path], weights: dict[str, int], dp: int) -> Blende
     for name, weight in weights.items():
         size = None if STREAMS[name].native else STREAMS[name].per_chunk
         own = LazyShardedDataset(
-            streams[name], dp_rank=dp - 1, dp_size=dp, samples_per_chunk=size, max_wait=0, on_bad_sample="raise"
+            streams[name], dp_rank=dp - 1, dp_size=dp, samples_per_chunk=size, max_wait=0, bad_rows=BadRows("raise")
         )
         parts.append((own, weight))
-    return BlendedDataset(parts, num_samples=60, batch_size=2, micro_batches_per_step=1)
+    return BlendedDataset(parts, num_samples=60, batch_size=2, order=Order(micro_batches_per_step=1))
 
 
 def drawn_blend(streams: dict[str, Path], random: Random) -> tuple[dict[str, int], Any]:

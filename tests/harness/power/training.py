@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lazyshard import BadRows
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.format.state import RunState
 from lazyshard.store.durable import publish_bytes, sync_directory
@@ -89,7 +90,7 @@ def train(stream: str, checkpoints: str, until: int, swift: bool, stop: Any, mut
         batch_size=BATCH,
         max_total_samples=TOTAL,
         max_wait=5.0,
-        on_bad_sample="raise",
+        bad_rows=BadRows("raise"),
         consumer=CONSUMER,
     )
     ids = list(kept[0].ids) if kept else []

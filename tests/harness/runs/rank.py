@@ -14,9 +14,11 @@ from typing import Any, Final, TypeAlias
 
 from torch.utils.data import DataLoader
 
+from lazyshard import BadRows, Order
 from lazyshard.data.blended import BlendedDataset
 from lazyshard.data.dataset import LazyShardedDataset
 from lazyshard.data.iterable import LazyShardedIterable, LazyShardedStream
+from tests.data.options import grouped
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.runs.kills import PRODUCER, Board, Phase
@@ -127,19 +129,20 @@ class Rank:
         return LazyShardedDataset(
             self.streams[0],
             batch_size=self.life.batch_size,
-            layout=self.run.layout,
             num_samples=self.run.indices,
-            **self._options(self.run),
+            **grouped(layout=self.run.layout, **self._options(self.run)),
         )
 
     def _open_blend(self) -> BlendedDataset:
         pairs = [
-            (LazyShardedDataset(directory, **self._options(stream)), weight)
+            (LazyShardedDataset(directory, **grouped(self._options(stream))), weight)
             for directory, stream, weight in zip(self.streams, self.run.streams, self.life.weights, strict=True)
             if weight
         ]
         indices = None if self.life.iterable else self.run.indices
-        return BlendedDataset(pairs, batch_size=self.life.batch_size, layout=self.run.layout, num_samples=indices)
+        return BlendedDataset(
+            pairs, batch_size=self.life.batch_size, order=Order(layout=self.run.layout), num_samples=indices
+        )
 
     def _options(self, stream: RunPlan) -> dict[str, Any]:
         return {
@@ -150,7 +153,7 @@ class Rank:
             "seed": self.run.seed,
             "max_total_samples": stream.limit,
             "max_wait": MAX_WAIT_S,
-            "on_bad_sample": "raise",
+            "bad_rows": BadRows("raise"),
             "consumer": CONSUMER,
         }
 

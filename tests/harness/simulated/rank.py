@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, Final
 
-from lazyshard import LazyShardedDataset
+from lazyshard import LazyShardedDataset, Order
 from lazyshard.format.names import HEAD, RETIRED, SEAL_SUFFIX
 from lazyshard.simulation.setting import Setting
 from lazyshard.stream.waiting import Waker
@@ -86,8 +86,7 @@ def _train(setting: Setting, directory: Path, rank: int, go: Event, barrier: Bar
         dp_size=setting.ranks,
         batch_size=setting.batch,
         max_total_samples=setting.rows,
-        shuffle_window=setting.window,
-        micro_batches_per_step=setting.micro_batches,
+        order=Order(shuffle_window=setting.window, micro_batches_per_step=setting.micro_batches),
         consumer=CONSUMER,
         max_wait=LONGEST_S,
     )

@@ -19,6 +19,7 @@ import orjson
 from torch.utils.data import DataLoader
 
 from lazyshard import LazyShardedDataset
+from tests.data.options import grouped
 from tests.harness.soak.million import AFTER, BATCH, BEFORE, SEED, STEPS, WINDOW
 from tests.harness.soak.million_touched import count_touched
 from tests.harness.soak.rows import row
@@ -38,7 +39,7 @@ def read(stream: Path, task: str) -> dict[str, Any]:
     started = time.perf_counter()
     resumes = task.isdecimal()
     if resumes:
-        dataset = LazyShardedDataset(stream, dp_rank=int(task), dp_size=AFTER, **ORDER)
+        dataset = LazyShardedDataset(stream, dp_rank=int(task), dp_size=AFTER, **grouped(ORDER))
         dataset.load_state_dict(orjson.loads(state_of(stream).read_bytes()))
         indices = dataset.rank_indices[: STEPS * BATCH]
     else:
@@ -62,7 +63,7 @@ def read(stream: Path, task: str) -> dict[str, Any]:
 
 def write_state(stream: Path) -> dict[str, Any]:
     """Writes the state of a run of 8 ranks that stands in the middle, beside the stream; returns its samples."""
-    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=BEFORE, **ORDER)
+    dataset = LazyShardedDataset(stream, dp_rank=0, dp_size=BEFORE, **grouped(ORDER))
     consumed = half(dataset.published().samples)
     state_of(stream).write_bytes(orjson.dumps(dataset.state_dict(consumed)))
     return {"consumed": consumed}

@@ -16,7 +16,7 @@ import orjson
 import torch
 from torch.utils.data import DataLoader
 
-from lazyshard import LazyShardedDataset
+from lazyshard import BadRows, LazyShardedDataset, Order
 from tests.harness.runs import checkpoints as run_checkpoints
 from tests.harness.runs.checkpoints import Checkpoint
 from tests.harness.soak.rows import row
@@ -117,12 +117,10 @@ def train(
         dp_rank=rank,
         dp_size=shape.dp,
         batch_size=shape.batch_size,
-        unit=rules.unit,
-        shuffle_window=rules.window,
-        seed=rules.seed,
+        order=Order(unit=rules.unit, shuffle_window=rules.window, seed=rules.seed),
         max_total_samples=ENDLESS,
         max_wait=rules.max_wait_s,
-        on_bad_sample="raise",
+        bad_rows=BadRows("raise"),
         consumer=CONSUMER,
     )
     if origin is not None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lazyshard import LazyShardedDataset
+from lazyshard import EncodeCache, LazyShardedDataset, Order
 from lazyshard.data.rank import Rank
 from lazyshard.data.shared import Stats
 from lazyshard_swift import ms_swift
 from lazyshard_swift.blend import Streams
-from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, cache_options, for_stream, tell_cache
+from lazyshard_swift.encoded import EncodedRows, _variables, cache_facts, encode_cache, for_stream, tell_cache
 from lazyshard_swift.errors import SettingsRefused
 from lazyshard_swift.parallel import Facts
 from tests.swift.unit.runs import hugging_face, refused
@@ -24,17 +24,13 @@ def arguments(**changes: Any) -> Any:
 
 
 def test_data_set_is_told_nothing_without_a_cache() -> None:
-    assert cache_options(arguments(sharded_lazy_encode_cache=None), template()) == {}
+    assert encode_cache(arguments(sharded_lazy_encode_cache=None), template()) == EncodeCache()
 
 
 def test_data_set_is_told_where_how_much_and_what_encodes() -> None:
     args = arguments(sharded_lazy_encode_cache_size="20GB")
-    assert cache_options(args, template()) == {
-        "encode_cache": "/dev/shm/cache",
-        "encode_cache_bytes": 20 * 10**9,
-        "encode_fingerprint": cache_facts(args, template()),
-    }
-    assert "encode_cache_bytes" not in cache_options(arguments(), template())
+    assert encode_cache(args, template()) == EncodeCache("/dev/shm/cache", "20GB", cache_facts(args, template()))
+    assert encode_cache(arguments(), template()).size is None
 
 
 def test_same_settings_make_the_same_facts() -> None:
@@ -92,28 +88,28 @@ def test_plugin_that_was_changed_makes_other_facts(tmp_path: Path) -> None:
 def test_what_cannot_be_cached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = arguments(dataset=["/one", "/two"], sharded_lazy_encode_cache="/two/cache")
     with refused(SettingsRefused, "/two", argument="sharded_lazy_encode_cache"):
-        cache_options(inside, template())
+        encode_cache(inside, template())
     with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
-        cache_options(arguments(), template(use_model=True))
+        encode_cache(arguments(), template(use_model=True))
     for version in (None, "unknown"):
         monkeypatch.setattr(ms_swift, "version", lambda version=version: version)
         with refused(SettingsRefused, argument="sharded_lazy_encode_cache"):
-            cache_options(arguments(), template())
+            encode_cache(arguments(), template())
 
 
 def test_encoded_streams_and_rows_as_they_are_need_no_cache() -> None:
-    given = {"encode_cache": "a", "encode_fingerprint": {"b": 1}, "seed": 1}
+    given = EncodeCache("a", fingerprint={"b": 1})
     assert for_stream(given, of_raw) == given
-    assert for_stream(given, EncodedRows()) == for_stream(given, None) == {"seed": 1}
+    assert for_stream(given, EncodedRows()) == for_stream(given, None) == EncodeCache()
 
 
 def test_of_a_blend_raw_streams_have_one(tmp_path: Path) -> None:
     directories = (encoded(tmp_path / "a"), raw(tmp_path / "b"))
     parts = tuple(Facts(name, 2, 4, True) for name in "ab")
     streams = Streams(directories, parts, (0.5, 0.5), "all_exhausted")
-    own = {"encode_cache": tmp_path / "cache", "encode_fingerprint": {"v": 1}}
+    own = {"cache": EncodeCache(tmp_path / "cache", fingerprint={"v": 1})}
     for expected in ((4, 0), (0, 4)):
-        blend = streams.open(Rank(0, 1), (EncodedRows(), of_raw), own, {"layout": "strided"})
+        blend = streams.open(Rank(0, 1), (EncodedRows(), of_raw), own, {"order": Order(layout="strided")})
         assert len([blend[index] for index in range(8)]) == 8
         assert [one[5:7] for one in blend.stats()] == [(0, 0), expected]
 
@@ -131,7 +127,7 @@ def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_are_taken_by_a_data_set(tmp_path: Path) -> None:
-    given = cache_options(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
-    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, **given)
+    given = encode_cache(arguments(sharded_lazy_encode_cache=str(tmp_path / "cache")), template())
+    dataset = LazyShardedDataset(raw(tmp_path / "s"), of_raw, dp_rank=0, dp_size=1, cache=given)
     assert dataset[3] == {"input_ids": [-3], "length": 1}
     assert dataset.stats().not_cached == 0

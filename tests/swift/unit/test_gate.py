@@ -14,6 +14,7 @@ from lazyshard.errors import WaitTimeout
 from lazyshard_swift import parallel
 from lazyshard_swift.errors import ResumeRefused, StreamTooShort
 from lazyshard_swift.stream import Gate, check_present
+from tests.data.options import grouped
 from tests.stream.streams import produce
 from tests.swift.unit.runs import refused
 
@@ -31,7 +32,9 @@ def gate(
     directory: Path, rank: int, dp: int, batch: int, window: int = 0, *, stop_at_end: bool = True, max_wait: float = 0.0
 ) -> Gate:
     place: dict[str, Any] = {"dp_rank": rank, "dp_size": dp, "batch_size": batch, "layout": "strided"}
-    dataset = LazyShardedDataset(directory, **place, shuffle_window=window, num_samples=2**50, max_wait=max_wait)
+    dataset = LazyShardedDataset(
+        directory, num_samples=2**50, max_wait=max_wait, **grouped(**place, shuffle_window=window)
+    )
     return Gate(dataset, stop_at_end)
 
 

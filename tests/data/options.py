@@ -1,0 +1,18 @@
+"""Options of data sets, written flat in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from lazyshard import Order
+
+_OF_ORDER: Final = tuple(field.name for field in fields(Order))
+
+
+def grouped(given: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Returns options of a data set: those of its order, given one by one, as `order`."""
+    options = {**(given or {}), **more}
+    order = {name: options.pop(name) for name in _OF_ORDER if name in options}
+    return options | ({"order": Order(**order)} if order else {})

@@ -153,20 +153,16 @@ def test_clock_jumps_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 PATHS: Final = {
-    "nothing": ("", 2, "--out: a path is needed, got an empty one"),
-    "NUL": ("a\0b", 2, r"--out: a path cannot hold a NUL character, got 'a\x00b'"),
-    "300 characters": ("x" * 300, 2, f"--out: a name of 300 characters is too long: {'x' * 40}..."),
-    "300 characters below": ("a/b/" + "x" * 300, 2, f"--out: a name of 300 characters is too long: {'x' * 40}..."),
-    "6,001 characters": ("/x" * 3000 + "/", 2, f"--out: a name of 6001 characters is too long: {'/x' * 20}..."),
-    "above the source": (
-        "..",
-        4,
-        "../in/a.jsonl: expected a file outside the stream's directory .., found one inside it",
-    ),
-    "a file": ("../in/a.jsonl", 5, "../in/a.jsonl: expected a directory (or nothing yet), found a file"),
-    "below a file": ("../in/a.jsonl/x", 5, "../in/a.jsonl/x: cannot be a directory: Not a directory"),
-    "a device": ("/dev/null", 5, "/dev/null: expected a directory (or nothing yet), found a file"),
-    "a link to nothing": ("link", 5, "link: expected a directory, found a link to nothing"),
+    "nothing": ("", 2),
+    "NUL": ("a\0b", 2),
+    "300 characters": ("x" * 300, 2),
+    "300 characters below": ("a/b/" + "x" * 300, 2),
+    "6,001 characters": ("/x" * 3000 + "/", 2),
+    "above the source": ("..", 4),
+    "a file": ("../in/a.jsonl", 5),
+    "below a file": ("../in/a.jsonl/x", 5),
+    "a device": ("/dev/null", 5),
+    "a link to nothing": ("link", 5),
 }
 
 
@@ -174,59 +170,39 @@ PATHS: Final = {
 def test_a_path_that_cannot_be_a_streams_is_refused_and_nothing_made(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, code, said = PATHS[name]
+    path, code = PATHS[name]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(rows(0, 5))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "link").symlink_to(tmp_path / "nothing")
     monkeypatch.chdir(tmp_path / "here")
     assert main(run_arguments(Path("out"), [Path("../in/a.jsonl")], 5, "--out", path)) == code
-    assert capsys.readouterr().err == f"lazyshard-producer: error: {said}\n"
+    assert_one_line(capsys.readouterr().err)
     assert sorted(os.listdir(tmp_path)) == ["here", "in"]
     assert os.listdir(tmp_path / "here") == ["link"]
     assert os.listdir(tmp_path / "in") == ["a.jsonl"]
 
 
-CONSUMER: Final = "--consumers: the name of a consumer is "
-SIGNS: Final = 'text without "/", control characters and lone surrogates'
-END: Final = 'the name of a file in the directory is needed, such as "_END"'
-MARKER: Final = 'a file name with {name} in it, and more than that, is needed, such as "{name}.done"'
-
-NAMES: Final[list[tuple[str, str, str]]] = [
-    ("--consumers", "../x", CONSUMER + SIGNS),
-    ("--consumers", "/etc/x", CONSUMER + SIGNS),
-    ("--consumers", "a\0b", CONSUMER + SIGNS),
-    ("--consumers", "..", CONSUMER),
-    ("--consumers", "x" * 300, CONSUMER + "1 to 200 bytes long"),
-    ("--end-marker", "../x", f"--end-marker: in: {END}, got '../x'"),
-    ("--end-marker", "/etc/x", f"--end-marker: in: {END}, got '/etc/x'"),
-    ("--end-marker", "..", f"--end-marker: in: {END}, got '..'"),
-    ("--end-marker", "a\0b", rf"--end-marker: in: {END}, got 'a\x00b'"),
-    # A file of this name never comes: it would be waited for without end.
-    ("--end-marker", "x" * 300, f"--end-marker: in: {END}, got 'xxx"),
-    ("--marker", "../{name}", f"--marker: in: {MARKER}, got '../{{name}}'"),
-    ("--marker", "a\0{name}", rf"--marker: in: {MARKER}, got 'a\x00{{name}}'"),
-    ("--marker", "x" * 300 + "{name}", f"--marker: in: {MARKER}, got 'xxx"),
-    ("--pattern", "../*.jsonl", '--pattern: in: a pattern for file names is needed, such as "*.jsonl", got \'../'),
-    ("--pattern", "a\0b", "--pattern: in: a pattern for file names is needed, such as \"*.jsonl\", got 'a\\x00b'"),
-]
+NAMES: Final = {
+    "--consumers": ("../x", "/etc/x", "a\0b", "..", "x" * 300),
+    # A file of the last name never comes: it would be waited for without end.
+    "--end-marker": ("../x", "/etc/x", "..", "a\0b", "x" * 300),
+    "--marker": ("../{name}", "a\0{name}", "x" * 300 + "{name}"),
+    "--pattern": ("../*.jsonl", "a\0b"),
+}
 
 
-@pytest.mark.parametrize(("option", "name", "said"), NAMES)
+@pytest.mark.parametrize("option", NAMES)
 def test_a_name_that_becomes_part_of_a_path_is_checked_first(
-    option: str,
-    name: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path)
     arguments = ["run", "--follow", "in", "--out", "out", "--samples-per-chunk", "5", "--finished-by", "marker"]
-    assert main([*arguments, option, name]) == 2
-    assert_one_line(capsys.readouterr().err, said)
-    assert os.listdir(tmp_path) == ["in"]
+    for name in NAMES[option]:
+        assert main([*arguments, option, name]) == 2
+        assert_one_line(capsys.readouterr().err, f"{option}: ")
+        assert os.listdir(tmp_path) == ["in"]
 
 
 def cut(path: Path) -> None:

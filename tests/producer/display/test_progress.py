@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lazyshard_producer.cli import main
 from lazyshard_producer.display.progress import BAR_EVERY_S, Bar, Display, Log, RecentRate
-from lazyshard_producer.wording import Outcome, Tally, error_line, figures, log_line, summary, tally_values
+from lazyshard_producer.wording import Outcome, Tally, error_line, log_line, summary, tally_values
 from tests.producer.commands import environment, rows, run_arguments, start
 
 TALLY = Tally(
@@ -31,35 +31,19 @@ TALLY = Tally(
 )
 
 
-def test_summary_of_a_finished_stream() -> None:
-    assert summary(Outcome("finished", "out", TALLY)) == (
-        "finished: out holds 1,234 samples in 12 chunks; 234 read in 2.0 s (117 samples/s); 1 blank line skipped, "
-        "2 rows with duplicate keys"
-    )
-
-
-def test_summary_of_an_interrupted_run() -> None:
-    assert summary(Outcome("interrupted", "out", TALLY)).startswith(
-        "interrupted: 1,200 samples in 12 chunks published in out; run the same command again to go on (34 rows of the "
-        "unfinished chunk will be read again); "
-    )
-
-
-def test_refused_rows_are_in_the_summary_if_there_are_any() -> None:
-    assert summary(Outcome("finished", "out", replace(TALLY, refused=3))).endswith(
-        "2 rows with duplicate keys, 3 rows refused"
-    )
+def test_the_last_line_tells_the_end_and_the_counts() -> None:
+    finished = summary(Outcome("finished", "out", replace(TALLY, refused=3)))
+    for part in ("finished: out", "1,234", "12 chunks", "117 samples/s", "1 blank line", "3 rows refused"):
+        assert part in finished
+    # 34 rows of the chunk in hand are not published.
+    interrupted = summary(Outcome("interrupted", "out", TALLY))
+    for part in ("interrupted: ", "1,200 samples", "(34 rows "):
+        assert part in interrupted
 
 
 def test_what_nobody_can_know_is_left_out_of_a_line() -> None:
     assert tally_values(TALLY)["bytes_total"] == 20
     assert "bytes_total" not in tally_values(replace(TALLY, bytes_total=None))
-
-
-def test_figures_beside_a_bar() -> None:
-    assert figures(TALLY, 99.6) == "1,234 samples  100/s  12 chunks"
-    assert figures(replace(TALLY, samples=1, chunks=1), 0.0) == "1 sample  0/s  1 chunk"
-    assert figures(replace(TALLY, refused=1), 0.0) == "1,234 samples  0/s  12 chunks  1 refused"
 
 
 class Clock:

@@ -163,22 +163,13 @@ def test_workers_deal_the_same_rows(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "found"),
-    [
-        (b'{"id":1}', "none among its keys (id)"),
-        (b'{"length":-1}', "found -1"),
-        (b'{"length":"12"}', "found '12'"),
-        (b'{"length":true}', "found True"),
-        (b'{"length":4294967296}', "found 4294967296"),
-    ],
+    "row", [b'{"id":1}', b'{"length":-1}', b'{"length":"12"}', b'{"length":true}', b'{"length":4294967296}']
 )
-def test_a_row_without_a_length_is_a_bad_row(row: bytes, found: str, tmp_path: Path) -> None:
+def test_a_row_without_a_length_is_a_bad_row(row: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(row + b"\n")
-    with pytest.raises(RowInvalid) as refused:
+    with pytest.raises(RowInvalid, match="--length-field length: "):
         list(drain(make(tmp_path / "out", [path])))
-    assert found in str(refused.value)
-    assert "--length-field length: expected a whole number of tokens" in str(refused.value)
 
 
 def test_the_length_is_that_of_the_row_made(tmp_path: Path) -> None:

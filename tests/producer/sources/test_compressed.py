@@ -3,7 +3,6 @@
 import gzip
 import io
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -167,42 +166,26 @@ def test_a_damaged_byte_is_never_taken_for_text_in_order(pack: Callable[[bytes],
 
 
 @pytest.mark.parametrize(
-    ("packed", "rows", "message"),
+    ("packed", "rows", "byte"),
     [
-        (b"", 0, "byte 0 of the compressed file: expected a file compressed by gzip or zstd, found an empty file"),
-        (b"{}\n", 0, r"byte 0 .*: expected a file compressed by gzip or zstd, found a file that begins with b'{}\\n'"),
-        (
-            gzip.compress(b"1\n", mtime=0) + b"tail",
-            1,
-            "byte 22 .*: expected the end of the file or another gzip member",
-        ),
-        (
-            gzip.compress(b"1\n", mtime=0) + b"\0\0tail",
-            1,
-            "byte 24 .*: expected the end of the file or another gzip member",
-        ),
-        (zstd(b"1\n") + b"tail", 1, "byte 15 .*: expected the end of the file or another zstd frame"),
-        (
-            gzip.compress(b"1\n", mtime=0)[:-8] + bytes(8),
-            0,
-            "expected a sound gzip member .it begins at byte 0.* checksum",
-        ),
-        (
-            gzip.compress(b"1\n", mtime=0) + b"\x1f",
-            1,
-            "byte 23 .* gzip member that begins at byte 22, found the end of the file",
-        ),
+        (b"", 0, 0),
+        (b"{}\n", 0, 0),
+        (gzip.compress(b"1\n", mtime=0) + b"tail", 1, 22),
+        (gzip.compress(b"1\n", mtime=0) + b"\0\0tail", 1, 24),
+        (zstd(b"1\n") + b"tail", 1, 15),
+        (gzip.compress(b"1\n", mtime=0)[:-8] + bytes(8), 0, 22),
+        (gzip.compress(b"1\n", mtime=0) + b"\x1f", 1, 23),
     ],
 )
 def test_what_is_not_compressed_text_is_refused_after_what_is(
-    packed: bytes, rows: int, message: str, tmp_path: Path
+    packed: bytes, rows: int, byte: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(packed)
     found, refusal = read_until_refused(path)
     assert len(found) == rows
     assert refusal is not None
-    assert re.search(message, refusal)
+    assert f": byte {byte} of the compressed file: expected " in refusal
 
 
 def test_nul_bytes_behind_a_gzip_member_are_padding(tmp_path: Path) -> None:

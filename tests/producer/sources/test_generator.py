@@ -126,43 +126,33 @@ def test_no_such_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    "body",
     [
-        ("def rows(position):\n return [({}, 1)]", r"expected it to return an iterator .*, found list \[\(\{\}, 1\)\]"),
-        ("def rows(position):\n pass", "expected it to return an iterator .*, found None"),
-        ("def rows(position):\n yield {'a': 1}", r"expected a pair \(row, position\) as row 1, found dict \{'a': 1\}"),
-        ("def rows(position):\n yield None", r"expected a pair \(row, position\) as row 1, found None"),
-        ("def rows(position):\n yield {}, 1, 2", "expected a pair .* found tuple"),
-        ("def rows(position):\n yield '{}', 1", "expected a dict or the bytes of one line as row 1, found str '{}'"),
-        (
-            "def rows(position):\n yield {}, {1}",
-            r"expected a value of JSON as the position after row 1, found set \{1\}",
-        ),
-        (
-            "def rows(position):\n yield {}, float('nan')",
-            "expected a value of JSON as the position .*, found float nan",
-        ),
-        ("def rows(position):\n yield {}, b'x' * 999", r"expected .*, found bytes b'x{100,112}\.\.\. \("),
-        # What cannot be shown: an integer of more than 4,300 digits, what has no end, what is broken.
-        (
-            "def rows(position):\n yield 10**5000, 1",
-            r"expected a dict .*, found int \(not shown: writing it raised Val",
-        ),
-        (
-            "def rows(position):\n yield {}, 10**5000",
-            r"expected a value .*, found int \(not shown: .* \(cannot be written",
-        ),
-        ("def rows(position):\n raise KeyError(10**5000)\n yield", r"raised KeyError: \(not shown: writing it raised"),
-        (
-            "def rows(position):\n row = []\n for _ in range(10**5): row = [row]\n yield row, 1",
-            r"expected a dict .*, found list \(not shown: writing it raised RecursionError\)",
-        ),
-        ("def rows():\n yield {}, 1", "raised TypeError: rows.. takes 0 positional arguments but 1 was given; mend it"),
+        "return [({}, 1)]",
+        "pass",
+        "yield {'a': 1}",
+        "yield None",
+        "yield {}, 1, 2",
+        "yield '{}', 1",
+        "yield {}, {1}",
+        "yield {}, float('nan')",
+        "yield {}, b'x' * 999",
+        # What cannot be shown: an integer of more than 4,300 digits, what has no end.
+        "yield 10**5000, 1",
+        "yield {}, 10**5000",
+        "raise KeyError(10**5000)\n yield",
+        "row = []\n for _ in range(10**5): row = [row]\n yield row, 1",
     ],
 )
-def test_what_the_protocol_has_no_place_for(open_generator: Open, text: str, match: str) -> None:
-    with pytest.raises(GeneratorFailed, match=f"^python:users:rows: {match}"):
-        read_all(open_generator(text))
+def test_what_the_protocol_has_no_place_for(open_generator: Open, body: str) -> None:
+    with pytest.raises(GeneratorFailed, match=r"^python:users:rows: ") as found:
+        read_all(open_generator(f"def rows(position):\n {body}"))
+    assert len(str(found.value)) < 500
+
+
+def test_a_function_that_takes_no_position(open_generator: Open) -> None:
+    with pytest.raises(GeneratorFailed, match="raised TypeError"):
+        read_all(open_generator("def rows():\n yield {}, 1"))
 
 
 def test_an_exception_comes_after_the_rows_before_it_with_its_lines(open_generator: Open) -> None:

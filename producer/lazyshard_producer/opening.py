@@ -25,10 +25,7 @@ from lazyshard_producer.sources.files import (
     refuse_os_error,
     refuse_source,
 )
-from lazyshard_producer.sources.source import Context, Source
-
-STANDARD_INPUT: Final = "-"
-PYTHON: Final = "python:"
+from lazyshard_producer.sources.source import PYTHON, STANDARD_INPUT, Context, Source
 
 _MAGIC: Final = {
     b"\x1f\x8b": "jsonl.gz",
@@ -110,14 +107,10 @@ def open_source(settings: SourceSettings, position: dict[str, Any] | None, conte
             from lazyshard_producer.sources.lines import JsonLinesFile
 
             return JsonLinesFile(settings, position, context)
-        case "jsonl.gz" | "jsonl.zst":
-            from lazyshard_producer.sources.compressed import CompressedJsonLines
+        case "jsonl.gz" | "jsonl.zst" | "stdin" as kind:
+            from lazyshard_producer.sources.sequential import CompressedJsonLines, StandardInput
 
-            return CompressedJsonLines(settings, position, context)
-        case "stdin":
-            from lazyshard_producer.sources.standard_input import StandardInput
-
-            return StandardInput(settings, position, context)
+            return (StandardInput if kind == "stdin" else CompressedJsonLines)(settings, position, context)
         case "follow":
             from lazyshard_producer.following.directory import FollowedDirectory
 

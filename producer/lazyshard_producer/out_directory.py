@@ -32,7 +32,7 @@ from lazyshard_producer.errors import SettingInvalid, SourceRefused
 from lazyshard_producer.following.journal import DIRECTORY, named_journals, remove_journals
 from lazyshard_producer.following.ledger import KIND as FOLLOWED
 from lazyshard_producer.following.ledger import list_unread
-from lazyshard_producer.opening import STANDARD_INPUT, open_source, source_kind
+from lazyshard_producer.opening import open_source, source_kind
 from lazyshard_producer.position import (
     PACKED_SIZE,
     RunPosition,
@@ -44,7 +44,7 @@ from lazyshard_producer.position import (
 from lazyshard_producer.rows.encoding import Form, form_of
 from lazyshard_producer.rows.pipeline import changes
 from lazyshard_producer.sources.files import file_size
-from lazyshard_producer.sources.source import Context
+from lazyshard_producer.sources.source import STANDARD_INPUT, Context
 from lazyshard_producer.wording import count
 
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition, LinePosition
-from lazyshard_producer.sources.compressed import DigestedText, TextPosition
 from lazyshard_producer.sources.decompression import BLOCK_BYTES, PackedText
 from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest, refuse_os_error, refuse_source, refuse_truncated
 from lazyshard_producer.sources.lines import LineSplitter, is_row
+from lazyshard_producer.sources.sequential import DigestedText, TextPosition
 from lazyshard_producer.sources.source import Rows
 
 

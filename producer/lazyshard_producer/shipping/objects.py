@@ -80,27 +80,6 @@ class Pause:
         return self.giving_up.wait(seconds) or (self.breakable and self.stop.requested is not None)
 
 
-class SpoolGate:
-    """Holds a run back where too much is on its way, and tells the shipper of each chunk."""
-
-    def __init__(self, destination: ObjectDestination, holdback: Holdback | None) -> None:
-        self._destination = destination
-        self._holdback = holdback
-
-    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
-        """See `Gate`."""
-        full = self._destination.full()
-        if full is not None or self._holdback is None:
-            return full
-        return self._holdback.before_chunk(published_chunks, published_samples)
-
-    def after_publish(self, published_chunks: int) -> None:
-        """See `Gate`."""
-        self._destination.announce(published_chunks)
-        if self._holdback is not None:
-            self._holdback.after_publish(published_chunks)
-
-
 class ObjectDestination(Destination):
     """A stream in an object store that is ours, with its spool; see `Destination`."""
 
@@ -122,6 +101,7 @@ class ObjectDestination(Destination):
         self._tries = tries
         self._pause = pause
         self._stop = pause.stop
+        self._holdback: Holdback | None = None
         self._warn = warn
         side_files = SideFiles(spool.stream)
         self._backlog = Backlog(
@@ -147,8 +127,22 @@ class ObjectDestination(Destination):
         self._shipper.check()
 
     def gate(self, holdback: Holdback | None) -> Gate:
-        """See `Destination`."""
-        return SpoolGate(self, holdback)
+        """Returns itself: a run is held back too where too much is on its way, and the shipper told of each chunk."""
+        self._holdback = holdback
+        return self
+
+    def before_chunk(self, published_chunks: int, published_samples: int) -> Hold | None:
+        """Returns None if the chunk after the published ones may be published, or why not; see `Gate`."""
+        full = self.full()
+        if full is not None or self._holdback is None:
+            return full
+        return self._holdback.before_chunk(published_chunks, published_samples)
+
+    def after_publish(self, published_chunks: int) -> None:
+        """Takes notice that so many chunks are published; see `Gate`."""
+        self.announce(published_chunks)
+        if self._holdback is not None:
+            self._holdback.after_publish(published_chunks)
 
     def announce(self, published_chunks: int) -> None:
         """Notes that so many chunks are published in the spool."""

@@ -21,13 +21,12 @@ from lazyshard.memory import raise_if_short
 from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition
+from lazyshard_producer.sources.source import STANDARD_INPUT
 
 FINGERPRINT_BYTES: Final = 4096
 """A page: read in one go, and long enough that two data sets hardly share one."""
 
 _READ_BYTES: Final = 1 << 20
-
-_STANDARD_INPUT: Final = "-"
 
 _MAGIC: Final = (
     (b"\x1f\x8b", "gzip-compressed", "gzip -dk"),
@@ -102,14 +101,14 @@ def check_distinct(paths: Sequence[str], out: str) -> None:
     stream = Path(out).resolve()
     for path in paths:
         try:
-            status = os.fstat(0) if path == _STANDARD_INPUT else os.stat(path)
+            status = os.fstat(0) if path == STANDARD_INPUT else os.stat(path)
         except (OSError, ValueError):
             continue  # no file, or none that can be had: opening it says so
         identity = (status.st_dev, status.st_ino)
         if identity in seen:
             raise refuse_source(path, "every source once", f"the same file as {seen[identity]}")
         seen[identity] = path
-        if path != _STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
+        if path != STANDARD_INPUT and stream in (Path(path).resolve(), *Path(path).resolve().parents):
             raise refuse_source(path, f"a file outside the stream's directory {out}", "one inside it")
 
 

@@ -33,7 +33,7 @@ from lazyshard.memory import raise_if_short
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import check_entry, plain_name, read_count, refuse_position
-from lazyshard_producer.sources.source import Context, Place, Rows, Source
+from lazyshard_producer.sources.source import PYTHON, Context, Place, Rows, Source
 from lazyshard_producer.user_functions import load_function, name_error, name_value
 
 _FRAMES: Final = 3
@@ -163,8 +163,6 @@ def _broke(name: str, expected: str, value: Any, more: str = "") -> GeneratorFai
     return GeneratorFailed(f"{name}: expected {expected}, found {actual}", file=name, expected=expected, actual=actual)
 
 
-PREFIX: Final = "python:"
-
 AHEAD_BYTES: Final = 1 << 20
 AHEAD_ROWS: Final = 1024
 """How far the thread runs ahead: enough that the two do not wait for each other at every row. But never more than a
@@ -196,7 +194,7 @@ class GeneratorSource(Source):
     def __init__(self, settings: SourceSettings, position: dict[str, Any] | None, context: Context) -> None:
         self.name: Final = plain_name(settings.path)
         self.start = FunctionPosition(0, 0, encode_position(None)) if position is None else self._decode(position)
-        self._function = load_function(settings.path[len(PREFIX) :], f"--source {self.name}")
+        self._function = load_function(settings.path[len(PYTHON) :], f"--source {self.name}")
         self._max_row_bytes = context.max_row_bytes
         self._ahead_rows = min(AHEAD_ROWS, context.samples_per_chunk or AHEAD_ROWS)
         self._reached: FunctionPosition = self.start

@@ -21,6 +21,12 @@ PIECE_BYTES: Final = 1 << 20
 PIECE_ROWS: Final = 512
 """As many rows at the most: in Python small rows take many times their size, and more gains nothing."""
 
+STANDARD_INPUT: Final = "-"
+"""Path of the source that is standard input."""
+
+PYTHON: Final = "python:"
+"""Begins the path of a source that is a function of the user's: ``python:MODULE:FUNCTION``."""
+
 Position: TypeAlias = Any
 """Where a source stands between two rows. Only the source that gave it can read it."""
 

@@ -16,8 +16,8 @@ import zstandard
 
 from lazyshard.errors import RowInvalid
 from lazyshard_producer.errors import ExtraMissing, SourceRefused
-from lazyshard_producer.sources.compressed import CompressedJsonLines
 from lazyshard_producer.sources.decompression import open_text
+from lazyshard_producer.sources.sequential import CompressedJsonLines
 from lazyshard_producer.sources.source import Line, Place
 from tests.producer.commands import environment
 from tests.producer.sources.reading import lines, open_kind, position_after, take
@@ -300,7 +300,7 @@ def test_a_line_of_a_gigabyte_takes_bounded_memory(kind: str, tmp_path: Path) ->
     program = """
 import resource, sys
 from pathlib import Path
-from lazyshard_producer.sources.compressed import CompressedJsonLines
+from lazyshard_producer.sources.sequential import CompressedJsonLines
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.source import Context
 source = CompressedJsonLines(SourceSettings(path=sys.argv[1]), None, Context(Path("out"), 1 << 20))

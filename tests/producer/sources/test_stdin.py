@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.errors import SourceRefused
+from lazyshard_producer.sources.sequential import StandardInput
 from lazyshard_producer.sources.source import Line
-from lazyshard_producer.sources.standard_input import StandardInput
 from tests.producer.commands import environment
 from tests.producer.sources.reading import lines, open_kind, position_after, take
 
@@ -197,7 +197,7 @@ import sys
 from pathlib import Path
 from lazyshard_producer.configuration.settings import SourceSettings
 from lazyshard_producer.sources.source import Context
-from lazyshard_producer.sources.standard_input import StandardInput
+from lazyshard_producer.sources.sequential import StandardInput
 source = StandardInput(SourceSettings(path="-"), None, Context(Path("out"), 1 << 20))
 while (rows := source.read()) is not None:
     for line in rows.lines:

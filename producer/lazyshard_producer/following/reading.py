@@ -22,7 +22,14 @@ from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import FilePosition, LinePosition
 from lazyshard_producer.sources.decompression import BLOCK_BYTES, PackedText
-from lazyshard_producer.sources.files import FINGERPRINT_BYTES, digest, refuse_os_error, refuse_source, refuse_truncated
+from lazyshard_producer.sources.files import (
+    FINGERPRINT_BYTES,
+    digest,
+    refuse_continued,
+    refuse_os_error,
+    refuse_source,
+    refuse_truncated,
+)
 from lazyshard_producer.sources.lines import LineSplitter, is_row
 from lazyshard_producer.sources.sequential import DigestedText, TextPosition
 from lazyshard_producer.sources.source import Rows
@@ -293,13 +300,7 @@ class PlainFile:
         rest = os.pread(fd, 2, state.offset)
         newline = next((end for end in (b"\n", b"\r\n") if rest.startswith(end)), b"")
         if rest not in (b"", b"\r") and not newline:
-            raise SourceRefused(
-                f"{self._path}:{state.line}: the row was taken as it stood when the file was complete, at byte "
-                f"{state.offset}; expected a line end there, found {rest[:1]!r}: the line was continued since",
-                file=self._path,
-                expected="a line end",
-                actual=repr(rest[:1]),
-            )
+            raise refuse_continued(self._path, state.lines, rest)
         before = (before + newline)[-FINGERPRINT_BYTES:]
         if newline:
             offset = state.offset + len(newline)

@@ -230,13 +230,11 @@ class Refusals:
             raise locate(error, place) from error
         if self.most is not None and self.count >= self.most:
             most = count(self.most, "bad row")
-            raise RowInvalid(
+            raise _at(
+                place,
+                error,
                 f"more than {most} (--max-bad-rows), the last one: {_found(error, place)} Look at what they "
                 "have in common, or allow more; nothing is lost",
-                reason=error.reason,
-                file=place.file,
-                line=place.line,
-                byte=_byte(error, place),
             ) from error
         self.count += 1
         self._first = self._first or (error, place)
@@ -258,14 +256,12 @@ class Refusals:
         why = f"all {rows:,} rows were refused" if rows > 1 else "the only row was refused"
         if self.count != rows:
             why = f"of {rows:,} rows {self.count:,} were refused, and the others left out"
-        raise RowInvalid(
+        raise _at(
+            place,
+            error,
             f"{why}, so nothing is published, and the stream is not ended; the first one: {_found(error, place)} Look "
             f"at what they have in common, mend the rows or what refuses them, and run the same command again; nothing "
             f"is lost",
-            reason=error.reason,
-            file=place.file,
-            line=place.line,
-            byte=_byte(error, place),
         ) from error
 
     def sync(self) -> None:
@@ -283,13 +279,12 @@ def locate(error: RowInvalid, place: Place) -> RowInvalid:
     """Returns the error for a refused row with its place: file, line, and byte in the file."""
     byte = _byte(error, place)
     mend = "Mend the row, or what refuses it," if byte is None or _is_made(error) else "Mend that line"
-    return RowInvalid(
-        f"{_found(error, place)} {mend} and run the same command again; nothing is lost",
-        reason=error.reason,
-        file=place.file,
-        line=place.line,
-        byte=byte,
-    )
+    return _at(place, error, f"{_found(error, place)} {mend} and run the same command again; nothing is lost")
+
+
+def _at(place: Place, error: RowInvalid, message: str) -> RowInvalid:
+    byte = _byte(error, place)
+    return RowInvalid(message, reason=error.reason, file=place.file, line=place.line, byte=byte)
 
 
 def _text_of(line: bytes | EncodedRow | RowInvalid | None) -> bytes | None:

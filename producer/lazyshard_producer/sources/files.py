@@ -20,7 +20,7 @@ from lazyshard.errors import FileRefused
 from lazyshard.memory import raise_if_short
 from lazyshard.store.files import open_inside
 from lazyshard_producer.errors import SourceRefused
-from lazyshard_producer.position import FilePosition
+from lazyshard_producer.position import FilePosition, LinePosition
 from lazyshard_producer.sources.source import STANDARD_INPUT
 
 FINGERPRINT_BYTES: Final = 4096
@@ -191,13 +191,7 @@ def check_committed(file: BinaryIO, path: str, position: FilePosition) -> None:
             )
     rest = read_at(file, path, 2, position.offset) if position.open_end else b""
     if rest and rest != b"\r" and not rest.startswith((b"\n", b"\r\n")):
-        raise SourceRefused(
-            f"{path}:{position.line}: the row is published as it stood at the end of the file, byte {position.offset}; "
-            f"expected a line end there, found {rest[:1]!r}: the line was continued since",
-            file=path,
-            expected="a line end",
-            actual=repr(rest[:1]),
-        )
+        raise refuse_continued(path, position.lines, rest)
 
 
 _HEAD_BYTES: Final = 4 << 10
@@ -279,3 +273,14 @@ def refuse_changed(path: str) -> SourceRefused:
     """Returns the error for a file that is no longer the one of which rows were read."""
     hint = "; put the old file back, or choose another --out"
     return refuse_source(path, "the file whose rows were read", "another one: it was changed or replaced", hint)
+
+
+def refuse_continued(name: str, at: LinePosition, rest: bytes) -> SourceRefused:
+    """Returns the error for a last line that was taken without a line end, and that goes on with `rest` now."""
+    return SourceRefused(
+        f"{name}:{at.line}: the row was taken as it stood at the end, byte {at.offset}; expected a line end there, "
+        f"found {rest[:1]!r}: the line was continued since",
+        file=name,
+        expected="a line end",
+        actual=repr(rest[:1]),
+    )

@@ -36,7 +36,7 @@ from lazyshard_producer.position import (
     read_count,
 )
 from lazyshard_producer.sources.decompression import PackedText
-from lazyshard_producer.sources.files import refuse_os_error, refuse_source
+from lazyshard_producer.sources.files import refuse_continued, refuse_os_error, refuse_source
 from lazyshard_producer.sources.lines import LineSplitter, is_row
 from lazyshard_producer.sources.source import STANDARD_INPUT, Context, Rows, Source
 
@@ -169,13 +169,7 @@ class DigestedText:
                 self._splitter = LineSplitter(self._name, self._max_row_bytes, start)
                 self._block = self._digest.hexdigest()
                 return rest[len(newline) :]
-        raise SourceRefused(
-            f"{self._name}:{self._position.line}: the row is published as it stood at the end of the text, byte "
-            f"{self._position.offset}; expected a line end there, found {rest[:1]!r}: the line was continued since",
-            file=self._name,
-            expected="a line end",
-            actual=repr(rest[:1]),
-        )
+        raise refuse_continued(self._name, self._position.lines, rest)
 
     def _refuse(self, expected: str, actual: str) -> SourceRefused:
         return SourceRefused(

@@ -88,7 +88,7 @@ def test_overview_of_many_chunks_says_that_it_is_sampled(tmp_path: Path, capsys:
 
 
 def summed_up(capsys: pytest.CaptureFixture[str], directory: Path) -> tuple[Any, ...]:
-    """Chunks that are there, samples in them, whether it has ended, what the producer does, what was not looked at."""
+    """Published chunks, samples in them, whether it has ended, what the producer does, chunks not looked at."""
     found = json.loads(inspect(capsys, directory, "--json")[0])
     assert len(inspect(capsys, directory)) > 4
     return tuple(found[name] for name in ("chunks", "samples", "ended", "state", "unread"))
@@ -105,7 +105,8 @@ def test_overviews_of_streams_in_each_state(tmp_path: Path, capsys: pytest.Captu
     assert summed_up(capsys, stream(tmp_path / "empty", 0)) == (0, 0, True, "finished", 0)
     written(tmp_path / "left", end=False)
     retire(tmp_path / "left", 1, 3)
-    assert summed_up(capsys, tmp_path / "left") == (2, 4, False, "idle", 0)
+    assert summed_up(capsys, tmp_path / "left") == (3, 6, False, "idle", 0)
+    assert inspect(capsys, tmp_path / "left")[3].endswith("2, from 1 on: those before are deleted")
     foreign(tmp_path / "foreign", b'{"id":0}\n{"id":1}\n', b'{"id":2}\n')
     assert summed_up(capsys, tmp_path / "foreign") == (1, 2, False, None, 0)
     written(tmp_path / "damaged")

@@ -8,6 +8,7 @@ way round, the seals of a chunk and of the one before it say which part of each 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from bisect import bisect_left, bisect_right
@@ -131,7 +132,7 @@ def find_source(directory: Path, chunks: range, samples_per_chunk: int, place: S
     except OSError as error:
         return PlaceRows((first, last + 1), why=f"the file cannot be read ({error.strerror or error})")
     except ValueError as error:
-        return PlaceRows((first, last + 1), why=str(error))
+        return PlaceRows((first, last + 1), why=f"{error}; `--text` searches the published rows")
     found: list[int] = []
     for chunk in range(max(first, chunks.start), last + 1):
         digests = _read_seal(directory, chunk).digests
@@ -190,12 +191,7 @@ def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
         ValueError: its lines are not to be had; the message says why.
         StateMismatch: the line is blank.
     """
-    path = place.path if os.path.exists(place.path) else name
-    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
-    opened = open_given_file(Path(path))
-    with os.fdopen(os.dup(opened.fd), "rb") as file:
-        if file.read(4)[:2] == b"\x1f\x8b" or name.endswith((".zst", ".gz")):
-            raise ValueError("the file is compressed; `--text` searches the published rows")
+    with _open_text(Path(place.path if os.path.exists(place.path) else name)) as file:
         if place.byte is not None:
             file.seek(_line_start(file, place.byte))
         else:
@@ -210,6 +206,16 @@ def _line(name: str, place: SourcePlace, begin: _SourcePosition) -> list[bytes]:
     if not line.strip():
         raise _unknown(f"{place}: that line is blank, so no row is made of it")
     return _line_forms(line)
+
+
+@contextlib.contextmanager
+def _open_text(path: Path) -> Iterator[BinaryIO]:
+    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
+    opened = open_given_file(path)
+    with os.fdopen(os.dup(opened.fd), "rb") as file:
+        if file.read(2) in _PACKED:
+            raise ValueError("the file is compressed")
+        yield file
 
 
 def _line_forms(line: bytes) -> list[bytes]:
@@ -315,7 +321,7 @@ class Origins:
                 first = _SourcePosition(0, 0, False) if begin is None else _position_in(begin, name)
                 self._read.append(_look_into(name, first, _position_in(end, name)))
             elif entry["kind"] == "stream":
-                self._read += _look_into_stream(name, _samples(known.get(name)), _samples(entry))
+                self._read += _look_into_stream(name, _counted(known.get(name), "sample"), _counted(entry, "sample"))
             else:
                 self._read.append((Origin(name, why=f"a source of kind {entry['kind']} has no lines"), {}))
         if not _entries(seal):
@@ -331,17 +337,18 @@ class Origins:
         It is the chunk's own, or where that ends within a block that is shuffled or packed, the next that is past the
         block: a seal tells of whole blocks.
         """
-        if not _counted(seal, "skip"):
+        if not _counted(seal.source, "skip"):
             return seal
-        read = _counted(seal, "rows")
+        read = _counted(seal.source, "rows")
         at = self._chunks.start + bisect_right(
-            self._chunks, read, key=lambda chunk: _counted(_read_seal(self._directory, chunk), "rows")
+            self._chunks, read, key=lambda chunk: _counted(_read_seal(self._directory, chunk).source, "rows")
         )
         return _read_seal(self._directory, at) if at in self._chunks else None
 
 
-def _counted(seal: Seal, name: str) -> int:
-    value = seal.source.get(name) if isinstance(seal.source, dict) else None
+def _counted(entry: Any, name: str) -> int:
+    """Returns a count of what a seal says, 0 where it says none."""
+    value = entry.get(name) if isinstance(entry, dict) else None
     return value if isinstance(value, int) else 0
 
 
@@ -369,12 +376,6 @@ def _look_into(name: str, begin: _SourcePosition, end: _SourcePosition) -> tuple
     return Origin(name, (), among, "no line there equals the row"), lines
 
 
-def _samples(entry: dict[str, Any] | None) -> int:
-    """Returns how many samples of a stream were read, as its entry in a seal says."""
-    count = 0 if entry is None else entry.get("sample")
-    return count if isinstance(count, int) else 0
-
-
 def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin, dict[int, list[int]]]]:
     """Yields of each chunk with samples of [begin, stop) the same as `_look_into`: its seal tells the rows' digests."""
     directory = stream_path(name)
@@ -396,11 +397,7 @@ def _look_into_stream(name: str, begin: int, stop: int) -> Iterator[tuple[Origin
 
 
 def _read_lines(path: Path, begin: _SourcePosition, end: _SourcePosition) -> Iterator[tuple[int, bytes]]:
-    # The name is what a seal says: it may be that of anything, and nothing is shown of what is in it.
-    opened = open_given_file(path)
-    with os.fdopen(os.dup(opened.fd), "rb") as file:
-        if file.read(2) in _PACKED:
-            raise ValueError("the file is compressed")
+    with _open_text(path) as file:
         file.seek(begin.offset)
         number = begin.line
         while file.tell() < end.offset and (line := file.readline(_MAX_LINE_BYTES)):

@@ -151,7 +151,7 @@ def _ticks(interval: float) -> Iterator[None]:
     while True:
         yield
         due = max(due + interval, time.monotonic())
-        time.sleep(due - time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _put(text: str) -> None:

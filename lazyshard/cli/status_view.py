@@ -13,6 +13,7 @@ from lazyshard.format.cursor import Cursor
 from lazyshard.format.source_facts import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, OpenWindow
 from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
+from lazyshard.stream.listing import has_unpublished_rows
 from lazyshard.stream.pacing import describe_silence, failure_words, is_silent
 
 WIDTH: Final = 80
@@ -137,7 +138,10 @@ def _producer(page: _Page, outlook: Outlook) -> None:
         page.add("producer", "nothing is known of it")
     else:
         silent = outlook.state == "running" and is_silent(head, outlook.survey.looked_at)
-        words = f", but {describe_silence(head, outlook.survey.looked_at, 0.0)}" if silent else ""
+        words = ""
+        if silent:
+            open_rows = has_unpublished_rows(outlook.survey.directory, head.chunks)
+            words = f", but {describe_silence(head, outlook.survey.looked_at, 0.0, open_rows)}"
         page.add("producer", outlook.state + words)
         process = f"{head.pid} on {head.host}, heartbeat {duration(outlook.heartbeat_age_s or 0.0)} old"
         if outlook.survey.ended and outlook.state == "dead":

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lazyshard.errors import StreamInvalid
+from lazyshard.errors import FileRefused, StreamInvalid
 from lazyshard.format.names import (
     ARRAYS_SUFFIX,
     DATA_SUFFIX,
@@ -24,12 +24,13 @@ from lazyshard.format.names import (
     MANIFEST,
     OWNER,
     SEAL_SUFFIX,
+    TEMPORARY,
     chunk_name,
     parse_arrays_name,
     parse_chunk_name,
     parse_tokens_name,
 )
-from lazyshard.store.files import again_if_stale, list_names, unreadable
+from lazyshard.store.files import again_if_stale, check_folder, list_names, unreadable
 from lazyshard.store.urls import UrlPath
 
 _PREFIX: Final = b"chunk_"
@@ -162,6 +163,21 @@ def scan_chunks(directory: Path) -> Scan:
     listing = sort_names(names, str(directory))
     odd = {chunk: name for chunk, name in listing.data.items() if name != chunk_name(chunk)}
     return Scan(listing.complete, len(listing.data), len(listing.seals), odd, _OURS.intersection(names))
+
+
+def has_unpublished_rows(directory: Path, chunks: int) -> bool | None:
+    """Returns whether a producer that runs holds rows behind so many chunks, None where that cannot be seen.
+
+    It creates the file of a chunk under `.tmp/` with its first row. In an object store nothing is to be seen of that.
+    """
+    if isinstance(directory, UrlPath):
+        return None
+    try:
+        own = [check_folder(directory / TEMPORARY / name) for name in list_names(check_folder(directory / TEMPORARY))]
+        parsed = [parse_chunk_name(name) for folder in own for name in list_names(folder)]
+    except (OSError, FileRefused):
+        return None
+    return any(one is not None and not one[1] and one[0] >= chunks for one in parsed) if own else None
 
 
 def _scan(directory: Path) -> Scan | None:

@@ -1,5 +1,7 @@
 """The chunk that a writer is filling: rows go to a file under `.tmp/`, their offsets and digests stay in memory.
 
+That file is created with the first row, so that a reader can see that there are rows which are not published.
+
 Their arrays, in a stream whose rows hold some, go to a second file, the side file. Files are touched by steps alone,
 which are done in the caller's thread, or one after another in a thread of their own: Python's lock is let go while the
 system works, so a thread can write and sync one chunk while the caller parses the rows of the next. The order of the
@@ -43,7 +45,7 @@ class OpenChunk:
 
     Args:
         number: the chunk's number.
-        path: where to write the rows; created when the first piece is written.
+        path: where to write the rows; created with the first row.
         steps: does the writing.
         arrays: takes the arrays of the rows; None in a stream whose rows hold none.
     """
@@ -75,8 +77,8 @@ class OpenChunk:
             self._tokens.append(tokens)
         file = self._file
         file.buffer += line
-        if len(file.buffer) >= BUFFER_BYTES:
-            file.pass_on()
+        if len(file.buffer) >= file.limit:
+            file.grown()
 
     def extend(self, rows: CheckedLines) -> None:
         """Adds rows.
@@ -183,16 +185,18 @@ class PieceFile:
     """A file to which pieces are appended. It belongs to the steps: nothing else touches it until they have stopped.
 
     Args:
-        path: where to write; created when the first piece is written.
+        path: where to write; created with the first byte.
         steps: does the writing.
 
     Attributes:
-        buffer: what is not yet handed over; to be added to, and passed on once it has `BUFFER_BYTES`.
+        buffer: what is not yet handed over; to be added to.
+        limit: bytes of it at which `grown` is to be called.
     """
 
     def __init__(self, path: Path, steps: Steps) -> None:
         self.path = path
         self.buffer = bytearray()
+        self.limit = 1
         self._steps = steps
         self._fd: int | None = None
         self._written = 0
@@ -206,11 +210,19 @@ class PieceFile:
         """
         if len(data) < PIECE_BYTES:
             self.buffer += data
-            if len(self.buffer) >= BUFFER_BYTES:
-                self.pass_on()
+            if len(self.buffer) >= self.limit:
+                self.grown()
         else:
             self.pass_on()
             self._hand_over(data)
+
+    def grown(self) -> None:
+        """Creates the file with its first bytes, and passes the buffer on once it is full. Raises as `append`."""
+        if self.limit < BUFFER_BYTES:
+            self.limit = BUFFER_BYTES
+            self._steps.do(self._create)
+        if len(self.buffer) >= BUFFER_BYTES:
+            self.pass_on()
 
     def pass_on(self) -> None:
         """Hands what is left in memory to the steps. Raises as `append`."""
@@ -224,9 +236,7 @@ class PieceFile:
         Raises:
             OSError: it may not be there; it must be written anew.
         """
-        if self._fd is None:
-            self._fd = create(self.path)
-        sync(self._fd)
+        sync(self._create())
         self._close()
 
     def discard(self) -> None:
@@ -243,13 +253,18 @@ class PieceFile:
     def _hand_over(self, piece: bytes | bytearray) -> None:
         self._steps.do(functools.partial(self._write, piece), len(piece))
 
-    def _write(self, piece: bytes | bytearray) -> None:
+    def _create(self) -> int:
+        """Returns the descriptor of the file, which is created if it is not there yet."""
         if self._fd is None:
             self._fd = create(self.path)
-        write_all(self._fd, piece)
+        return self._fd
+
+    def _write(self, piece: bytes | bytearray) -> None:
+        fd = self._create()
+        write_all(fd, piece)
         self._written += len(piece)
         if self._written - self._begun >= BUFFER_BYTES:
-            start_writing_back(self._fd, self._begun, self._written - self._begun)
+            start_writing_back(fd, self._begun, self._written - self._begun)
             self._begun = self._written
 
     def _close(self) -> None:

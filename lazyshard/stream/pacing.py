@@ -1,7 +1,7 @@
 """When to look again, when to speak, and what a waiting reader says: back-off, reports, and the errors that end a wait.
 
 Decisions only: time goes in as numbers, and what is published as the caller saw it. Only `ReaderWait` looks for itself,
-whether the producer's process is there, and what lies in a directory without a stream.
+whether the producer's process is there, whether it holds rows, and what lies in a directory without a stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lazyshard.format.records import Head
 from lazyshard.store.files import list_names
 from lazyshard.store.urls import UrlPath
 from lazyshard.stream.head import process_ended, process_gone
-from lazyshard.stream.listing import other_files
+from lazyshard.stream.listing import has_unpublished_rows, other_files
 from lazyshard.stream.published import Published
 
 FIRST_POLL_S: Final = 0.005
@@ -78,7 +78,9 @@ def expected_wait(samples: int, published: Published) -> float | None:
     return left / head.rate if left < head.rate * _FORESEEABLE_S else None
 
 
-def describe_producer(published: Published, samples: int, now: float, gone: bool = False) -> str:
+def describe_producer(
+    published: Published, samples: int, now: float, gone: bool = False, open_rows: bool | None = None
+) -> str:
     """Returns in words what the producer is doing, and when so many samples can be expected.
 
     Args:
@@ -86,6 +88,7 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
         samples: how many samples are waited for.
         now: seconds since 1970, by this machine's clock.
         gone: its process is known not to be there any more.
+        open_rows: see `describe_silence`.
     """
     gap = "" if published.gap is None else f"; chunk {published.gap} lacks its data or its marker"
     if published.short is not None:
@@ -99,7 +102,8 @@ def describe_producer(published: Published, samples: int, now: float, gone: bool
     who = f"the producer (pid {head.pid} on {printable(head.host)})"
     expected = expected_wait(samples, published)
     left = None if expected is None else expected - age
-    silence = describe_silence(head, now, 1.0 if left is not None and left < 1 else STALE_HEARTBEAT_S)
+    least = 1.0 if left is not None and left < 1 else STALE_HEARTBEAT_S
+    silence = describe_silence(head, now, least, open_rows)
     if gone:
         doing = "is not there any more, and did not say that it stops: killed? Start it again"
     elif left is not None and left >= 1:
@@ -132,16 +136,24 @@ def is_silent(head: Head, now: float) -> bool:
     return head.rate > 0 and bool(describe_silence(head, now, max(STALE_HEARTBEAT_S, _SILENT_ROWS / head.rate)))
 
 
-def describe_silence(head: Head, now: float, least: float) -> str:
-    """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s."""
+def describe_silence(head: Head, now: float, least: float, open_rows: bool | None = None) -> str:
+    """Returns in words since when a running producer has told of no row; nothing if that is less than `least` s.
+
+    Args:
+        head: what it has told.
+        now: seconds since 1970.
+        least: seconds.
+        open_rows: whether its open chunk holds rows of which it has not told; None where that is not known.
+    """
     silent = now - min(head.row_at or head.updated_at, head.updated_at)
     if head.state != "running" or silent < least:
         return ""
-    rows = "rows, if any," if not head.open else "1 row or more" if head.open == 1 else f"{head.open:,} rows or more"
-    return (
-        f"has told of no new row for {format_seconds(silent)}, with {rows} in its open chunk, which is published once "
-        f"it is full or the producer closes it"
-    )
+    told = f"has told of no new row for {format_seconds(silent)}"
+    if not head.open and open_rows is False:
+        return f"{told}, and has no row in its open chunk"
+    unknown = "rows" if open_rows else "rows, if any,"
+    rows = unknown if not head.open else "1 row or more" if head.open == 1 else f"{head.open:,} rows or more"
+    return f"{told}, with {rows} in its open chunk, which is published once it is full or the producer closes it"
 
 
 def failure_words(note: str) -> str:
@@ -200,7 +212,8 @@ class ReaderWait:
                 f"{who}{self.directory}: no stream there yet, waiting for a producer to create it {so_far}"
                 f"{_path_hint(self.directory)}"
             )
-        producer = describe_producer(self.seen, self.samples, now, _producer_gone(self.seen, now))
+        open_rows = has_unpublished_rows(self.directory, self.seen.chunks)
+        producer = describe_producer(self.seen, self.samples, now, _producer_gone(self.seen, now), open_rows)
         whole = self.seen.gap is None and self.seen.short is None
         end = (
             f"; if no more are to come, an empty file {self.directory / END} says so" if self.foreign and whole else ""

@@ -46,13 +46,14 @@ def states() -> str:
     ) -> str:
         head = Head(4, 8, False, state, rate, "node1", 4711, 1000.0 - age, note, open=open)
         published = Published(4, 8, False, head)
-        doing = pacing.describe_producer(published, 10, 1000.0, gone)
+        doing = pacing.describe_producer(published, 10, 1000.0, gone, open_rows=False)
         return f"waiting for chunk 4 of stream: {doing}"
 
     return "\n".join(
         (
             waits_for("running", rate=2.0, age=0.0),
             waits_for("running", rate=2.0, age=12.0, open=1),
+            waits_for("running", rate=2.0, age=12.0),
             waits_for("waiting", note="rows on standard input"),
             waits_for("idle"),
             waits_for("failed", note="stream: No space left on device"),

@@ -176,7 +176,6 @@ def test_filesystem_that_refuses_the_side_file_fails_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ChunkWriter(tmp_path, 2, arrays=True)
-    writer.write(row(0))
 
     def refuse(path: Path) -> int:
         if ".arrays" in path.name:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from lazyshard import StreamReader
+from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import WaitTimeout
 from lazyshard.format.records import Head, ProducerState
 from lazyshard.stream.head import RateMeter
+from lazyshard.stream.listing import has_unpublished_rows
 from lazyshard.stream.pacing import (
     describe_producer,
     expected_wait,
@@ -26,7 +27,7 @@ from lazyshard.stream.pacing import (
     next_report,
 )
 from lazyshard.stream.published import Published
-from tests.stream.streams import produce
+from tests.stream.streams import produce, rows
 
 
 def published(state: ProducerState = "running", rate: float = 2.0, updated_at: float = 100.0, **more: Any) -> Published:
@@ -180,3 +181,33 @@ def test_producer_that_was_killed_is_told_from_one_that_is_slow(tmp_path: Path) 
     path.write_text(json.dumps(head | beat | {"pid": os.getpid()}))
     with pytest.raises(WaitTimeout, match="is running"):
         StreamReader(tmp_path, max_wait=0).read(5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("arrays", [False, True])
+@pytest.mark.parametrize(
+    ("per_chunk", "words"),
+    [(100, ", with rows in its open chunk"), (40, ", with rows in its open chunk"), (25, ", and has no row in")],
+)
+def test_reader_is_told_whether_a_silent_producer_holds_rows(
+    tmp_path: Path, per_chunk: int, words: str, arrays: bool, overlap: bool
+) -> None:
+    writer = ChunkWriter(tmp_path, per_chunk, clock=lambda: time.time() - 20, overlap=overlap, arrays=arrays)
+    for row in rows(0, 50):
+        writer.write(row)
+        writer.settle()
+    assert "open" not in json.loads((tmp_path / "head.json").read_bytes())
+    with pytest.raises(WaitTimeout, match=f"no new row for 20 s{words}"):
+        StreamReader(tmp_path, max_wait=0).read(50)
+    assert (words[2:6] == "with") is has_unpublished_rows(tmp_path, writer.published_chunks)
+    writer.close(end=False)
+    assert has_unpublished_rows(tmp_path, writer.published_chunks) is None
+
+
+def test_rows_of_a_producer_that_cannot_be_seen_are_not_denied(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "1.0").mkdir(parents=True)
+    (tmp_path / ".tmp").symlink_to(tmp_path / "elsewhere")
+    assert has_unpublished_rows(tmp_path, 0) is None
+    silent = published(rate=5875.0)
+    assert "with rows, if any, in its open chunk" in describe_producer(silent, 14, 121.0)
+    assert "2 rows or more" in describe_producer(published(open=2), 14, 121.0, open_rows=False)

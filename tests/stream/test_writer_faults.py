@@ -125,7 +125,7 @@ def test_bad_disk_at_a_step_publishes_nothing_wrong_and_a_new_writer_goes_on(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ChunkWriter(tmp_path, 2)
-    for row in rows(0, 3):
+    for row in rows(0, 2):
         writer.write(row)
 
     def fail(*_: Any) -> None:
@@ -133,7 +133,8 @@ def test_bad_disk_at_a_step_publishes_nothing_wrong_and_a_new_writer_goes_on(
 
     monkeypatch.setattr(STEPS[step], fail)
     with pytest.raises(WriterFailed, match=r"Input/output error\. 2 samples") as caught:
-        writer.write({"id": 3})
+        for row in rows(2, 4):
+            writer.write(row)
     assert isinstance(caught.value.__cause__, OSError) and caught.value.published_samples == 2
     with pytest.raises(WriterFailed):
         writer.close()

@@ -105,13 +105,16 @@ def test_bad_disk_is_told_by_a_later_call_and_a_new_writer_goes_on(
     for row in rows(0, 2):
         writer.write(row)
     writer.heartbeat()
-    writer.write({"id": 2})
+    written = threading.Event()
 
     def fail(*_: Any) -> None:
+        assert written.wait(DEADLINE_S)
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(STEPS[step], fail)
-    writer.write({"id": 3})
+    for row in rows(2, 4):
+        writer.write(row)
+    written.set()
     with pytest.raises(WriterFailed, match=r"Input/output error\. 2 samples") as caught:
         if call == "write":
             for row in rows(4, 10):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lazyshard.cli.output import MAX_KEYS, count, moment, size
 from lazyshard.format.records import Encoding
-from lazyshard.format.source_facts import SourceRows
+from lazyshard.format.seal import SourceRows
 from lazyshard.inspection.advice import Advice
 from lazyshard.inspection.inspection import Overview, ShownChunk, ShownRow
 from lazyshard.inspection.row_facts import Bin, Keys, Lengths

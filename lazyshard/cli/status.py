@@ -21,7 +21,7 @@ from lazyshard.cli.output import StreamArgument, check_stream, epilog, one_line,
 from lazyshard.cli.status_view import WIDTH, problems, status_lines, summary
 from lazyshard.errors import LazyShardError, StreamMissing
 from lazyshard.format.blend_state import BlendShare, given_shares
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.band import Band
 from lazyshard.inspection.disk_use import LostChunks
 from lazyshard.inspection.outlook import ConsumerOutlook, Looks, Outlook

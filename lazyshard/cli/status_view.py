@@ -10,7 +10,7 @@ from typing import Final
 from lazyshard.cli.output import chunk_range, count, duration, one_line, per_second, size
 from lazyshard.format.blend_state import BlendShare, given_shares
 from lazyshard.format.cursor import Cursor
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, OpenWindow
 from lazyshard.inspection.outlook import ConsumerOutlook, Outlook
 from lazyshard.stream.listing import has_unpublished_rows

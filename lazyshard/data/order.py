@@ -10,7 +10,7 @@ from typing import Final
 
 from lazyshard.data.settings import Order
 from lazyshard.errors import LazyShardError
-from lazyshard.format.source_facts import DealtByCost
+from lazyshard.format.seal import DealtByCost
 from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import auto_unit, named_unit

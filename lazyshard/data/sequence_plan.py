@@ -13,9 +13,9 @@ import numpy.typing as npt
 from lazyshard.data.sequence_forms import SequenceSettings
 from lazyshard.data.substitutes import where_bad
 from lazyshard.errors import BadSample, ChunkCorrupt, ChunkRetired, RowInvalid, StateMismatch, StreamMismatch
-from lazyshard.format.encoded_row import decode_pack
+from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
-from lazyshard.format.source_facts import form_made
+from lazyshard.format.seal import form_made
 from lazyshard.format.state import Place, SequenceState
 from lazyshard.plan.sequences import make_sequences
 from lazyshard.plan.shuffle import permutation

@@ -13,13 +13,12 @@ Streams that are blended no more stay members, so that they go on where they wer
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lazyshard.errors import StateInvalid, VersionUnsupported, redact
-from lazyshard.format.fields import Fields, check_version, inside, members, printable, tuples
+from lazyshard.errors import StateInvalid, redact
+from lazyshard.format.fields import check_version, inside, members, printable, read_from, tuples
 from lazyshard.format.state import RunState
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
 
@@ -34,7 +33,6 @@ __all__ = [
     "blend_shares",
     "given_shares",
     "read_shares",
-    "share_values",
 ]
 
 
@@ -213,13 +211,8 @@ class BlendState:
                 one.
             VersionUnsupported: a later format.
         """
-        try:
+        with read_from(where):
             return cls._read(value)
-        except (StateInvalid, VersionUnsupported) as error:
-            if error.file is None:
-                error.file = where
-                error.args = (f"{where}: {error}",)
-            raise
 
     @classmethod
     def _read(cls, value: Any) -> BlendState:
@@ -268,6 +261,14 @@ class BlendShare:
     weight: float
     consumed: int
 
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        if not isinstance(self.stream, str) or not 0 < len(self.stream) <= _MAX_CHARACTERS:
+            raise refused("stream", f"1 to {_MAX_CHARACTERS} characters", self.stream)
+        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0 <= self.weight <= 1:
+            raise refused("weight", "a number from 0 to 1", self.weight)
+        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
+
 
 def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[BlendShare, ...]:
     """Returns how streams are blended at the end of a state, in the order of the blend; none if these are too many.
@@ -291,36 +292,21 @@ def blend_shares(state: BlendState, directories: Mapping[str, object]) -> tuple[
     )
 
 
-def share_values(found: Iterable[BlendShare]) -> list[dict[str, Any]]:
-    """Returns shares as they stand in a file."""
-    return [asdict(one) for one in found]
-
-
-def read_shares(fields: Fields, field: str) -> tuple[BlendShare, ...]:
-    """Returns the shares that stand in a file; none where there is no such field.
+def read_shares(values: Any) -> tuple[BlendShare, ...]:
+    """Returns the shares that stand in a file, in its field `blend`; none where there is no such field.
 
     Raises:
-        FormatInvalid: they are none.
+        StateInvalid: they are none.
     """
-    found = fields.values.get(field)
-    if found is None:
+    if values is None:
         return ()
-    if not isinstance(found, list) or not 0 < len(found) <= MAX_SHARES:
-        raise fields.refuse(field, f"1 to {MAX_SHARES} streams with their shares", reprlib.repr(found))
-    return tuple(_share(fields, f"{field}[{number}]", one) for number, one in enumerate(found))
-
-
-def _share(fields: Fields, where: str, value: Any) -> BlendShare:
-    if not isinstance(value, dict):
-        raise fields.refuse(where, "an object", reprlib.repr(value))
-    stream, weight, consumed = (value.get(name) for name in ("stream", "weight", "consumed"))
-    if not isinstance(stream, str) or not 0 < len(stream) <= _MAX_CHARACTERS:
-        raise fields.refuse(f"{where}.stream", f"1 to {_MAX_CHARACTERS} characters", reprlib.repr(stream))
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= 1:
-        raise fields.refuse(f"{where}.weight", "a number from 0 to 1", reprlib.repr(weight))
-    if type(consumed) is not int or not 0 <= consumed <= MAX_SAMPLES:
-        raise fields.refuse(f"{where}.consumed", f"an integer from 0 to {MAX_SAMPLES}", reprlib.repr(consumed))
-    return BlendShare(stream, float(weight), consumed)
+    if not isinstance(values, list) or not 0 < len(values) <= MAX_SHARES:
+        raise refused("blend", f"1 to {MAX_SHARES} streams with their shares", values)
+    shares = []
+    for number, value in enumerate(values):
+        with inside(f"blend[{number}]"):
+            shares.append(BlendShare(**members(value, BlendShare.__slots__)))
+    return tuple(replace(share, weight=float(share.weight)) for share in shares)
 
 
 def given_shares(found: Sequence[BlendShare]) -> list[float | None]:

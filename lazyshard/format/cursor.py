@@ -15,15 +15,14 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from lazyshard.errors import StateInvalid
-from lazyshard.format.blend_state import BlendShare, read_shares, share_values
-from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, encode, is_stream_id
+from lazyshard.format.blend_state import BlendShare, read_shares
+from lazyshard.format.fields import FORMAT, MAX_CHUNKS, Fields, check_stream_id, encode, members
 from lazyshard.format.names import CURSORS
 from lazyshard.format.state import RunState
-from lazyshard.part import MAX_SAMPLES
+from lazyshard.part import MAX_SAMPLES, check_integer, refused
 
 MAX_CONSUMER_BYTES: Final = 200
 """A file name has at most 255: what stands around a consumer's name needs room."""
@@ -62,7 +61,8 @@ class Cursor:
         blend: how the run blends the stream with others, for people; empty where it does not.
 
     Raises:
-        ValueError: a field is out of its range, or contradicts the state.
+        StateInvalid: a field is out of its range, or contradicts the state.
+        ValueError: there can be no consumer of this name.
     """
 
     consumer: str
@@ -78,25 +78,24 @@ class Cursor:
     def __post_init__(self) -> None:
         """Checks the fields: what is written wrong here would be found by the next start of a training run."""
         check_consumer(self.consumer)
-        if self.stream_id is not None and not is_stream_id(self.stream_id):
-            raise ValueError(f"stream_id is 32 hexadecimal digits or None, got {self.stream_id!r}")
-        if not math.isfinite(self.updated_at):
-            raise ValueError(f"updated_at is a finite number of seconds, got {self.updated_at!r}")
-        for name, value, high in (
-            ("consumed", self.consumed, MAX_SAMPLES),
-            ("chunks_before", self.chunks_before, MAX_CHUNKS),
-            *((f"plan[{name!r}]", value, _MAX_PLAN) for name, value in self.plan.items()),
-        ):
-            if not is_count(value, high):
-                raise ValueError(f"{name} is an integer from 0 to {high}, got {value!r}")
-        if not _is_owner(self.owner):
-            raise ValueError(f"owner is {_OWNER_EXPECTED}, got {reprlib.repr(self.owner)}")
+        check_stream_id(self.stream_id)
+        check_integer("consumed", self.consumed, 0, MAX_SAMPLES)
+        check_integer("chunks_before", self.chunks_before, 0, MAX_CHUNKS)
+        if not isinstance(self.plan, dict):
+            raise refused("plan", "an object", self.plan)
+        for name, value in self.plan.items():
+            check_integer(f"plan.{name}", value, 0, _MAX_PLAN)
+        _check_time(self.updated_at)
+        owner: object = self.owner
+        if not isinstance(owner, str) or len(owner) > MAX_OWNER or NOT_IN_OWNERS.search(owner):
+            raise refused("owner", _OWNER_EXPECTED, owner)
         if self.state is not None:
             if not isinstance(self.state, RunState):
-                raise ValueError(f"state is a RunState or None, got {reprlib.repr(self.state)}")
-            for name, value in _shared(self.state).items():
-                if value != getattr(self, name):
-                    raise ValueError(f"{name} is {value!r} as in the state, got {getattr(self, name)!r}")
+                raise refused("state", "the state of a run or null", self.state)
+            for name in ("stream_id", "consumed"):
+                found, expected = getattr(self.state, name), getattr(self, name)
+                if found != expected:
+                    raise refused(f"state.{name}", f"{expected!r} as in the cursor", found)
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
@@ -108,7 +107,7 @@ class Cursor:
         if self.owner:
             values["owner"] = self.owner
         if self.blend:
-            values["blend"] = share_values(self.blend)
+            values["blend"] = [asdict(share) for share in self.blend]
         return encode({"format": FORMAT} | values)
 
     @classmethod
@@ -129,21 +128,19 @@ class Cursor:
         fields = Fields(data, file or f"{CURSORS}/{name}")
         # A cursor that was copied to another name would let chunks be deleted that nobody has trained.
         fields.text("consumer", (consumer,))
-        stream_id = fields.values.get("stream_id")
-        if stream_id is not None and not is_stream_id(stream_id):
-            raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
-        consumed = fields.integer("consumed", 0, MAX_SAMPLES)
-        return cls(
-            consumer=consumer,
-            stream_id=stream_id,
-            consumed=consumed,
-            chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),
-            plan=_plan(fields),
-            updated_at=fields.number("updated_at"),
-            state=_state(fields, {"stream_id": stream_id, "consumed": consumed}),
-            owner=_owner(fields),
-            blend=read_shares(fields, "blend"),
-        )
+        state, owner = fields.values.get("state"), fields.values.get("owner")
+        with fields.checking():
+            return cls(
+                consumer=consumer,
+                stream_id=fields.values.get("stream_id"),
+                consumed=fields.integer("consumed", 0, MAX_SAMPLES),
+                chunks_before=fields.integer("chunks_before", 0, MAX_CHUNKS),
+                plan=members(fields.values, ("plan",))["plan"],
+                updated_at=fields.number("updated_at"),
+                state=None if state is None else RunState.from_dict(state, fields.file, within="state"),
+                owner="" if owner is None else owner,
+                blend=read_shares(fields.values.get("blend")),
+            )
 
 
 def cursor_name(consumer: str) -> str:
@@ -180,47 +177,9 @@ def check_consumer(name: str) -> str:
     return name
 
 
-def _plan(fields: Fields) -> dict[str, int]:
-    plan = fields.values.get("plan")
-    if not isinstance(plan, dict):
-        raise fields.refuse("plan", "an object", reprlib.repr(plan) if "plan" in fields.values else "no such field")
-    for name, value in plan.items():
-        if not is_count(value, _MAX_PLAN):
-            raise fields.refuse(f"plan.{name}", f"an integer from 0 to {_MAX_PLAN}", reprlib.repr(value))
-    return plan
-
-
-def _state(fields: Fields, shared: dict[str, Any]) -> RunState | None:
-    value = fields.values.get("state")
-    if value is None:
-        return None
-    try:
-        state = RunState.from_dict(value, fields.file, within="state")
-    except StateInvalid as cause:
-        raise fields.refuse(cause.field, str(cause.expected), str(cause.actual)) from cause
-    for name, found in _shared(state).items():
-        if found != shared[name]:
-            raise fields.refuse(f"state.{name}", f"{shared[name]!r} as in the cursor", repr(found))
-    return state
-
-
-def _shared(state: RunState) -> dict[str, Any]:
-    """Returns what a cursor says as well as the state in it."""
-    return {"stream_id": state.stream_id, "consumed": state.consumed}
-
-
-def _owner(fields: Fields) -> str:
-    owner = fields.values.get("owner")
-    if owner is None:
-        return ""
-    if not _is_owner(owner):
-        raise fields.refuse("owner", _OWNER_EXPECTED, reprlib.repr(owner))
-    return str(owner)
-
-
-def _is_owner(value: Any) -> bool:
-    """Returns whether a value may be the owner of a cursor."""
-    return isinstance(value, str) and len(value) <= MAX_OWNER and NOT_IN_OWNERS.search(value) is None
+def _check_time(updated_at: float) -> None:
+    if not math.isfinite(updated_at):
+        raise refused("updated_at", "a finite number of seconds", updated_at)
 
 
 def is_count(value: Any, high: int) -> bool:
@@ -289,7 +248,8 @@ class ReadingMark:
         updated_at: seconds since 1970, UTC.
 
     Raises:
-        ValueError: a field is out of its range.
+        StateInvalid: a field is out of its range.
+        ValueError: there can be no consumer of this name.
     """
 
     consumer: str
@@ -302,17 +262,11 @@ class ReadingMark:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_consumer(self.consumer)
-        if self.stream_id is not None and not is_stream_id(self.stream_id):
-            raise ValueError(f"stream_id is 32 hexadecimal digits or None, got {self.stream_id!r}")
-        if not math.isfinite(self.updated_at):
-            raise ValueError(f"updated_at is a finite number of seconds, got {self.updated_at!r}")
-        for name, value, low, high in (
-            ("dp_size", self.dp_size, 1, MAX_DP_SIZE),
-            ("window", self.window, 0, MAX_SAMPLES),
-            ("needs_chunks", self.needs_chunks, 0, MAX_CHUNKS),
-        ):
-            if not is_count(value, high) or value < low:
-                raise ValueError(f"{name} is an integer from {low} to {high}, got {value!r}")
+        check_stream_id(self.stream_id)
+        _check_time(self.updated_at)
+        check_integer("dp_size", self.dp_size, 1, MAX_DP_SIZE)
+        check_integer("window", self.window, 0, MAX_SAMPLES)
+        check_integer("needs_chunks", self.needs_chunks, 0, MAX_CHUNKS)
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
@@ -335,17 +289,15 @@ class ReadingMark:
         name = reading_name(consumer)
         fields = Fields(data, file or f"{CURSORS}/{name}")
         fields.text("consumer", (consumer,))
-        stream_id = fields.values.get("stream_id")
-        if stream_id is not None and not is_stream_id(stream_id):
-            raise fields.refuse("stream_id", "32 hexadecimal digits or null", reprlib.repr(stream_id))
-        return cls(
-            consumer=consumer,
-            stream_id=stream_id,
-            dp_size=fields.integer("dp_size", 1, MAX_DP_SIZE),
-            window=fields.integer("window", 0, MAX_SAMPLES),
-            needs_chunks=fields.integer("needs_chunks", 0, MAX_CHUNKS),
-            updated_at=fields.number("updated_at"),
-        )
+        with fields.checking():
+            return cls(
+                consumer=consumer,
+                stream_id=fields.values.get("stream_id"),
+                dp_size=fields.integer("dp_size", 1, MAX_DP_SIZE),
+                window=fields.integer("window", 0, MAX_SAMPLES),
+                needs_chunks=fields.integer("needs_chunks", 0, MAX_CHUNKS),
+                updated_at=fields.number("updated_at"),
+            )
 
 
 def reading_name(consumer: str) -> str:

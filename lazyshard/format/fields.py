@@ -159,6 +159,14 @@ class Fields:
             raise self.refuse(field, f"{count} numbers of {size} bytes", f"{len(data)} bytes")
         return np.frombuffer(data, dtype=dtype)
 
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Says of which file it is what a value refuses about itself."""
+        try:
+            yield
+        except StateInvalid as cause:
+            raise self.refuse(cause.field, str(cause.expected), str(cause.actual)) from cause
+
     def _found(self, field: str) -> str:
         return _shown(self.values[field]) if field in self.values else "no such field"
 
@@ -192,6 +200,24 @@ def _shown(value: Any) -> str:
         return orjson.dumps(value).decode()
     text = repr(value[: _SHOWN_MAX + 1]) if isinstance(value, bytes) else _SHORTENED.repr(value)
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+
+
+def check_stream_id(value: Any) -> None:
+    """Refuses what is neither the identity of a stream nor None, which stands for a foreign directory."""
+    if value is not None and not is_stream_id(value):
+        raise refused("stream_id", "32 hexadecimal digits or null", value)
+
+
+@contextmanager
+def read_from(where: str) -> Iterator[None]:
+    """Says of which file, or whatever else, it is what is refused in here, unless that is said already."""
+    try:
+        yield
+    except (StateInvalid, VersionUnsupported) as error:
+        if error.file is None:
+            error.file = where
+            error.args = (f"{where}: {error}",)
+        raise
 
 
 def check_version(value: Any, known: int, what: str) -> None:

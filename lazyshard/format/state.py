@@ -29,8 +29,8 @@ from typing import Any, Final, cast
 
 import orjson
 
-from lazyshard.errors import StateInvalid, VersionUnsupported
-from lazyshard.format.fields import check_version, encode, inside, is_stream_id, members, tuples
+from lazyshard.errors import StateInvalid
+from lazyshard.format.fields import check_stream_id, check_version, encode, inside, members, read_from, tuples
 from lazyshard.format.records import MAX_SAMPLES_PER_CHUNK
 from lazyshard.memory import loads
 from lazyshard.part import MAX_SAMPLES, Part, check_integer, refused
@@ -79,8 +79,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         """Checks the fields: what is written wrong here would be found by a resume, when the run is gone."""
-        if self.stream_id is not None and not is_stream_id(self.stream_id):
-            raise refused("stream_id", "32 hexadecimal digits or null", self.stream_id)
+        check_stream_id(self.stream_id)
         check_integer("samples_per_chunk", self.samples_per_chunk, 1, MAX_SAMPLES_PER_CHUNK)
         check_integer("unit", self.unit, 1, MAX_SAMPLES)
         check_integer("window", self.window, 0, MAX_SAMPLES)
@@ -113,13 +112,8 @@ class RunState:
             StateInvalid: a field is missing, out of its range, or contradicts another one.
             VersionUnsupported: a later format.
         """
-        try:
-            with inside(within):
-                return cls._read(value)
-        except (StateInvalid, VersionUnsupported) as error:
-            error.file = where
-            error.args = (f"{where}: {error}",)
-            raise
+        with read_from(where), inside(within):
+            return cls._read(value)
 
     def encode(self) -> bytes:
         """Returns the state as JSON, one line."""
@@ -275,12 +269,8 @@ class SequenceState:
             StateInvalid: a field is missing or out of its range, or it is the state of something else.
             VersionUnsupported: a later format.
         """
-        try:
+        with read_from(where):
             return cls._read(value)
-        except (StateInvalid, VersionUnsupported) as error:
-            error.file = where
-            error.args = (f"{where}: {error}",)
-            raise
 
     @classmethod
     def _read(cls, value: Any) -> SequenceState:

@@ -15,12 +15,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lazyshard.errors import LazyShardError
-from lazyshard.format.encoded_row import decode_pack
+from lazyshard.format.batch import decode_pack
 from lazyshard.format.names import chunk_name
 from lazyshard.format.records import Manifest
 from lazyshard.format.row import parse_row
-from lazyshard.format.seal import Seal
-from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
+from lazyshard.format.seal import DealtByCost, Made, Seal, SourceRows
 from lazyshard.inspection.disk_use import sampled_chunks
 from lazyshard.inspection.row_facts import Keys, Lengths
 from lazyshard.stream.manifest import read_manifest

@@ -25,8 +25,7 @@ from lazyshard.errors import (
 )
 from lazyshard.format.names import END, HEAD, MANIFEST, OWNER, QUARANTINE, RETIRED, SEAL_SUFFIX
 from lazyshard.format.records import End, Head, Manifest, Retired
-from lazyshard.format.seal import Seal
-from lazyshard.format.source_facts import MixedSource, mixed_sources
+from lazyshard.format.seal import MixedSource, Seal, mixed_sources
 from lazyshard.inspection.disk_use import (
     DiskUse,
     Lines,

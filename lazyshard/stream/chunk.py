@@ -25,8 +25,7 @@ from lazyshard.errors import ChunkCorrupt, RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
 from lazyshard.format.names import arrays_name, seal_name
 from lazyshard.format.row import check_row, parse_lines, parse_row
-from lazyshard.format.seal import Seal
-from lazyshard.format.source_facts import DealtByCost
+from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.memory import quick_loads
 from lazyshard.store.files import OpenFile, again_if_stale, open_file, open_unread, read_file
 from lazyshard.store.urls import UrlPath

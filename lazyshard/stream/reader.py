@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from lazyshard.errors import ChunkCorrupt, LazyShardError, StreamInvalid
 from lazyshard.format.batch import CheckedArrays
 from lazyshard.format.names import HEAD, RETIRED
-from lazyshard.format.source_facts import DealtByCost
+from lazyshard.format.seal import DealtByCost
 from lazyshard.store.urls import check_place, stream_path
 from lazyshard.stream.chunk import Chunk
 from lazyshard.stream.node_poll import NodePoll, decode_head, decode_retired, encode_retired

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazyshard.errors import RowInvalid, redact
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import seal_name
 from lazyshard.format.records import End
 from lazyshard.format.row import check_row

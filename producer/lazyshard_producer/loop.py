@@ -12,8 +12,7 @@ import numpy as np
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row, may_hold_arrays
-from lazyshard.format.batch import CheckedLines, check_lines, without_array_keys
-from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.batch import CheckedLines, EncodedRow, check_encoded, check_lines, without_array_keys
 from lazyshard.format.row import check_row
 from lazyshard.stream import ChunkWriter
 from lazyshard.stream.watchdog import Watchdog

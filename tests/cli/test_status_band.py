@@ -9,7 +9,7 @@ import pytest
 from lazyshard.cli.status import status_values
 from lazyshard.cli.status_view import SIGNS, band_line, legend, share_words, source_words, status_lines, window_words
 from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.band import Band, ChunkState, ChunkStretch, OpenWindow
 from tests.cli.looks import outlook, survey, told
 

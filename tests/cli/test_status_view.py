@@ -11,7 +11,7 @@ from lazyshard.cli.status import failure_values, status_values
 from lazyshard.cli.status_view import problems, status_lines, summary
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Head, ProducerState
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.format.state import RunState
 from lazyshard.inspection.disk_use import DiskUse, Lines
 from lazyshard.part import Part

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lazyshard.cli.watch_metrics import MAX_LABELS, metrics_page
 from lazyshard.cli.watch_server import LastLook
 from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.outlook import Outlook
 from lazyshard_producer.display.metrics import PrometheusMetrics
 from tests.cli.looks import HEAD, NOW, consumer, outlook, survey, told

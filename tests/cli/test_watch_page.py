@@ -20,7 +20,7 @@ from lazyshard.cli.watch import page_answers, watch_values
 from lazyshard.cli.watch_page import Shown, WatchPage
 from lazyshard.cli.watch_server import LastLook, WatchServer
 from lazyshard.format.blend_state import BlendShare
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection.disk_use import DiskUse, Lines
 from lazyshard.inspection.history import History, count_refusals
 from lazyshard.inspection.outlook import Outlook

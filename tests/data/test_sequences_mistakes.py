@@ -22,7 +22,7 @@ from lazyshard import (
     Split,
 )
 from lazyshard.errors import BadSample, LengthsMissing, StateInvalid, StreamMismatch
-from lazyshard.format.encoded_row import encode_pack
+from lazyshard.format.batch import encode_pack
 from lazyshard.stream.retire import retire
 from tests.data.sequence_runs import all_written, expected, loader_of, open_sequences, write_rows, written
 from tests.data.test_sequences import LENGTHS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshard.errors import FileInvalid, FormatInvalid, VersionUnsupported
+from lazyshard.errors import FileInvalid, FormatInvalid, StateInvalid, VersionUnsupported
 from lazyshard.format.cursor import Cursor, CursorToken, check_consumer, cursor_name
 from lazyshard.format.state import RunState
 from lazyshard.part import Part
@@ -149,26 +149,28 @@ def test_any_other_name_is_a_file_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "field"),
     [
-        ({"consumed": -1}, "consumed is an integer from 0 to 4611686018427387904, got -1"),
-        ({"consumed": 1.0}, "consumed is an integer from 0 to 4611686018427387904, got 1.0"),
-        ({"chunks_before": True}, "chunks_before is an integer from 0 to 1000000000000000, got True"),
-        ({"plan": {"seed": -1}}, r"plan\['seed'\] is an integer from 0 to 9223372036854775807, got -1"),
-        ({"stream_id": "x"}, "stream_id is 32 hexadecimal digits or None, got 'x'"),
-        ({"updated_at": math.nan}, "updated_at is a finite number of seconds, got nan"),
-        ({"owner": "a\nb"}, r"owner is text of at most 400 characters without .*, got 'a\\nb'"),
-        ({"owner": "\ud800"}, r"owner is text of at most 400 characters without .*, got '\\ud800'"),
-        ({"owner": None}, "owner is text of at most 400 characters without .*, got None"),
-        ({"state": {}}, r"state is a RunState or None, got {}"),
-        ({"state": STATE, "consumed": 5}, "consumed is 2048 as in the state, got 5"),
-        ({"state": STATE, "stream_id": None}, f"stream_id is '{STREAM_ID}' as in the state, got None"),
+        ({"consumed": -1}, "consumed"),
+        ({"consumed": 1.0}, "consumed"),
+        ({"chunks_before": True}, "chunks_before"),
+        ({"plan": {"seed": -1}}, "plan.seed"),
+        ({"plan": 5}, "plan"),
+        ({"stream_id": "x"}, "stream_id"),
+        ({"updated_at": math.nan}, "updated_at"),
+        ({"owner": "a\nb"}, "owner"),
+        ({"owner": "\ud800"}, "owner"),
+        ({"owner": None}, "owner"),
+        ({"state": {}}, "state"),
+        ({"state": STATE, "consumed": 5}, "state.consumed"),
+        ({"state": STATE, "stream_id": None}, "state.stream_id"),
     ],
 )
-def test_value_that_could_not_be_read_again_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_value_that_could_not_be_read_again_is_refused(wrong: dict[str, Any], field: str) -> None:
     fields: dict[str, Any] = {name: getattr(VALUE, name) for name in VALUE.__slots__}
-    with pytest.raises(ValueError, match=f"^{said}$"):
+    with pytest.raises(StateInvalid) as caught:
         Cursor(**(fields | wrong))
+    assert caught.value.field == field
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.errors import FileInvalid
 from lazyshard.format.arrays import pack_row
-from lazyshard.format.encoded_row import EncodedRow, check_encoded
+from lazyshard.format.batch import EncodedRow, check_encoded
 from lazyshard.format.records import Manifest, check_encoding, differences
 
 MANIFEST = Manifest("0123456789abcdef" * 2, 1000, 1.0, arrays=True)

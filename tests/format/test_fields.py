@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 import orjson
@@ -124,58 +125,38 @@ def test_integer_at_both_bounds_is_read() -> None:
     assert fields(n=7).integer("n", 2, 7) == 7
 
 
+NONE: list[tuple[object, str]] = [(None, "null"), ([], "[]"), ({"a": 1}, "{'a': 1}")]
+
+
 @pytest.mark.parametrize(
-    ("value", "actual"), [(True, "true"), (None, "null"), ("1", "'1'"), ([], "[]"), ({"a": 1}, "{'a': 1}")]
+    ("read", "expected", "wrong"),
+    [
+        (Fields.number, "a number", [(True, "true"), ("1", "'1'")]),
+        (Fields.text, "a string", [("", "''"), (1, "1"), (True, "true")]),
+        (lambda read, field: read.text(field, ("a", "b")), "one of a, b", [("c", "'c'"), (1, "1")]),
+        (Fields.boolean, "true or false", [(0, "0"), (1, "1"), ("true", "'true'")]),
+        (lambda read, field: read.packed(field, "<u8", 1), "a base64 string", [(1, "1"), ([1, 2], "[1, 2]")]),
+        (Fields.stream_id, "a string", [("", "''"), (1, "1")]),
+        (Fields.stream_id, "32 hexadecimal digits", [("0" * 31, f"'{'0' * 31}'"), ("G" * 32, f"'{'G' * 32}'")]),
+    ],
 )
-def test_number_of_another_type_is_refused(value: object, actual: str) -> None:
-    check_refusal(
-        lambda: fields(n=value).number("n"),
-        FileInvalid,
-        file="f.json",
-        field="n",
-        expected="a number",
-        actual=actual,
-    )
+def test_field_of_another_type_is_refused(
+    read: Callable[[Fields, str], object], expected: str, wrong: list[tuple[object, str]]
+) -> None:
+    for value, actual in wrong + (NONE if expected != "32 hexadecimal digits" else []):
+        check_refusal(
+            lambda value=value: read(fields(f=value), "f"),  # type: ignore[misc]
+            FileInvalid,
+            file="f.json",
+            field="f",
+            expected=expected,
+            actual=actual,
+        )
 
 
 def test_whole_number_is_read_as_float() -> None:
     assert repr(fields(n=3).number("n")) == "3.0"
     assert fields(n=-0.5).number("n") == -0.5
-
-
-@pytest.mark.parametrize(("value", "actual"), [("", "''"), (1, "1"), (None, "null"), (True, "true"), ([], "[]")])
-def test_text_that_is_empty_or_of_another_type_is_refused(value: object, actual: str) -> None:
-    check_refusal(
-        lambda: fields(t=value).text("t"),
-        FileInvalid,
-        file="f.json",
-        field="t",
-        expected="a string",
-        actual=actual,
-    )
-
-
-def test_text_that_is_no_choice_is_refused() -> None:
-    check_refusal(
-        lambda: fields(t="c").text("t", ("a", "b")),
-        FileInvalid,
-        file="f.json",
-        field="t",
-        expected="one of a, b",
-        actual="'c'",
-    )
-
-
-@pytest.mark.parametrize(("value", "actual"), [(0, "0"), (1, "1"), (None, "null"), ("true", "'true'")])
-def test_boolean_of_another_type_is_refused(value: object, actual: str) -> None:
-    check_refusal(
-        lambda: fields(b=value).boolean("b"),
-        FileInvalid,
-        file="f.json",
-        field="b",
-        expected="true or false",
-        actual=actual,
-    )
 
 
 def test_packed_numbers_are_little_endian() -> None:
@@ -196,18 +177,6 @@ def test_bad_base64_is_refused(value: str) -> None:
     assert (caught.value.file, caught.value.field) == ("f.json", "a")
     assert caught.value.expected == "a base64 string"
     assert str(caught.value).startswith("f.json: field 'a': expected a base64 string, found ")
-
-
-@pytest.mark.parametrize(("value", "actual"), [(1, "1"), (None, "null"), ([1, 2], "[1, 2]")])
-def test_packed_numbers_of_another_type_are_refused(value: object, actual: str) -> None:
-    check_refusal(
-        lambda: fields(a=value).packed("a", "<u8", 1),
-        FileInvalid,
-        file="f.json",
-        field="a",
-        expected="a base64 string",
-        actual=actual,
-    )
 
 
 @pytest.mark.parametrize("count", [0, 2, 10**15])

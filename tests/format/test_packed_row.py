@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.format.arrays import fill_row, move_arrays, pack_row
-from lazyshard.format.encoded_row import EncodedRow, decode_pack, encode_encoded_pack, encode_pack
+from lazyshard.format.batch import EncodedRow, decode_pack, encode_encoded_pack, encode_pack
 from lazyshard.format.row import check_row
 
 

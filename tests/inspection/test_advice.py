@@ -11,7 +11,7 @@ import pytest
 
 from lazyshard.format.cursor import Cursor
 from lazyshard.format.records import Manifest
-from lazyshard.format.source_facts import DealtByCost, Made, SourceRows
+from lazyshard.format.seal import DealtByCost, Made, SourceRows
 from lazyshard.format.state import RunState
 from lazyshard.inspection.advice import FEW_ROWS, Training, advise, training_of, unevenness
 from lazyshard.inspection.inspection import Overview

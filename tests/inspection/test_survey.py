@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyshard.errors import StreamMissing, StreamUnsealed
-from lazyshard.format.source_facts import MixedSource
+from lazyshard.format.seal import MixedSource
 from lazyshard.inspection import disk_use, survey
 from lazyshard.inspection.disk_use import (
     SAMPLED_CHUNKS,

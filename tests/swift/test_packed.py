@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.encoded_row import encode_pack
+from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import encode_row
 from tests.swift.commands import Run, ids_by_dp, megatron_sft
 from tests.swift.encoding import produce

@@ -17,7 +17,7 @@ from typing import Any
 
 from lazyshard import LazyShardError, StreamReader
 from lazyshard.errors import ChunkRetired, SkipSample
-from lazyshard.format.encoded_row import decode_pack
+from lazyshard.format.batch import decode_pack
 from lazyshard.format.row import parse_row
 from lazyshard.memory import raise_if_short
 from lazyshard_swift.errors import SettingsRefused

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import LazyShardError, RowInvalid, SkipSample
 from lazyshard.format.arrays import fill_row, pack_row
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.records import Encoding, check_encoding
 from lazyshard.format.row import encode_row
 from lazyshard.memory import loads, raise_if_short

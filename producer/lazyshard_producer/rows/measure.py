@@ -15,7 +15,7 @@ import orjson
 
 from lazyshard.errors import RowInvalid, SkipSample
 from lazyshard.format.arrays import ARRAY_KEY
-from lazyshard.format.encoded_row import ADDED_LEVELS, EncodedRow
+from lazyshard.format.batch import ADDED_LEVELS, EncodedRow
 from lazyshard.memory import loads, raise_if_short
 from lazyshard_producer.configuration.setting_checks import FUNCTION
 from lazyshard_producer.configuration.settings import MeasureSettings

@@ -227,7 +227,7 @@ def describe(settings: Settings) -> dict[str, Any]:
     if settings.padding is not None:
         found["pad"] = asdict(settings.padding)
     if settings.balance is not None:
-        # As `lazyshard.format.source_facts` reads it.
+        # As `lazyshard.format.seal` reads it.
         for name in ("balance", "micro_batch_size", "length_field", "cost_per_token", "cost_per_token_squared"):
             found[name] = getattr(settings, name)
     return {name: value for name, value in found.items() if value}

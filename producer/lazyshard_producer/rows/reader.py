@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import xxhash
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard_producer.errors import SourceRefused
 from lazyshard_producer.position import RunPosition
 from lazyshard_producer.rows.mixing import Mixer, MixPosition

@@ -25,7 +25,7 @@ import orjson
 import pybase64
 
 from lazyshard.errors import LazyShardError, RowInvalid
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import QUARANTINE
 from lazyshard.inspection.history import MOST_TOLD_APART, read_refusals
 from lazyshard.inspection.history import RefusedRows as QuarantineSummary

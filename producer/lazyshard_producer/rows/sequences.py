@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import MAX_ROW_BYTES
-from lazyshard.format.encoded_row import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.plan.balance import Balance, Cost
 from lazyshard.plan.sequences import INPUT_IDS, cut_tokens
 from lazyshard.plan.shuffle import permutation

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lazyshard.errors import RowInvalid
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 
 PIECE_BYTES: Final = 1 << 20
 """How much of a table is read at a time: enough for what a piece costs by itself, little beside all else in memory."""

@@ -29,7 +29,7 @@ from lazyshard.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import MANIFEST, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard.store.files import read_file

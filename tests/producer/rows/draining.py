@@ -11,7 +11,7 @@ import numpy as np
 
 from lazyshard.errors import RowInvalid
 from lazyshard.format.arrays import fill_row
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
 from lazyshard_producer.configuration.settings import Settings, SourceSettings
 from lazyshard_producer.rows.pipeline import Pipeline

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lazyshard.format.names import seal_name
-from lazyshard.format.seal import Seal
-from lazyshard.format.source_facts import DealtByCost
+from lazyshard.format.seal import DealtByCost, Seal
 from lazyshard.plan.balance import Cost
 from lazyshard_producer.cli import main
 from tests.plan.evenness import evenness, step_costs

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lazyshard import StreamReader
 from lazyshard.cli.main import main as lazyshard
 from lazyshard.format.arrays import fill_row
-from lazyshard.format.encoded_row import decode_pack
+from lazyshard.format.batch import decode_pack
 from lazyshard.format.names import seal_name
 from lazyshard.format.row import encode_row
 from lazyshard.format.seal import Seal

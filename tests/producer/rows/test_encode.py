@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lazyshard import StreamReader
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.names import arrays_name, chunk_name, seal_name
 from lazyshard.format.seal import Seal
 from lazyshard_producer.cli import main

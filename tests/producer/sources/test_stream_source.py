@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lazyshard import ChunkWriter, StreamReader
-from lazyshard.format.encoded_row import EncodedRow
+from lazyshard.format.batch import EncodedRow
 from lazyshard.format.row import encode_row
 from lazyshard.stream.retire import retire
 from lazyshard_producer.cli import main

@@ -21,7 +21,7 @@ import numpy as np
 
 from lazyshard import ChunkWriter, LazyShardedSequences, Pack
 from lazyshard.format.arrays import fill_row, pack_row
-from lazyshard.format.encoded_row import EncodedRow, encode_encoded_pack, encode_pack
+from lazyshard.format.batch import EncodedRow, encode_encoded_pack, encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.plan.splitting import pack_samples
 from lazyshard_swift.encoded import EncodedRows

@@ -10,7 +10,7 @@ import pytest
 
 from lazyshard import ChunkWriter, StreamReader
 from lazyshard.errors import SkipSample
-from lazyshard.format.encoded_row import encode_pack
+from lazyshard.format.batch import encode_pack
 from lazyshard.format.row import check_row, encode_row
 from lazyshard.stream.retire import retire
 from lazyshard_swift import rows

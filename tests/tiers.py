@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -51,6 +51,11 @@ def is_full(text: str) -> bool:
     """Whether all tests of a file with this text are marked as full."""
     marks = _FILE_MARKS.search(text)
     return marks is not None and "pytest.mark.full" in marks[1]
+
+
+def full(*values: object) -> list[Any]:
+    """Values of a parameter, or tuples of values of several, that only the full tier takes."""
+    return [pytest.param(*one if isinstance(one, tuple) else (one,), marks=pytest.mark.full) for one in values]
 
 
 def mark_trainings(items: Iterable[pytest.Item]) -> None:

@@ -33,7 +33,7 @@ EXAMPLES_FACTOR: Final = "PROPERTY_EXAMPLES"
 """Environment variable: so many times the examples of each property are tried, drawn anew in each run. What fails is
 tried first in the next one, until it is fixed. `scripts/test_faults properties` sets it."""
 
-QUICK_EXAMPLES: Final = 10
+QUICK_EXAMPLES: Final = 5
 """The quick tier tries a quarter of the examples that a property asks for, and at least so many."""
 
 _LONG = ("swift", "crash", "faults", "objects", "packaging", "producer")

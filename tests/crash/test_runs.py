@@ -12,16 +12,20 @@ from tests.harness.planted.runs import MUTANTS
 from tests.harness.runs import sweep as run_sweep
 from tests.harness.runs.plan import Kill, LifePlan, RunPlan, Where, Whose, make_blend_plan, make_plan
 from tests.harness.runs.play import Played, Runs
+from tests.tiers import full
 
 BLOCKS = 10
+QUICK_BLOCKS = 3
 KILLS_A_BLOCK = 20
-"""200 in all."""
+"""200 in all, 60 of them in the quick tier."""
 
 BLEND_BLOCKS = 4
 """80 more over blends."""
 
 MOST_RUNS = 12
 """In so many runs each mistake is to be found."""
+
+MISTAKES = [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"]
 
 LAST = LifePlan(dp=3, batch_size=2, workers=0, iterable=False, early=True, every=2, back=0, kill=None)
 
@@ -43,7 +47,7 @@ def assert_held(played: Played, how: str = "") -> None:
     assert played.kind is None, f"{played.kind}: {played.text}\nagain: {again}"
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", [*range(QUICK_BLOCKS), *full(*range(QUICK_BLOCKS, BLOCKS))])
 def test_killed_and_resumed_runs_train_every_sample_once_in_order(
     block: int, nursery: Runs, deleted: list[int]
 ) -> None:
@@ -68,7 +72,7 @@ def test_killed_and_resumed_blends_train_no_sample_twice_and_none_is_passed_over
 
 
 def test_chunks_were_deleted_in_most_of_these_runs(deleted: list[int]) -> None:
-    if len(deleted) < 3 * BLOCKS:
+    if len(deleted) < 3 * QUICK_BLOCKS:
         pytest.skip("needs the runs of the test before")
     assert sum(map(bool, deleted)) > len(deleted) / 2
 
@@ -107,7 +111,7 @@ def test_what_the_last_ranks_left_over_is_kept_for_others(nursery: Runs) -> None
     assert_held(nursery.play(replace(run, pace=("--rate", "250"), lives=(run.lives[0], last))))
 
 
-@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.kind != "hang"])
+@pytest.mark.parametrize("name", [*MISTAKES[:3], *full(*MISTAKES[3:])])
 def test_harness_finds_mistake(name: str, nursery: Runs) -> None:
     mutant = MUTANTS[name]
     for seed in range(MOST_RUNS):

@@ -9,6 +9,7 @@ from tests.harness.model.stream import Plan
 from tests.harness.model.sweep import Explored, explore
 from tests.harness.model.world import World
 from tests.harness.planted.model import MUTANTS, Mutant, NoSyncAtRestart
+from tests.tiers import full
 
 ROWS: Content = ("rows", 0)
 
@@ -79,6 +80,10 @@ def test_kill_keeps_what_was_written_and_tears_what_is_being_written() -> None:
     assert linked.visible() == {"s": FOLDER, "s/a": ROWS, "s/b": ROWS}
 
 
+EVERY_OTHER = [mutant for number, mutant in enumerate(MUTANTS) if number % 4]
+"""The full tier has these besides."""
+
+
 def explored(world: World, faults: int) -> Explored:
     found = explore(world, faults)
     print(found if found.broken else f"{found.states:,} states, {found.moves:,} moves, faults: {dict(found.faults)}")
@@ -90,7 +95,7 @@ def explored(world: World, faults: int) -> Explored:
     [
         (Plan(3, keeps=2), 0, 2000),
         (Plan(2), 1, 45_000),
-        (Plan(1, partial=True), 2, 50_000),
+        *full((Plan(1, partial=True), 2, 50_000)),
     ],
     ids=lambda value: str(value),
 )
@@ -125,7 +130,7 @@ def test_without_faults_everything_is_delivered_and_what_was_acknowledged_is_del
     ]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS[::4], *full(*EVERY_OTHER)], ids=lambda mutant: mutant.name)
 def test_model_finds_a_protocol_that_makes_a_mistake(mutant: Mutant) -> None:
     found = explored(mutant.world(), len(mutant.kinds))
     assert found.broken is not None, f"{mutant.name} was not found in {found.states} states"

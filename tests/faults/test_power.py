@@ -30,6 +30,7 @@ from tests.harness.power.trials import (
 from tests.harness.processes.nursery import Nursery
 from tests.harness.scenes.table import POWER
 from tests.harness.tally import Tally
+from tests.tiers import full
 
 pytestmark = [
     pytest.mark.root,
@@ -91,11 +92,8 @@ def beginning(place: Place) -> Beginning:
     ("name", "every"),
     [
         ("plain", 31),
-        ("gzipped", 31),
-        ("followed", 37),
-        ("retained", 71),
-        ("encoded", 43),
         ("encoded retained", 101),
+        *full(("gzipped", 31), ("followed", 37), ("retained", 71), ("encoded", 43)),
     ],
 )
 @pytest.mark.parametrize("filesystem", FILESYSTEMS)
@@ -176,7 +174,7 @@ def _sealed_and_not_told(bench: Bench) -> int:
 
 @pytest.mark.parametrize(
     ("mutant", "filesystem", "first", "broken"),
-    OF_A_CONSUMER,
+    [*OF_A_CONSUMER[:1], *full(*OF_A_CONSUMER[1:])],
 )
 def test_a_cut_of_a_consumers_power_shows(
     mutant: str, filesystem: Filesystem, first: int, broken: str, place: Place, beginning: Beginning

@@ -35,14 +35,14 @@ def keep_begun(suffix: str) -> None:
     everywhere(durable.create, lambda path: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
 
 
-def on_restart(change: Callable[[], None]) -> None:
-    """Makes a change in runs alone that find something published."""
+def on_restart(change: Callable[[Path, int], object]) -> None:
+    """Makes a change in runs alone that find something published: of its directory and the number of its last chunk."""
     original = recovery.recover
 
     def recover(directory: Path, *given: Any) -> Any:
         found = original(directory, *given)
         if found.last is not None:
-            change()
+            change(directory, found.last.chunk)
         return found
 
     everywhere(original, recover)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lazyshard.format.names import chunk_name, seal_name
-from lazyshard.format.seal import Seal
+import numpy as np
+import xxhash
+
+from lazyshard.format.batch import CheckedArrays
+from lazyshard.format.names import arrays_name, chunk_name, seal_name
+from lazyshard.format.seal import Seal, SealedArrays
 from lazyshard.store import durable
-from lazyshard.stream import lock, publishing, recovery
+from lazyshard.stream import lock, publishing, recovery, retire
+from lazyshard.stream.listing import Listing
 from lazyshard.stream.lock import WriterLock
-from lazyshard.stream.open_chunk import OpenChunk
-from tests.harness.planted import points_arrays as arrays
-from tests.harness.planted.planting import everywhere, keep_begun
+from lazyshard.stream.open_chunk import OpenArrays, OpenChunk
+from tests.harness.planted.planting import everywhere, keep_begun, on_restart
 from tests.harness.processes.kill_points import When
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -70,24 +75,21 @@ def torn_chunk_kept() -> None:
 
 def position_ahead() -> None:
     """The position in a seal is a row further than the chunk."""
-    from lazyshard_producer.rows.reader import Batch
-
-    original = Batch.position
-
-    def position(self: Any, index: int) -> Any:
-        return original(self, min(index + 1, len(self.lines) - 1))
-
-    Batch.position = position  # type: ignore[method-assign]
+    _shift_positions(1)
 
 
 def position_behind() -> None:
     """The position in a seal is a row short of the chunk."""
+    _shift_positions(-1)
+
+
+def _shift_positions(rows: int) -> None:
     from lazyshard_producer.rows.reader import Batch
 
     original = Batch.position
 
     def position(self: Any, index: int) -> Any:
-        return original(self, max(index - 1, 0))
+        return original(self, min(max(index + rows, 0), len(self.lines) - 1))
 
     Batch.position = position  # type: ignore[method-assign]
 
@@ -160,17 +162,13 @@ def seal_in_place() -> None:
 
 def sealed_again() -> None:
     """A restart writes the last seal anew, with another time."""
-    original = recovery.recover
 
-    def recover(directory: Path, *given: Any) -> Any:
-        found = original(directory, *given)
-        if found.last is not None:
-            path = directory / seal_name(found.last.chunk)
-            seal = replace(Seal.decode(path.read_bytes(), found.last.chunk), sealed_at=time.time() + 1)
-            durable.publish_bytes(seal.encode(), path, directory / ".again")
-        return found
+    def seal_again(directory: Path, chunk: int) -> None:
+        path = directory / seal_name(chunk)
+        seal = replace(Seal.decode(path.read_bytes(), chunk), sealed_at=time.time() + 1)
+        durable.publish_bytes(seal.encode(), path, directory / ".again")
 
-    everywhere(original, recover)
+    on_restart(seal_again)
 
 
 def failed_sync_ignored() -> None:
@@ -235,6 +233,109 @@ def written_uncounted() -> None:
     Announcer.tell = tell  # type: ignore[method-assign]
 
 
+def side_file_named_after_the_seal() -> None:
+    """Seals a chunk, then gives the file of its arrays its name."""
+
+    def publish(
+        directory: Path, chunk: OpenChunk, source: Any, now: float, *, lock: WriterLock, temporary: Path
+    ) -> None:
+        assert chunk.arrays is not None
+        chunk.finish()
+        durable.rename(chunk.path, directory / chunk_name(chunk.number))
+        durable.publish_bytes(chunk.seal(source, now).encode(), directory / seal_name(chunk.number), temporary)
+        durable.rename(chunk.arrays.file.path, directory / arrays_name(chunk.number))
+
+    everywhere(publishing.publish_chunk, publish)
+
+
+def torn_side_file_kept() -> None:
+    """Goes on with a side file that was begun, without cutting off what is in it."""
+    keep_begun(".arrays")
+
+
+def side_file_error_ignored() -> None:
+    """Seals a chunk whatever became of the file of its arrays."""
+
+    def finish(self: OpenChunk) -> None:
+        self._file.finish()
+        if self.arrays is not None:
+            with contextlib.suppress(OSError):
+                self.arrays.file.finish()
+
+    OpenChunk.finish = finish  # type: ignore[method-assign]
+
+
+def side_file_made_again() -> None:
+    """A restart writes the last side file anew, with other bytes."""
+
+    def write_again(directory: Path, chunk: int) -> None:
+        path = directory / arrays_name(chunk)
+        durable.publish_bytes(bytes(path.stat().st_size), path, directory / ".again")
+
+    on_restart(write_again)
+
+
+def other_arrays_after_a_restart() -> None:
+    """A run that goes on seals arrays that are whole, and none of its rows': only who knows the rows can tell."""
+    original = OpenArrays.extend
+
+    def extend(self: OpenArrays, rows: CheckedArrays | None, count: int) -> None:
+        if rows is not None:
+            begins = [0, *rows.ends.tolist()]
+            data = bytes(len(rows.data))
+            digests = [xxhash.xxh3_64_intdigest(data[one:other]) for one, other in itertools.pairwise(begins)]
+            rows = CheckedArrays(data, rows.ends, np.asarray(digests, np.uint64))
+        original(self, rows, count)
+
+    on_restart(lambda *_: setattr(OpenArrays, "extend", extend))
+
+
+def other_digests_after_a_restart() -> None:
+    """A run that goes on seals the digests of arrays in the wrong order."""
+    original = OpenArrays.sealed
+
+    def sealed(self: OpenArrays) -> SealedArrays:
+        found = original(self)
+        return SealedArrays(found.offsets, found.digests[::-1])
+
+    on_restart(lambda *_: setattr(OpenArrays, "sealed", sealed))
+
+
+def side_file_leftovers_stay() -> None:
+    """A restart clears away what the last run has left, but for the files of arrays."""
+
+    def clear(folder: Path) -> bool:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.suffix != ".arrays" and not path.is_dir():
+                path.unlink()
+        return True
+
+    everywhere(durable.clear_folder, clear)
+
+
+def side_files_never_deleted() -> None:
+    """Deletes chunks, and leaves their side files."""
+    original = durable.remove
+
+    def remove(path: Path) -> None:
+        if path.suffix != ".arrays":
+            original(path)
+
+    retire.remove = remove  # type: ignore[attr-defined]
+
+
+def side_files_deleted_only_once() -> None:
+    """A deletion that was stopped between a chunk and its side file is taken for done."""
+    there, starting_at = retire._is_there, Listing.starting_at
+    retire._is_there = lambda directory, chunk, arrays: there(directory, chunk, False)
+
+    def kept(self: Listing, first: int) -> Listing:
+        found = starting_at(self, first)
+        return replace(found, leftovers=[name for name in found.leftovers if not name.endswith(".arrays")])
+
+    Listing.starting_at = kept  # type: ignore[method-assign]
+
+
 _ALL: Final[Sequence[Mutant]] = (
     Mutant(seal_before_data, "missing", step=1),
     Mutant(torn_chunk_kept, "not what was sealed", when="half", step=1),
@@ -253,15 +354,15 @@ _ALL: Final[Sequence[Mutant]] = (
     Mutant(short_write_ignored, "exit status", kind="short", when="half", step=1),
     Mutant(journal_not_written, "a run on the ended stream changes it", "followed", step=3),
     Mutant(traceback_shown, "exit status 70", kind="EIO", when="half", step=1),
-    Mutant(arrays.side_file_named_after_the_seal, ".arrays missing", "encoded", step=1, first=24),
-    Mutant(arrays.torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
-    Mutant(arrays.side_file_error_ignored, "exit status 0", "encoded", kind="EIO", step=1, first=24),
-    Mutant(arrays.side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
-    Mutant(arrays.other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
-    Mutant(arrays.other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
-    Mutant(arrays.side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
-    Mutant(arrays.side_files_never_deleted, "leftover", "encoded retained", step=5),
-    Mutant(arrays.side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
+    Mutant(side_file_named_after_the_seal, ".arrays missing", "encoded", step=1, first=24),
+    Mutant(torn_side_file_kept, ".arrays is not what was to be sealed", "encoded", when="half", step=1),
+    Mutant(side_file_error_ignored, "exit status 0", "encoded", kind="EIO", step=1, first=24),
+    Mutant(side_file_made_again, ".arrays of chunk 0 changed after it was sealed", "encoded", step=5, first=24),
+    Mutant(other_arrays_after_a_restart, ".arrays is not what was to be sealed", "encoded", step=5, first=24),
+    Mutant(other_digests_after_a_restart, "tells of other arrays", "encoded", step=5, first=24),
+    Mutant(side_file_leftovers_stay, "leftover", "encoded", step=3, first=24),
+    Mutant(side_files_never_deleted, "leftover", "encoded retained", step=5),
+    Mutant(side_files_deleted_only_once, "leftover", "encoded retained", step=1, first=80),
 )
 
 MUTANTS: Final[dict[str, Mutant]] = {mutant.install.__name__.replace("_", " "): mutant for mutant in _ALL}

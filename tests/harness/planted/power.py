@@ -142,12 +142,12 @@ def side_file_named_after_the_seal() -> None:
 
 def side_file_made_again() -> None:
     """A start writes the last side file anew, with other bytes."""
-    _module("tests.harness.planted.points_arrays").side_file_made_again()
+    _module("tests.harness.planted.points").side_file_made_again()
 
 
 def other_arrays_after_a_restart() -> None:
     """A run that goes on seals arrays that are whole, and none of its rows'."""
-    _module("tests.harness.planted.points_arrays").other_arrays_after_a_restart()
+    _module("tests.harness.planted.points").other_arrays_after_a_restart()
 
 
 def side_files_that_come_back_stay() -> None:

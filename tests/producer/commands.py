@@ -45,10 +45,11 @@ def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
     )
 
 
-def run(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
-    with start(*arguments, **options) as process:
-        out, err = process.communicate(timeout=DEADLINE_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    # Imported here: what it needs of this module is above.
+    from tests.harness.processes.commands import run_apart
+
+    return run_apart([str(argument) for argument in arguments], environment(), cwd or Path.cwd(), DEADLINE_S)
 
 
 def run_arguments(out: Path, sources: Sequence[Path], samples_per_chunk: int = 10, *more: object) -> list[str]:

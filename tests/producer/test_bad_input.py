@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from lazyshard_producer.cli import main
-from tests.producer.commands import assert_one_line, ids, published, rows, run, run_arguments, start, wait_until
+from tests.producer.commands import (
+    DEADLINE_S,
+    assert_one_line,
+    ids,
+    published,
+    rows,
+    run_arguments,
+    start,
+    wait_until,
+)
 
 
 def refused(out: Path) -> list[dict[str, Any]]:
@@ -162,10 +171,11 @@ def test_a_line_of_a_gigabyte_needs_bounded_memory(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
 
-    done = run(*run_arguments(out, [source]), preexec_fn=limit)
-    assert done.returncode == 3, done.stderr
+    with start(*run_arguments(out, [source]), preexec_fn=limit) as process:
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 3, said
     at = len(rows(0, 10))
-    assert_one_line(done.stderr, f"{source}:11: byte {at} of the file: longer than the 67108864 bytes", "NUL bytes")
+    assert_one_line(said, f"{source}:11: byte {at} of the file: longer than the 67108864 bytes", "NUL bytes")
     assert ids(out) == list(range(10))
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import io
 import os
 import signal
 import struct
-from collections.abc import Sequence
-from functools import partial
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from tests.harness.disks import cut_power
@@ -100,6 +105,60 @@ class Commands(Nursery):
     def run(self, *arguments: object, **options: Any) -> tuple[int, str]:
         """Starts the command and waits for its end."""
         return self.wait(self.start(*arguments, **options))
+
+
+_one_at_a_time: Final = Lock()
+
+
+def run_apart(
+    arguments: Sequence[str], variables: Mapping[str, str], folder: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a fork of a process that this one shares, with nothing as standard input.
+
+    For tests of what it does and says; where its start, its terminal or a signal is the point, it is a process of its
+    own.
+
+    Args:
+        arguments: its command line.
+        variables: all of its environment.
+        folder: its current directory.
+        timeout_s: after so long it is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: it was.
+    """
+    with tempfile.TemporaryDirectory() as said, _one_at_a_time:
+        out, err = Path(said, "out"), Path(said, "err")
+        ended = _shared().call(
+            _run_apart, list(arguments), dict(variables), str(folder), (str(out), str(err)), within_s=timeout_s
+        )
+        if ended.late:
+            raise subprocess.TimeoutExpired(list(arguments), timeout_s)
+        texts = [path.read_text(encoding="utf-8") if path.exists() else "" for path in (out, err)]
+    return subprocess.CompletedProcess(list(arguments), ended.status, texts[0], texts[1] + ended.said)
+
+
+@cache
+def _shared() -> Commands:
+    folder = tempfile.TemporaryDirectory(prefix="lazyshard-commands-")
+    nursery: Commands = Commands(Path(folder.name)).__enter__()
+    atexit.register(folder.cleanup)
+    atexit.register(nursery.__exit__, None, None, None)
+    return nursery
+
+
+def _run_apart(arguments: list[str], variables: dict[str, str], folder: str, said: tuple[str, str]) -> object:
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    # As `python -m` has them.
+    sys.path[0], sys.argv = folder, [str(ROOT / "producer" / "lazyshard_producer" / "__main__.py"), *arguments]
+    for fd, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
+    try:
+        return importlib.import_module("lazyshard_producer.cli").main()
+    except SystemExit as ended:
+        return ended.code
 
 
 def load() -> None:

@@ -81,7 +81,10 @@ def seal_case(what: str, damage: Damage, **fields: Any) -> Case:
 
 def kind_case(kind: str, found: str, name: str) -> Case:
     """Something that is no plain file, in the place of one."""
-    marks = (needs_root,) if kind == "device" else ()
+    marks: tuple[pytest.MarkDecorator, ...] = (needs_root,) if kind == "device" else ()
+    if name != C1 and kind != "link to itself":
+        # In the quick tier each kind once, and each name once.
+        marks = (*marks, pytest.mark.full)
     damage, told, problems = instead(kind, name), [("not-a-file", name)], 1
     if name in (C1, S1):
         problems = int(kind == "link to itself")

@@ -24,6 +24,7 @@ from lazyshard import (
 )
 from lazyshard.stream.chunk_files import ChunkArrays
 from tests.data.options import grouped
+from tests.data.workers import PICKLED
 from tests.stream.arrays import expected, produce, values
 from tests.stream.streams import produce as produce_rows
 
@@ -51,7 +52,7 @@ def test_every_order_gives_rows_with_their_arrays(options: dict[str, Any], tmp_p
         assert [row for batch in batches for row in batch] == one_by_one
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", PICKLED])
 def test_workers_send_arrays_that_can_be_written_to(method: str, tmp_path: Path) -> None:
     loader = DataLoader(
         dataset(produce(tmp_path, 8)), batch_size=4, num_workers=1, collate_fn=list, multiprocessing_context=method

@@ -22,7 +22,7 @@ from lazyshard.format.records import Retired
 from lazyshard.plan.blend import BlendTable
 from tests.data.blends import Stream, blend, ids, take, write
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S
+from tests.data.workers import DEADLINE_S, PICKLED
 from tests.stream.streams import foreign
 
 pytestmark = [pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")]
@@ -216,7 +216,7 @@ def test_a_live_stream_is_waited_for_only_where_it_is_wanted(tmp_path: Path) -> 
     ("start", "options"),
     [
         ("fork", {}),
-        ("spawn", {}),
+        (PICKLED, {}),
         ("fork", {"encode_fn": LateRow}),
         ("fork", {"encode_fn": dict}),
     ],

@@ -15,8 +15,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from lazyshard import ChunkWriter, Filter, LateRow, LazyShardedDataset, LazyShardedIterable
 from lazyshard.errors import ChunkCorrupt
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S
+from tests.data.workers import DEADLINE_S, PICKLED
 from tests.stream.streams import foreign, produce
+from tests.tiers import full
 
 LINE = b'{"id":7,"deep":[1,2]}\n'
 
@@ -62,7 +63,7 @@ def test_default_collate_takes_such_rows() -> None:
     assert default_collate([LateRow(b'{"name":"a"}'), LateRow(b'{"name":"b"}')]) == {"name": ["a", "b"]}
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", PICKLED, *full("spawn")])
 @pytest.mark.parametrize("window", [0, 2])
 def test_rows_are_late_in_workers_and_dicts_in_the_main_process(tmp_path: Path, start: str, window: int) -> None:
     dataset = opened(produce(tmp_path / "s", 12), shuffle_window=window)
@@ -136,7 +137,7 @@ def large(directory: Path, sizes: list[int], per_chunk: int = 2) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", PICKLED])
 @pytest.mark.parametrize("window", [0, 2])
 def test_large_rows_reach_the_main_process_whole(tmp_path: Path, start: str, window: int) -> None:
     sizes = [200_000, 10, 70_000, 80_000, 10, 300_000, 65_000, 66_000]

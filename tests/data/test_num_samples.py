@@ -17,7 +17,7 @@ from lazyshard.part import Part
 from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, loader
+from tests.data.workers import DEADLINE_S, PICKLED, loader
 from tests.stream.streams import produce
 
 both_layouts = pytest.mark.parametrize("layout", ["block", "strided"])
@@ -135,7 +135,7 @@ def test_loader_with_workers_goes_on_over_the_ends_of_epochs(tmp_path: Path, lay
 def test_spawned_worker_has_the_same_length(tmp_path: Path) -> None:
     stream = produce(tmp_path / "s", 6, 4)
     dataset = open_rank(stream, num_samples=10)
-    batches = loader(dataset, dataset.rank_indices, 1, batch_size=5, multiprocessing_context="spawn")
+    batches = loader(dataset, dataset.rank_indices, 1, batch_size=5, multiprocessing_context=PICKLED)
     assert list(batches) == [[0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]
     assert len(pickle.loads(pickle.dumps(dataset))) == len(copy.deepcopy(dataset)) == 10
 

@@ -22,7 +22,7 @@ from lazyshard.plan.course import Course
 from lazyshard.plan.deal import Rules
 from lazyshard.stream import read_reading, write_reading
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, loader
+from tests.data.workers import DEADLINE_S, PICKLED, loader
 from tests.stream.streams import foreign, names, produce, wait_until
 
 
@@ -204,7 +204,7 @@ def test_run_that_starts_again_further_back_says_so(tmp_path: Path) -> None:
     assert told(tmp_path) == (8, 9)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", PICKLED])
 def test_workers_tell_what_they_read(tmp_path: Path, start: str) -> None:
     produce(tmp_path, 24)
     dataset = open_rank(tmp_path, shuffle_window=2)

@@ -19,7 +19,7 @@ from lazyshard.plan.deal import Rules
 from lazyshard.stream import list_consumers, read_retired, write_cursor
 from lazyshard.stream.retire import retire
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
 from tests.stream.streams import HERE, names, produce
 
 
@@ -39,7 +39,7 @@ def test_sample_of_a_retired_chunk_is_an_error_at_once_in_the_main_process(tmp_p
     assert dataset.stats().bad_samples == 0
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", PICKLED])
 def test_sample_of_a_retired_chunk_is_the_same_error_out_of_a_worker(tmp_path: Path, start: str) -> None:
     produce(tmp_path, 12)
     retire(tmp_path, 2, 6)

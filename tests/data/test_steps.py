@@ -22,7 +22,7 @@ from lazyshard import (
 from lazyshard.errors import BadSample, SkipSample, StepInvalid
 from tests.data import step_functions as functions
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, first_error, loader
+from tests.data.workers import DEADLINE_S, PICKLED, first_error, loader
 from tests.stream.streams import HERE, produce
 
 NAMED = "tests.data.step_functions"
@@ -128,14 +128,14 @@ def test_an_iterable_takes_them_with_its_data_set(stream: Path, workers: int) ->
 def test_spawned_workers_take_them(stream: Path, step: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     dataset = open_rank(stream, step, Map(f"{NAMED}:add_square"), batch_size=6)
-    batches = list(loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context="spawn"))
+    batches = list(loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED))
     assert batches == [[dataset[index]["id"] for index in range(first, first + 6)] for first in (0, 6)]
 
 
 @pytest.mark.parametrize("function", [lambda row: True, functools.partial(lambda row, most: True, most=3)])
 def test_lambda_is_refused_where_workers_are_spawned_and_says_what_to_do(stream: Path, function: Any) -> None:
     dataset = open_rank(stream, Filter(function), batch_size=6)
-    batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context="spawn")
+    batches = loader(dataset, dataset.rank_indices, 1, batch_size=6, multiprocessing_context=PICKLED)
     with pytest.raises(StepInvalid, match=r"filter_fn .*: a lambda, .* spawn or forkserver\. Define it at the top of"):
         iter(batches)
     # Forked ones have it already.

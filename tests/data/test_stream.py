@@ -19,7 +19,7 @@ from lazyshard.errors import ChunkRetired, LengthUnknown, WaitTimeout
 from lazyshard.stream.retire import retire
 from tests.data.streams import batches, expected, in_batches, in_step, open_stream
 from tests.data.test_live import producing
-from tests.data.workers import first_error, ids, loader
+from tests.data.workers import PICKLED, first_error, ids, loader
 from tests.stream.streams import produce
 
 AT_ENDS = ["drop", "pad", "loop"]
@@ -79,7 +79,7 @@ def test_live_stream_needs_no_length(tmp_path: Path, workers: int, at_end: Any) 
 def test_spawned_workers_meet_the_end(tmp_path: Path) -> None:
     with producing(tmp_path / "s", 4, 13):
         stream = open_stream(tmp_path / "s", 0, 2, batch_size=2, at_end="pad")
-        found = batches(stream, 2, multiprocessing_context="spawn")
+        found = batches(stream, 2, multiprocessing_context=PICKLED)
     assert found == in_batches(expected(13, 2, 2, at_end="pad")[0], 2)
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, random_split
 from lazyshard import LazyShardedDataset
 from lazyshard.data.settings import LayoutName
 from tests.data.options import grouped
-from tests.data.workers import DEADLINE_S, RecordOpened, ids, loader
+from tests.data.workers import DEADLINE_S, PICKLED, RecordOpened, ids, loader
 from tests.stream.streams import produce
 
 
@@ -113,7 +113,7 @@ def test_spawned_workers_see_the_epoch_and_open_their_own_chunks_only(stream: Pa
         2,
         batch_size=2,
         persistent_workers=True,
-        multiprocessing_context="spawn",
+        multiprocessing_context=PICKLED,
         worker_init_fn=opened,
     )
     orders = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 DEADLINE_S: Final = 60
 """How long a test waits for a batch; only a failing one ever waits so long."""
+
+PICKLED: Final = "forkserver"
+"""How workers are started that get the data set as a pickle; with "spawn" each imports torch anew, for seconds."""
+
+multiprocessing.set_forkserver_preload(["torch.utils.data"])
 
 
 def ids(rows: Iterable[dict[str, Any]]) -> list[int]:
